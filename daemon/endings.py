@@ -1,0 +1,88 @@
+"""How a job ends: its bin when it has its results, another try or FAILED when it has not. Policy only, no I/O."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from daemon.jobs import Ending, Failure, Job, JobStatus
+from stages.base import Reason
+from stages.binning import Rule, Thresholds, apply_rule, is_decided, judge
+
+# A file with such a name claims to be an image: FAILED when it is none. Any other is only SKIPPED.
+IMAGE_SUFFIXES = frozenset(
+    b".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .avif .heic .heif .ppm .pgm .pbm .pnm .mpo .jp2 .jxl .psd .svg".split()
+)
+LONGEST_PAUSE_SECONDS = 600.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Judge:
+    """Decides on the bin by the thresholds or the user's rule, and on another try by the number of tries so far."""
+
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        *,
+        rule: Rule | None = None,
+        cascade: bool = False,
+        max_attempts: int = 3,
+        retry_seconds: float = 5.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._thresholds = thresholds
+        self._rule = rule
+        self._cascade = cascade
+        self._max_attempts = max_attempts
+        self._retry_seconds = retry_seconds
+        self._clock = clock
+
+    def is_decided(self, job: Job) -> bool:
+        """Whether the remaining stages are to be skipped."""
+        return self._cascade and bool(job.outputs) and is_decided(_payloads(job), self._thresholds)
+
+    def endings(self, jobs: Sequence[Job]) -> list[Ending]:
+        """How each of these jobs ends. Runs in a thread, as a user's rule may take its time."""
+        now = self._clock()
+        return [self._ending(job, now) for job in jobs]
+
+    def _ending(self, job: Job, now: float) -> Ending:
+        if job.gone:
+            return Ending(job, JobStatus.GONE, now, job.attempts)
+        if job.failure:
+            return self._failed(job, job.failure, now)
+        verdict = judge(_payloads(job), self._thresholds)
+        name = verdict.name
+        if self._rule:
+            try:
+                name = apply_rule(self._rule, _document(job, verdict))
+            except Exception as error:  # the user's code
+                return self._failed(job, Failure(Reason.RULE, f"{type(error).__name__}: {error}"), now)
+        return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, _encode(verdict.criteria))
+
+    def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
+        attempts = job.attempts + 1
+        if failure.transient and attempts < self._max_attempts:
+            pause = min(LONGEST_PAUSE_SECONDS, self._retry_seconds * 2.0**job.attempts)
+            # not_before 0 means "never tried", so a pause of nothing must not give it.
+            return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=now + pause)
+        claims_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
+        skipped = failure.reason is Reason.NOT_AN_IMAGE and not claims_image
+        return Ending(job, JobStatus.SKIPPED if skipped else JobStatus.FAILED, now, attempts, failure=failure)
+
+
+def _payloads(job: Job) -> dict[str, bytes]:
+    return {stage: output.payload for stage, output in job.outputs.items()}
+
+
+def _document(job: Job, verdict: Any) -> dict[str, Any]:
+    """What a user's rule is shown: size, each stage's result by stage name, and the bin by the built-in rule."""
+    document: dict[str, Any] = {stage: msgspec.json.decode(payload) for stage, payload in _payloads(job).items()}
+    document |= {"path": os.fsdecode(job.path), "width": job.width, "height": job.height}
+    document["bin"] = msgspec.to_builtins(verdict)
+    return document

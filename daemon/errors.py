@@ -1,0 +1,68 @@
+"""What can go wrong above the level of one image, named by what is wrong, with the exit status it ends in.
+
+Exit statuses are those of sysexits.h, so that systemd and scripts can tell them apart.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class VisiondError(Exception):
+    """A sentence for the user: what is wrong and how to mend it."""
+
+    exit_status = os.EX_SOFTWARE
+
+
+class ConfigError(VisiondError):
+    """The configuration cannot be used; `problems` lists all that is wrong with it."""
+
+    exit_status = os.EX_CONFIG
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class AlreadyRunning(VisiondError):
+    exit_status = os.EX_TEMPFAIL
+
+
+class LedgerDamaged(VisiondError):
+    exit_status = os.EX_DATAERR
+
+
+class LedgerTooNew(VisiondError):
+    exit_status = os.EX_CONFIG
+
+
+class ModelsUnusable(VisiondError):
+    """A pack of weights is missing, altered or unfit."""
+
+    exit_status = os.EX_CONFIG
+
+
+class NothingFound(VisiondError):
+    """No image in the ledger answers to what was asked for."""
+
+    exit_status = os.EX_NOINPUT
+
+
+class NotRunning(VisiondError):
+    exit_status = os.EX_UNAVAILABLE
+
+
+class NoWorkersLeft(VisiondError):
+    """Every worker of a segment has failed too often: nothing can be processed any more."""
+
+    exit_status = os.EX_UNAVAILABLE
+
+
+class WorkerLost(Exception):
+    """A worker went away. `began`: it had the batch in its hands, so one of the images may be the cause."""
+
+    def __init__(self, name: str, cause: str, *, timed_out: bool = False, began: bool = True) -> None:
+        super().__init__(f"{name}: {cause}")
+        self.cause = cause
+        self.timed_out = timed_out
+        self.began = began

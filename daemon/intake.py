@@ -1,0 +1,56 @@
+"""Reading files: once, straight into the slab, with their digest; and never a version other than the ledger's."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Mapping, Sequence
+
+from daemon.jobs import Failure, Job, Version
+from daemon.slab import Slab
+from stages.base import Reason
+
+# A link is refused rather than followed, and a FIFO that took the file's place does not block us.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE)
+
+
+def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> None:
+    """Read each job's file into its extent and set its digest; else its `failure`, or `gone` when the file has
+    changed since it was seen. `roots` are the inboxes' folders. Runs in a thread."""
+    for job in jobs:
+        try:
+            _read(job, slab, roots)
+        except OSError as error:
+            if error.errno in _VANISHED:
+                job.gone = True
+            else:
+                transient = not isinstance(error, PermissionError)
+                job.failure = Failure(Reason.UNREADABLE, f"{error.strerror}", transient)
+
+
+def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:
+    assert job.extent is not None
+    fd = os.open(job.location or os.path.join(roots[job.inbox], job.path), _FLAGS)
+    try:
+        if not _is_version(fd, job.version):
+            job.gone = True
+            return
+        window = slab.window(job.extent)
+        filled = 0
+        while filled < len(window) and (count := os.preadv(fd, [window[filled:]], filled)):
+            filled += count
+        # What changed while it was read is not the version we were to read, whatever its size.
+        if filled < len(window) or not _is_version(fd, job.version):
+            job.gone = True
+            return
+        job.digest = hashlib.sha256(window).digest()
+    finally:
+        os.close(fd)
+
+
+def _is_version(fd: int, version: Version) -> bool:
+    status = os.fstat(fd)
+    return stat.S_ISREG(status.st_mode) and Version.of(status) == version

@@ -1,0 +1,375 @@
+"""The ledger: one SQLite file that knows every image and holds every result. It is the truth.
+
+A result is durable when its transaction is. One thread writes, over one connection, and commits in groups: all that
+was asked for while the last commit ran goes into the next one, so many images share an fsync. A row is PENDING
+until it has its end; who works on it is a matter of the daemon's memory, so a crash leaves nothing leased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from daemon.errors import LedgerDamaged, LedgerTooNew
+from daemon.jobs import Admitted, Ending, Failure, File, Job, JobStatus, Placed, Version
+from daemon.messages import Output
+from daemon.records import Model, Record, assemble
+from daemon.statements import APPLICATION_ID, SCHEMA_VERSION, SQL, run_rows
+from stages.base import Reason
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], Any]
+
+GROUP = 256  # most requests in one transaction
+
+
+class Ledger:
+    """The only writer. Every method is a request to the writing thread and returns when it is durable.
+
+    A full or failing disk raises OSError; the request has then had no effect and may be repeated.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. Raises LedgerDamaged, LedgerTooNew."""
+        self.path = path
+        self._connection = _open(path)
+        self._requests: queue.SimpleQueue[tuple[Work, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._models: dict[int, Model] = {}
+        self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
+        self._inbox_paths: dict[int, bytes] = {}
+        self._priorities: dict[int, int] = {}  # inbox → priority
+        self._cursors: dict[int, int] = {}  # priority → last row handed out
+        self.commit_seconds: Callable[[float], None] = lambda seconds: None
+        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Finish what was asked for and close the file."""
+        self._requests.put(None)
+        self._thread.join()
+        self._connection.close()
+
+    # Setting up
+
+    async def register(self, inboxes: Sequence[tuple[Path, int]], models: Iterable[Model]) -> list[int]:
+        """Make inboxes (with their priorities) and the present models known; returns the inboxes' numbers."""
+        present = list(models)
+
+        def work(connection: sqlite3.Connection) -> list[int]:
+            numbers = []
+            for path, priority in inboxes:
+                connection.execute(SQL["add_inbox"], (os.fsencode(path),))
+                number = connection.execute(SQL["inbox_id"], (os.fsencode(path),)).fetchone()[0]
+                connection.execute(SQL["set_priority"], {"inbox": number, "priority": priority})
+                self._priorities[number] = priority
+                self._inbox_paths[number] = os.fsencode(path)
+                numbers.append(number)
+            for model in present:
+                connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+                key = (model.stage, model.fingerprint)
+                self._model_ids[model.stage] = connection.execute(SQL["model_id"], key).fetchone()[0]
+            self._models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
+            self._cursors = {row[0]: 0 for row in connection.execute(SQL["priorities"])}
+            return numbers
+
+        return await self._ask(work)
+
+    # Before a job
+
+    async def admit(self, files: Sequence[File]) -> Admitted:
+        """A row for each version that is new: PENDING or, for what is no regular file, SKIPPED. Older pending versions
+        of the same file are GONE."""
+
+        def work(connection: sqlite3.Connection) -> Admitted:
+            now = time.time()
+            last = connection.execute(SQL["last_id"]).fetchone()[0]
+            statuses = [row[0] for row in run_rows(connection, "admit", [self._row(file, now) for file in files])]
+            replaced = connection.execute(SQL["supersede"], {"last": last, "now": now}).rowcount if statuses else 0
+            return Admitted(statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED), replaced)
+
+        admitted = await self._ask(work)
+        for file in files:
+            self._cursors.setdefault(self._priorities[file.inbox], 0)
+        return admitted
+
+    async def next_jobs(self, limit: int, busy: Collection[int]) -> list[Job]:
+        """Jobs to work on: those due for another try, then highest priority first and oldest first within it.
+
+        `busy` holds the ids in hand already. One caller at a time: the ledger remembers how far it has read.
+        """
+
+        def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
+            due = connection.execute(SQL["again"], (time.time(), limit + len(busy))).fetchall()
+            rows = [row for row in due if row["id"] not in busy][:limit]
+            cursors = {}
+            for priority in sorted(self._cursors, reverse=True):
+                if len(rows) < limit:
+                    place = (priority, self._cursors[priority], limit - len(rows))
+                    if found := connection.execute(SQL["fresh"], place).fetchall():
+                        rows += found
+                        cursors[priority] = found[-1]["id"]
+            return rows, cursors
+
+        rows, cursors = await self._ask(work)
+        self._cursors |= cursors
+        return [self._job(row) for row in rows]
+
+    async def seconds_to_next_try(self) -> float | None:
+        """When the next postponed job is due; None when there is none."""
+        now = time.time()
+        row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now,)).fetchone())
+        return None if row[0] is None else max(0.0, float(row[0]) - now)
+
+    async def recall(self, jobs: Sequence[Job]) -> None:
+        """Give each job what is known of its bytes: format and size, and the results of the present models."""
+        digests = [(digest,) for digest in {job.digest for job in jobs}]
+
+        def work(connection: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
+            contents = run_rows(connection, "contents", digests)
+            return contents, run_rows(connection, "results", digests) if contents else []
+
+        contents, results = await self._ask(work)
+        headers = {row[0]: tuple(row)[1:] for row in contents}
+        stages = {number: stage for stage, number in self._model_ids.items()}
+        outputs: dict[bytes, dict[str, Output]] = {}
+        for digest, model, payload, seconds in results:
+            if model in stages:
+                outputs.setdefault(digest, {})[stages[model]] = Output(payload, seconds)
+        for job in jobs:
+            if job.digest in headers:
+                job.format, job.width, job.height = headers[job.digest]
+                job.outputs |= outputs.get(job.digest, {})
+
+    # After it
+
+    async def keep(self, jobs: Sequence[Job]) -> None:
+        """Hold the outputs of jobs that are not finished yet, so that a crash resumes at the next segment."""
+        await self._ask(lambda connection: self._keep(connection, jobs))
+
+    async def end(self, endings: Sequence[Ending]) -> set[int]:
+        """Write how jobs ended, with every result they have. Returns the ids that were still PENDING until now:
+        a job whose file was replaced meanwhile is not among them and must not be published."""
+        done = [
+            (e.job.id, e.job.digest, self._models_of(e.job), e.bin, e.criteria, e.at, e.attempts)
+            for e in endings
+            if e.status is JobStatus.DONE
+        ]
+        postponed = [
+            (e.attempts, e.not_before, e.failure and e.failure.detail, e.job.id)
+            for e in endings
+            if e.status is JobStatus.PENDING
+        ]
+        others = [
+            (e.job.id, int(e.status), *_reason(e.failure), e.at, e.attempts, e.job.digest or None)
+            for e in endings
+            if e.status not in (JobStatus.DONE, JobStatus.PENDING)
+        ]
+
+        def work(connection: sqlite3.Connection) -> set[int]:
+            self._keep(connection, [e.job for e in endings])
+            connection.executemany(SQL["postpone"], postponed)
+            ended = run_rows(connection, "finish", done) + run_rows(connection, "end", others)
+            return {row[0] for row in ended}
+
+        return await self._ask(work)
+
+    def record_of(self, ending: Ending) -> Record:
+        """The record that `end` has written, without asking the file for it."""
+        job = ending.job
+        inbox_path = self._inbox_paths[job.inbox]
+        reason, detail = _reason(ending.failure)
+        return Record(
+            id=job.id,
+            inbox=job.inbox,
+            inbox_path=inbox_path,
+            path=job.path,
+            location=job.location or os.path.join(inbox_path, job.path),
+            version=job.version,
+            status=ending.status,
+            attempts=ending.attempts,
+            seen_at=job.seen_at,
+            finished_at=ending.at,
+            digest=job.digest,
+            format=job.format,
+            width=job.width,
+            height=job.height,
+            outputs=job.outputs,
+            models=[self._models[self._model_ids[stage]] for stage in job.outputs],
+            bin=ending.bin,
+            criteria=ending.criteria,
+            reason=reason or "",
+            detail=detail or "",
+        )
+
+    async def mark_emitted(self, placed: Sequence[Placed]) -> None:
+        """The sidecars are written, the bins filled and the sources where they belong."""
+        rows = [
+            (p.id, p.location, *((p.version.device, p.version.inode, p.version.ctime_ns) if p.version else (None,) * 3))
+            for p in placed
+        ]
+        await self._ask(lambda connection: run_rows(connection, "emitted", rows) and None)
+
+    async def owed(self, after: int, limit: int) -> list[Record]:
+        """Ended images whose sidecar and source a crash may have left undone, by id."""
+
+        def work(connection: sqlite3.Connection) -> list[Record]:
+            rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
+            return list(assemble(connection, rows, self._models))
+
+        return await self._ask(work)
+
+    async def retry(self, ids: Sequence[int]) -> int:
+        """FAILED images back to PENDING with all their tries; returns how many."""
+        now = time.time()
+
+        def work(connection: sqlite3.Connection) -> int:
+            return sum(connection.execute(SQL["retry"], {"id": number, "now": now}).rowcount for number in ids)
+
+        return await self._ask(work)
+
+    async def oldest_pending(self) -> float | None:
+        """When the longest-waiting image was seen, in Unix seconds."""
+
+        def work(connection: sqlite3.Connection) -> float | None:
+            rows = [connection.execute(SQL["oldest_pending"], (priority,)).fetchone() for priority in self._cursors]
+            return min((row[0] for row in rows if row), default=None)
+
+        return await self._ask(work)
+
+    # In the writing thread
+
+    def _write(self) -> None:
+        """Take all that is asked for, do it in one transaction, commit, answer."""
+        while (request := self._requests.get()) is not None:
+            group = [request]
+            while len(group) < GROUP and not self._requests.empty():
+                following = self._requests.get()
+                if following is None:
+                    self._requests.put(None)
+                    break
+                group.append(following)
+            started = time.perf_counter()
+            try:
+                answers: list[Any] = self._transact([work for work, _ in group])
+            except sqlite3.Error:
+                # One of them cannot be done: each gets a transaction of its own, so that only the guilty fails.
+                answers = [self._attempt(work) for work, _ in group]
+            self.commit_seconds(time.perf_counter() - started)
+            _answer(group, answers)
+
+    def _transact(self, works: list[Work]) -> list[Any]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            answers = [work(self._connection) for work in works]
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        return answers
+
+    def _attempt(self, work: Work) -> Any:
+        try:
+            return self._transact([work])[0]
+        except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may pass
+            return OSError(errno.EIO, f"the ledger cannot be written: {error}", str(self.path))
+        except Exception as error:
+            return error
+
+    async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._requests.put((work, future))
+        return await future
+
+    def _keep(self, connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
+        contents = [(job.digest, job.format, job.width, job.height) for job in jobs if job.width]
+        results = [
+            (job.digest, self._model_ids[stage], output.payload, output.seconds)
+            for job in jobs
+            for stage, output in job.outputs.items()
+        ]
+        run_rows(connection, "keep_content", contents)
+        run_rows(connection, "keep_result", results)
+
+    def _models_of(self, job: Job) -> str:
+        return msgspec.json.encode([self._model_ids[stage] for stage in job.outputs]).decode()
+
+    def _row(self, file: File, now: float) -> tuple[Any, ...]:
+        status, reason = (JobStatus.PENDING, None) if file.regular else (JobStatus.SKIPPED, Reason.NOT_REGULAR)
+        return (file.inbox, file.path, *file.version, self._priorities[file.inbox], int(status), now, reason, 0)
+
+    def _job(self, row: sqlite3.Row) -> Job:
+        return Job(
+            id=row["id"],
+            inbox=row["inbox"],
+            path=row["path"],
+            location=row["location"] or b"",
+            version=Version(row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+            attempts=row["attempts"],
+            seen_at=row["seen_at"],
+        )
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Connect, check that it is a ledger of this version, create it if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    connection.row_factory = sqlite3.Row
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        owner = connection.execute("PRAGMA application_id").fetchone()[0]
+        empty = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0] == 0
+        if version > SCHEMA_VERSION:
+            raise LedgerTooNew(
+                f"{path} was written by a newer visiond (schema {version}, this one knows {SCHEMA_VERSION}). "
+                "Upgrade visiond, or name another folder in [state] path."
+            )
+        if not empty and owner != APPLICATION_ID:
+            raise LedgerDamaged(f"{path} is a database of another program. Name another folder in [state] path.")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA cache_size = -65536")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        if empty:
+            connection.executescript(
+                f"BEGIN; {SQL['schema']} PRAGMA application_id = {APPLICATION_ID};"
+                f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise LedgerDamaged(f"{path} cannot be used: {error}. Move it away and start again, or restore a copy.") from error
+    except (LedgerTooNew, LedgerDamaged):
+        connection.close()
+        raise
+    return connection
+
+
+def _reason(failure: Failure | None) -> tuple[str | None, str | None]:
+    return (failure.reason, failure.detail) if failure else (None, None)
+
+
+def _answer(group: list[tuple[Work, asyncio.Future[Any]]], answers: list[Any]) -> None:
+    """Resolve the group's futures, with one call into the event loop."""
+
+    def resolve() -> None:
+        for (_, future), answer in zip(group, answers, strict=True):
+            if not future.done():
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+    try:
+        group[0][1].get_loop().call_soon_threadsafe(resolve)
+    except RuntimeError:
+        pass  # the loop has closed: nobody waits any more

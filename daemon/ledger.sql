@@ -1,0 +1,169 @@
+-- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one
+-- statement, because each call of SQLite gives the interpreter lock away and may wait for it afterwards.
+
+-- name: schema
+CREATE TABLE inbox (
+    id INTEGER PRIMARY KEY,
+    path BLOB NOT NULL UNIQUE             -- absolute
+);
+CREATE TABLE model (
+    id INTEGER PRIMARY KEY,
+    stage TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    notice TEXT NOT NULL,                 -- what to say beside its answers, e.g. that its weights are random
+    UNIQUE (stage, fingerprint)
+);
+CREATE TABLE content (                    -- what the bytes are, whatever their file's name
+    digest BLOB PRIMARY KEY,              -- SHA-256
+    format TEXT NOT NULL,
+    width INTEGER NOT NULL,               -- pixels, upright
+    height INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE result (                     -- what a model said of the bytes
+    digest BLOB NOT NULL,
+    model INTEGER NOT NULL REFERENCES model (id),
+    payload BLOB NOT NULL,                -- JSON
+    seconds REAL NOT NULL,
+    UNIQUE (digest, model)
+);
+CREATE TABLE image (                      -- a version of a file
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    inbox INTEGER NOT NULL REFERENCES inbox (id),
+    path BLOB NOT NULL,                   -- relative to the inbox
+    device INTEGER NOT NULL,
+    inode INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    mtime_ns INTEGER NOT NULL,
+    ctime_ns INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    status INTEGER NOT NULL,              -- jobs.JobStatus
+    seen_at REAL NOT NULL,                -- Unix seconds
+    attempts INTEGER NOT NULL DEFAULT 0,
+    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried
+    location BLOB,                        -- absolute; where the daemon moved the file, if it did
+    digest BLOB,
+    models TEXT,                          -- JSON array of model ids: those that made its result
+    bin TEXT,
+    criteria BLOB,                        -- JSON
+    reason TEXT,
+    detail TEXT,
+    finished_at REAL,
+    emitted INTEGER NOT NULL DEFAULT 0    -- 1: sidecar, bin and source are as this row says
+);
+CREATE UNIQUE INDEX version ON image (inbox, path, mtime_ns, ctime_ns, size, inode, device);
+CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
+CREATE INDEX again ON image (not_before) WHERE status = 0 AND not_before > 0;
+CREATE INDEX owed ON image (id) WHERE emitted = 0 AND status IN (1, 2);
+
+-- name: add_inbox
+INSERT INTO inbox (path) VALUES (?) ON CONFLICT DO NOTHING;
+
+-- name: inbox_id
+SELECT id FROM inbox WHERE path = ?;
+
+-- name: add_model
+INSERT INTO model (stage, fingerprint, notice) VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET notice = excluded.notice;
+
+-- name: model_id
+SELECT id FROM model WHERE stage = ? AND fingerprint = ?;
+
+-- name: set_priority
+UPDATE image SET priority = :priority WHERE status = 0 AND inbox = :inbox AND priority <> :priority;
+
+-- name: versions
+SELECT path, device, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND path IN (:rows);
+
+-- name: admit
+INSERT INTO image (inbox, path, device, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, emitted)
+VALUES :rows ON CONFLICT DO NOTHING RETURNING status;
+
+-- name: supersede
+UPDATE image SET status = 4, detail = 'replaced by a newer version', finished_at = :now WHERE id IN (
+    SELECT old.id FROM image AS new JOIN image AS old ON old.inbox = new.inbox AND old.path = new.path
+    WHERE new.id > :last AND old.id <= :last AND old.status = 0
+);
+
+-- name: last_id
+SELECT COALESCE(MAX(id), 0) FROM image;
+
+-- name: fresh
+SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at FROM image
+WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? ORDER BY id LIMIT ?;
+
+-- name: again
+SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at FROM image
+WHERE status = 0 AND not_before > 0 AND not_before <= ? ORDER BY not_before LIMIT ?;
+
+-- name: next_again
+SELECT MIN(not_before) FROM image WHERE status = 0 AND not_before > ?;
+
+-- name: priorities
+SELECT DISTINCT priority FROM image WHERE status = 0 AND not_before = 0 ORDER BY priority DESC;
+
+-- name: contents
+SELECT digest, format, width, height FROM content WHERE digest IN (:rows);
+
+-- name: results
+SELECT digest, model, payload, seconds FROM result WHERE digest IN (:rows);
+
+-- name: keep_content
+INSERT INTO content (digest, format, width, height) VALUES :rows ON CONFLICT DO NOTHING;
+
+-- name: keep_result
+INSERT INTO result (digest, model, payload, seconds) VALUES :rows ON CONFLICT DO NOTHING;
+
+-- name: finish
+UPDATE image SET status = 1, digest = done.column2, models = done.column3, bin = done.column4, criteria = done.column5,
+    finished_at = done.column6, attempts = done.column7, reason = NULL, detail = NULL, emitted = 0
+FROM (VALUES :rows) AS done WHERE image.id = done.column1 AND image.status = 0 RETURNING image.id;
+
+-- name: end
+UPDATE image SET status = ended.column2, reason = ended.column3, detail = ended.column4, finished_at = ended.column5,
+    attempts = ended.column6, digest = COALESCE(ended.column7, digest), emitted = 0
+FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0 RETURNING image.id;
+
+-- name: postpone
+UPDATE image SET attempts = ?, not_before = ?, detail = ? WHERE id = ? AND status = 0;
+
+-- name: emitted
+UPDATE image SET emitted = 1, location = COALESCE(placed.column2, location), device = COALESCE(placed.column3, device),
+    inode = COALESCE(placed.column4, inode), ctime_ns = COALESCE(placed.column5, ctime_ns)
+FROM (VALUES :rows) AS placed WHERE image.id = placed.column1;
+
+-- name: owed
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE emitted = 0 AND status IN (1, 2) AND image.id > ? ORDER BY image.id LIMIT ?;
+
+-- name: counts
+SELECT status, COUNT(*) FROM image GROUP BY status;
+
+-- name: oldest_pending
+SELECT seen_at FROM image WHERE status = 0 AND not_before = 0 AND priority = ? ORDER BY id LIMIT 1;
+
+-- name: find_by_path
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE image.inbox = ? AND image.path = ? ORDER BY image.id DESC LIMIT 1;
+
+-- name: find_by_id
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox WHERE image.id = ?;
+
+-- name: finished
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) ORDER BY image.id LIMIT ?;
+
+-- name: bin_counts
+SELECT bin, COUNT(*) FROM image WHERE status = 1 GROUP BY bin;
+
+-- name: retry
+UPDATE image SET status = 0, attempts = 0, not_before = :now, reason = NULL, detail = NULL, finished_at = NULL
+WHERE status = 2 AND id = :id;
+
+-- name: failed
+SELECT id FROM image WHERE status = 2 AND id > ? ORDER BY id LIMIT ?;
+
+-- name: models
+SELECT id, stage, fingerprint, notice FROM model;
+
+-- name: inboxes
+SELECT id, path FROM inbox;

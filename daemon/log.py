@@ -1,0 +1,43 @@
+"""The log: one event a line on stderr, for people on a terminal and as JSON elsewhere.
+
+Values are escaped by the renderers, so that a file's name can neither forge a line nor reach the terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+
+
+def set_up(level: str = "info", format: str = "auto", stream: TextIO = sys.stderr) -> None:
+    """Configure structlog for the process. format: "console", "json", or "auto" by the stream."""
+    console = format == "console" or (format == "auto" and stream.isatty())
+    renderer: Any = structlog.processors.JSONRenderer()
+    if console:
+        renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty())
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=not console),
+            structlog.processors.format_exc_info,
+            _escape,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+    )
+
+
+def _escape(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Control characters, surrogates and direction overrides become visible escapes."""
+    return {key: escape(value) if isinstance(value, str) and key != "exception" else value for key, value in event.items()}
+
+
+def escape(text: str) -> str:
+    """The text on one line, printable whatever it holds. Used wherever a name or OCR text meets a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

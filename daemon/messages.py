@@ -1,0 +1,113 @@
+"""All that crosses between the daemon and a worker: length-prefixed msgpack over one socket for each worker.
+
+A worker gets a `Setup`, answers `Ready`, then gets a `Batch` at a time for each of its threads and answers
+each with a `Reply`. Bytes of images do not travel: an `Item` names a stretch of the shared slab.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from stages.base import Limits, StageSpec
+from stages.binning import Thresholds
+
+LENGTH = struct.Struct("<I")
+
+
+class Setup(msgspec.Struct, tag="setup", frozen=True):
+    """The first message: what the worker is to be."""
+
+    name: str
+    device: str  # torch device as the worker sees it
+    stages: list[StageSpec]
+    slab_bytes: int
+    threads: int
+    decoders: int  # disposable decoder processes
+    limits: Limits
+    cascade: Thresholds | None  # set: stop at the first bin that passes
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    load_seconds: dict[str, float]  # by stage
+
+
+class Output(msgspec.Struct, array_like=True, frozen=True):
+    """A stage's answer for one image: the JSON that goes into ledger and sidecar, and this image's share of the time."""
+
+    payload: bytes
+    seconds: float
+
+
+class Item(msgspec.Struct, array_like=True, frozen=True):
+    """An image for a worker: its bytes' place in the slab, and what earlier segments made of it."""
+
+    offset: int
+    length: int
+    known: dict[str, bytes]  # stage → JSON
+
+
+class Batch(msgspec.Struct, tag="batch", frozen=True):
+    id: int
+    items: list[Item]
+
+
+class Outcome(msgspec.Struct, array_like=True, frozen=True):
+    """What became of one image: outputs of the stages that ran, or the reason why it has none."""
+
+    format: str
+    width: int
+    height: int
+    outputs: dict[str, Output]
+    reason: str = ""
+    detail: str = ""
+    transient: bool = False
+
+
+class StageRun(msgspec.Struct, array_like=True, frozen=True):
+    """One call of a stage, for the metrics."""
+
+    stage: str
+    images: int
+    seconds: float
+
+
+class Reply(msgspec.Struct, tag="reply", frozen=True):
+    id: int
+    outcomes: list[Outcome]
+    runs: list[StageRun]
+    out_of_memory: int = 0  # batches that had to be halved
+
+
+class Beat(msgspec.Struct, tag="beat", frozen=True):
+    """Sent every second by a thread of the worker: its interpreter runs."""
+
+    resident_bytes: int
+    device_used_bytes: int = 0
+    device_peak_bytes: int = 0
+
+
+class Farewell(msgspec.Struct, tag="farewell", frozen=True):
+    """The worker must go, and says why: a sticky CUDA error, or a model that cannot be loaded."""
+
+    cause: str
+    curable: bool  # whether a new worker may fare better
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """No more batches will come: finish those in hand and leave."""
+
+
+ToWorker = Setup | Batch | Stop
+FromWorker = Ready | Reply | Beat | Farewell
+
+_encoder = msgspec.msgpack.Encoder()
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+def frame(message: ToWorker | FromWorker) -> bytes:
+    """The message as it goes over the socket, its length in front (32 bits, little endian)."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body

@@ -1,0 +1,178 @@
+"""What Prometheus sees. One registry, in the daemon; workers send their figures with their replies.
+
+Label values come from closed sets only: never a path, never an error's text.
+"""
+
+from __future__ import annotations
+
+import collections
+import resource
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from daemon import __version__
+from daemon.gpus import list_gpus
+from daemon.jobs import Admitted, Ending, Job, JobStatus
+from daemon.messages import Reply
+from stages.base import Reason
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+GPU_SECONDS = 1.0  # at least so long between two questions to the driver
+
+
+class Metrics:
+    """Every metric of the daemon, by attribute."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        Info("visiond_build", "Version of visiond.", registry=registry).info({"version": __version__})
+        self.images = Counter(
+            "visiond_images", "Images that reached their end.", ["outcome", "reason"], registry=registry
+        )
+        self.retries = Counter("visiond_retries", "Tries that failed and are made again.", ["reason"], registry=registry)
+        self.image_seconds = Histogram(
+            "visiond_image_duration_seconds", "From feeding an image to its durable result.", registry=registry, buckets=SECONDS
+        )
+        self.wait_seconds = Histogram(
+            "visiond_image_wait_seconds", "From seeing an image to feeding it.", registry=registry, buckets=LONG_SECONDS
+        )
+        self.bins = Counter("visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"], registry=registry)
+        self.stage_seconds = Histogram(
+            "visiond_stage_duration_seconds", "A stage's time over one batch.", ["stage"], registry=registry, buckets=SECONDS
+        )
+        self.stage_images = Counter("visiond_stage_images", "Images a stage answered.", ["stage"], registry=registry)
+        self.reused = Counter("visiond_reused_results", "Results answered from the ledger.", ["stage"], registry=registry)
+        self.batch_images = Histogram(
+            "visiond_batch_images", "Images in a batch sent to a worker.", ["segment"], registry=registry, buckets=BATCHES
+        )
+        self.queue_depth = Gauge("visiond_queue_depth", "Images waiting for a worker.", ["segment"], registry=registry)
+        self.in_flight = Gauge("visiond_images_in_flight", "Images fed and not yet ended.", registry=registry)
+        self.pending = Gauge("visiond_images_pending", "Images in the ledger without an end.", registry=registry)
+        self.oldest_pending = Gauge(
+            "visiond_oldest_pending_seconds", "Age of the image that waits longest; 0 when none does.", registry=registry
+        )
+        self.slab_used = Gauge("visiond_slab_used_bytes", "Bytes of images in flight.", registry=registry)
+        self.slab_size = Gauge("visiond_slab_size_bytes", "The byte budget.", registry=registry)
+        self.last_success = Gauge(
+            "visiond_last_success_timestamp_seconds", "When an image last became DONE.", registry=registry
+        )
+        self.commit_seconds = Histogram(
+            "visiond_ledger_commit_seconds", "A transaction of the ledger.", registry=registry, buckets=SECONDS
+        )
+        self.scan_seconds = Histogram(
+            "visiond_scan_duration_seconds", "A scan of an inbox.", registry=registry, buckets=LONG_SECONDS
+        )
+        self.reconcile_found = Counter(
+            "visiond_reconcile_found", "Files a later scan found that events had missed.", registry=registry
+        )
+        self.watch_overflows = Counter(
+            "visiond_watch_overflows", "Times the kernel's event queue ran over.", registry=registry
+        )
+        self.paused = Gauge("visiond_paused", "1 while results cannot be written.", registry=registry)
+        self.workers = Gauge("visiond_workers", "Workers by state.", ["segment", "state"], registry=registry)
+        self.worker_restarts = Counter(
+            "visiond_worker_restarts", "Workers that had to be replaced.", ["device", "reason"], registry=registry
+        )
+        self.model_load_seconds = Gauge(
+            "visiond_model_load_seconds", "Time of the last load of a stage's model.", ["device", "stage"], registry=registry
+        )
+        self.out_of_memory = Counter(
+            "visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"], registry=registry
+        )
+        self.worker_memory = Gauge(
+            "visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"], registry=registry
+        )
+        self.worker_gpu_memory = Gauge(
+            "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"], registry=registry
+        )
+        self.outcomes: collections.Counter[JobStatus] = collections.Counter()  # of this run, for reading back
+        registry.register(_Process())
+        registry.register(_Gpus())
+
+    # What the pipeline reports, a line for each event.
+
+    def admitted(self, admitted: Admitted) -> None:
+        self.pending.inc(admitted.pending - admitted.replaced)
+        for status, reason, count in (
+            (JobStatus.SKIPPED, Reason.NOT_REGULAR.value, admitted.skipped),
+            (JobStatus.GONE, "", admitted.replaced),
+        ):
+            if count:
+                self.outcomes[status] += count
+                self.images.labels(status.name.lower(), reason).inc(count)
+
+    def fed(self, job: Job) -> None:
+        self.wait_seconds.observe(max(0.0, time.time() - job.seen_at))
+        for stage in job.outputs:
+            self.reused.labels(stage).inc()
+
+    def replied(self, lane: str, device: str, reply: Reply) -> None:
+        self.batch_images.labels(lane).observe(len(reply.outcomes))
+        for run in reply.runs:
+            self.stage_seconds.labels(run.stage).observe(run.seconds)
+            self.stage_images.labels(run.stage).inc(run.images)
+        if reply.out_of_memory:
+            self.out_of_memory.labels(device).inc(reply.out_of_memory)
+
+    def ended(self, ending: Ending) -> None:
+        reason = ending.failure.reason.value if ending.failure else ""
+        if ending.status is JobStatus.PENDING:
+            self.retries.labels(reason).inc()
+            return
+        self.pending.dec()
+        self.outcomes[ending.status] += 1
+        self.images.labels(ending.status.name.lower(), reason).inc()
+        if ending.status is JobStatus.DONE:
+            self.bins.labels(ending.bin if ending.bin in ("A", "B", "C") else "other").inc()
+            self.image_seconds.observe(time.monotonic() - ending.job.fed_at)
+            self.last_success.set(ending.at)
+
+    def value(self, name: str, **labels: str) -> float:
+        """A sample's present value, 0 when it has none yet."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+class _Process(Collector):
+    """The daemon process itself; named as the standard process metrics are."""
+
+    def collect(self) -> Iterable[Metric]:
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
+        yield GaugeMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
+
+
+class _Gpus(Collector):
+    """Memory and utilisation of the GPUs, asked of the driver when Prometheus asks, at most once a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asked = -GPU_SECONDS
+        self._families: list[Metric] = []
+        self._peaks: dict[str, int] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        if self._clock() - self._asked >= GPU_SECONDS:
+            self._asked = self._clock()
+            self._families = list(self._ask())
+        return self._families
+
+    def _ask(self) -> Iterable[Metric]:
+        labels = ["gpu", "uuid", "name"]
+        memory = GaugeMetricFamily("visiond_gpu_memory_bytes", "GPU memory.", labels=[*labels, "kind"])
+        utilisation = GaugeMetricFamily("visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels)
+        for gpu in list_gpus():
+            label = [str(gpu.index), gpu.uuid, gpu.name]
+            peak = self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))
+            for kind, value in (("total", gpu.total_bytes), ("used", gpu.used_bytes), ("peak", peak)):
+                memory.add_metric([*label, kind], value)
+            if gpu.utilisation is not None:
+                utilisation.add_metric(label, gpu.utilisation)
+        return memory, utilisation

@@ -1,0 +1,322 @@
+"""READ THIS FIRST. The life of an image, a method a step, in the order it happens:
+
+    watch → admit → feed → dispatch → work → advance → finish → publish
+
+Every arrow is bounded: `feed` waits for room in the slab, each segment's queue is short, a batch is formed only when a
+worker has a slot free. So the slowest GPU holds back the folder, and memory stays flat however many files wait.
+A job is PENDING in the ledger until `finish`; whatever a crash interrupts is simply done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from daemon.endings import Judge
+from daemon.errors import WorkerLost
+from daemon.intake import read_files
+from daemon.jobs import Ending, Failure, File, Job, JobStatus
+from daemon.ledger import Ledger
+from daemon.messages import Item, Reply
+from daemon.metrics import Metrics
+from daemon.pool import Pool, Worker
+from daemon.records import Record
+from daemon.sinks import Sink, publish_records
+from daemon.slab import Slab
+from daemon.watcher import Watcher
+from stages.base import Reason
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+FEED = 64  # jobs fetched, read and digested together
+FINISH = 128  # jobs committed and published together
+SOLO_DEATHS = 2  # workers that may die on an image alone before it is held to be the cause
+PAUSE_SECONDS = 1.0  # between tries while results cannot be written
+
+
+@dataclass(slots=True)
+class Lane:
+    """A segment at work: its stages, its queue, its workers, and the images suspected of having killed one."""
+
+    name: str
+    stages: tuple[str, ...]
+    batch_size: int
+    pool: Pool
+    queue: asyncio.Queue[Job]
+    suspects: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)  # never more than is in flight
+
+    def is_needed_by(self, job: Job) -> bool:
+        return any(stage not in job.outputs for stage in self.stages)
+
+
+class Pipeline:
+    """Takes every file of the inboxes to its end. All its parts are handed in; it owns none of them."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        watcher: Watcher,
+        slab: Slab,
+        lanes: Sequence[Lane],
+        judge: Judge,
+        sinks: Mapping[int, Sink],
+        metrics: Metrics,
+        *,
+        reuse_results: bool = True,
+    ) -> None:
+        self.ledger = ledger
+        self.watcher = watcher
+        self.slab = slab
+        self.lanes = list(lanes)
+        self.judge = judge
+        self.sinks = sinks
+        self.metrics = metrics
+        self.reuse_results = reuse_results
+        self.in_flight: dict[int, Job] = {}
+        self.troubles: dict[str, str] = {}  # what cannot be written, and why
+        self.progressed_at = time.monotonic()
+        self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
+        self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
+        self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
+        self._admitted = asyncio.Event()
+        self._landed = asyncio.Event()
+        self._watching = anyio.CancelScope()
+        self._complete = False  # nothing more will be admitted
+        self._draining = False
+
+    async def run(self, *, once: bool = False) -> None:
+        """Work until drained or, with `once`, until all that was there has its end."""
+        await self.recover()
+        async with anyio.create_task_group() as tasks:
+            for lane in self.lanes:
+                tasks.start_soon(self.dispatch, lane)
+                tasks.start_soon(self.isolate, lane)
+            tasks.start_soon(self.finish)
+            tasks.start_soon(self.publish)
+            tasks.start_soon(self.watch, once)
+            await self.feed()
+            while self.in_flight:
+                self._landed.clear()
+                await self._landed.wait()
+            tasks.cancel_scope.cancel()
+
+    def drain(self) -> None:
+        """Take in nothing more; `run` returns when all that is in hand has its end."""
+        self._draining = True
+        self._watching.cancel()
+        self._admitted.set()
+
+    def wake(self) -> None:
+        """There are jobs that nobody admitted: images to be tried again."""
+        self._admitted.set()
+
+    async def recover(self) -> None:
+        """What was durable but not yet published when the last daemon ended is published now."""
+        last = 0
+        while records := await self.ledger.owed(last, FINISH):
+            last = records[-1].id
+            await self._place(records)
+
+    # 1. A file appears, and is whole.
+
+    async def watch(self, once: bool) -> None:
+        with self._watching:
+            await self.watcher.run(self.admit, once=once)
+        self._complete = True
+        self._admitted.set()
+
+    async def admit(self, files: list[File]) -> None:
+        """A row for each new version. A backlog of a million files is a million rows, not a million objects here."""
+        admitted = await self._persist("ledger", lambda: self.ledger.admit(files))
+        self.metrics.admitted(admitted)
+        if admitted.pending:
+            self._admitted.set()
+
+    # 2. Its bytes come into the slab, once.
+
+    async def feed(self) -> None:
+        """Fetch jobs, read and digest their files, answer from the ledger what is known there, queue the rest."""
+        while jobs := await self._next_jobs():
+            self.in_flight |= {job.id: job for job in jobs}
+            await self._read(jobs)
+            if self.reuse_results:
+                await self._persist("ledger", lambda: self.ledger.recall([job for job in jobs if job.digest]))
+            for job in jobs:
+                self.metrics.fed(job)
+                await self._pass_on(job)
+
+    async def _next_jobs(self) -> list[Job]:
+        """The next jobs, waiting until there are some; none when there will be no more."""
+        while not self._draining:
+            self._admitted.clear()
+            if jobs := await self._persist("ledger", lambda: self.ledger.next_jobs(FEED, self.in_flight.keys())):
+                return jobs
+            pause = await self.ledger.seconds_to_next_try()
+            if self._complete and pause is None and not self.in_flight:
+                break
+            with anyio.move_on_after(min(pause or 1.0, 1.0)):
+                await self._admitted.wait()
+        return []
+
+    async def _read(self, jobs: Sequence[Job]) -> None:
+        """Room in the slab for each file, then its bytes; many files a thread hop, but none held while we wait for room."""
+        unread: list[Job] = []
+        for job in jobs:
+            job.fed_at = time.monotonic()
+            if not self.slab.fits(job.version.size):
+                job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
+                continue
+            job.extent = self.slab.try_reserve(job.version.size)
+            if job.extent is None:
+                await to_thread.run_sync(read_files, unread, self.slab, self._roots)
+                unread = []
+                job.extent = await self.slab.reserve(job.version.size)
+            unread.append(job)
+        await to_thread.run_sync(read_files, unread, self.slab, self._roots)
+
+    # 3. Its batch is formed when a worker has a slot free: as late, and so as full, as possible.
+
+    async def dispatch(self, lane: Lane) -> None:
+        async with anyio.create_task_group() as batches:
+            while True:
+                jobs = [await lane.queue.get()]
+                worker = await lane.pool.reserve()
+                while len(jobs) < lane.batch_size and not lane.queue.empty():
+                    jobs.append(lane.queue.get_nowait())
+                batches.start_soon(self.work, lane, worker, jobs)
+
+    # 4. A worker takes it through the stages of this segment.
+
+    async def work(self, lane: Lane, worker: Worker, jobs: list[Job]) -> None:
+        try:
+            reply = await lane.pool.run_batch(worker, [self._item(lane, job) for job in jobs])
+        except WorkerLost:
+            for job in jobs:
+                lane.suspects.put_nowait(job)
+        else:
+            await self.advance(lane, worker, jobs, reply)
+        finally:
+            lane.pool.release(worker)
+
+    async def isolate(self, lane: Lane) -> None:
+        """A worker died on these images: each is tried on a worker that does nothing else, so that only the culprit pays."""
+        while True:
+            job = await lane.suspects.get()
+            async with lane.pool.reserve_whole() as worker:
+                try:
+                    reply = await lane.pool.run_batch(worker, [self._item(lane, job)])
+                except WorkerLost as loss:
+                    await self._suspect(lane, job, loss)
+                else:
+                    await self.advance(lane, worker, [job], reply)
+
+    async def _suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+        job.deaths += loss.began
+        if job.deaths < SOLO_DEATHS:
+            lane.suspects.put_nowait(job)
+            return
+        reason = Reason.TIMEOUT if loss.timed_out else Reason.POISON
+        job.failure = Failure(reason, f"{job.deaths} workers were lost on it alone: {loss.cause}")
+        await self._pass_on(job)
+
+    def _item(self, lane: Lane, job: Job) -> Item:
+        assert job.extent is not None
+        return Item(*job.extent, {stage: output.payload for stage, output in job.outputs.items()})
+
+    # 5. On to the next segment, or to its end.
+
+    async def advance(self, lane: Lane, worker: Worker, jobs: Sequence[Job], reply: Reply) -> None:
+        self.progressed_at = time.monotonic()
+        self.metrics.replied(lane.name, worker.device, reply)
+        for job, outcome in zip(jobs, reply.outcomes, strict=True):
+            job.format, job.width, job.height = outcome.format, outcome.width, outcome.height
+            job.outputs |= outcome.outputs
+            if outcome.reason:
+                job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
+        if onward := [job for job in jobs if self._next_lane(job)]:
+            await self._persist("ledger", lambda: self.ledger.keep(onward))  # a crash resumes at the next segment
+        for job in jobs:
+            await self._pass_on(job)
+
+    async def _pass_on(self, job: Job) -> None:
+        if lane := self._next_lane(job):
+            await lane.queue.put(job)
+            return
+        if job.extent:
+            self.slab.release(job.extent)
+            job.extent = None
+        await self._ended.put(job)
+
+    def _next_lane(self, job: Job) -> Lane | None:
+        """The first segment with a stage the job still needs; none when it has failed or its bin is decided."""
+        if job.failure or job.gone or self.judge.is_decided(job):
+            return None
+        return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
+
+    # 6. Durable, then published.
+
+    async def finish(self) -> None:
+        """How each job ends, and that in the ledger: from here on its result is durable."""
+        while True:
+            jobs = [await self._ended.get()]
+            while len(jobs) < FINISH and not self._ended.empty():
+                jobs.append(self._ended.get_nowait())
+            endings = await to_thread.run_sync(self.judge.endings, jobs)
+            ended = await self._persist("ledger", lambda: self.ledger.end(endings))
+            await self._durable.put((endings, ended))
+
+    async def publish(self) -> None:
+        """Sidecars, bins and sources follow the ledger, in its order; what was replaced meanwhile is not published."""
+        while True:
+            endings, ended = await self._durable.get()
+            published = [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
+            await self._place([self.ledger.record_of(ending) for ending in published])
+            for ending in endings:
+                self._leave(ending, replaced=ending.status is not JobStatus.PENDING and ending.job.id not in ended)
+            self._landed.set()
+            self._admitted.set()
+
+    async def _place(self, records: Sequence[Record]) -> None:
+        placed = await self._persist("results", lambda: to_thread.run_sync(publish_records, records, self.sinks))
+        await self._persist("ledger", lambda: self.ledger.mark_emitted(placed))
+
+    def _leave(self, ending: Ending, *, replaced: bool) -> None:
+        job = ending.job
+        del self.in_flight[job.id]
+        if replaced:
+            return
+        self.metrics.ended(ending)
+        if job.gone:  # there may be a newer version already
+            self.watcher.hint(job.inbox, job.path)
+        if ending.failure:
+            log.warning(
+                "image failed" if ending.status is JobStatus.FAILED else "image not done",
+                path=os.fsdecode(job.path),
+                outcome=ending.status.name,
+                reason=ending.failure.reason.value,
+                detail=ending.failure.detail,
+            )
+
+    async def _persist(self, what: str, write: Callable[[], Awaitable[T]]) -> T:
+        """Write until it works: a full or failing disk pauses the daemon, and loses nothing."""
+        while True:
+            try:
+                answer = await write()
+            except OSError as error:
+                if what not in self.troubles:
+                    log.error("paused", cannot_write=what, error=str(error))
+                self.troubles[what] = str(error)
+                await anyio.sleep(PAUSE_SECONDS)
+            else:
+                if self.troubles.pop(what, None):
+                    log.info("going on", can_write=what)
+                return answer

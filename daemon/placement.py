@@ -1,0 +1,106 @@
+"""Where the stages run: a placement is a list of segments, a segment a run of stages and the devices that hold it.
+
+"Replicated" is one segment on n devices; "pipelined" is several segments, each with devices of its own. Nothing
+downstream of this file knows which of them it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from daemon.config import Config
+from daemon.gpus import Gpu
+
+# Share of the time of one image by stage, measured on an H200 with full-size models. Only the ratios count.
+COSTS = {"ocr": 0.49, "yolo": 0.05, "clip": 0.03, "blip": 0.43}
+
+# GPU memory of a worker beside its weights: the CUDA context and cuDNN, and the activations of one batch of 64 images.
+CONTEXT_BYTES = 1 << 30
+ACTIVATION_BYTES = 6 << 30
+GPU_WORKERS = 4  # on one GPU: one interpreter does not keep an H200 busy
+CORES_PER_WORKER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of stages and the devices that hold it; a device named twice holds it in two processes."""
+
+    stages: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    segments: tuple[Segment, ...]
+    why: str
+
+
+def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores: int) -> Placement:
+    """The placement that the configuration asks for, on the devices that are there.
+
+    weights: bytes of each stage's weights on the device; cores: of the CPU.
+    """
+    stages = tuple(config.stage_names)
+    if config.pipeline.segment:
+        segments = tuple(
+            Segment(tuple(table.stages), _repeat(table.devices, table.workers_per_device))
+            for table in config.pipeline.segment
+        )
+        return Placement(segments, "as the [[pipeline.segment]] tables say")
+    devices = config.pipeline.devices or [f"cuda:{gpu.index}" for gpu in gpus] or ["cpu"]
+    mode, why = _choose(config.pipeline.placement, devices, gpus, weights)
+    if mode == "pipelined":
+        return Placement(_spread(stages, devices), why)
+    workers = config.pipeline.workers_per_device or _workers(devices, gpus, weights, cores)
+    return Placement((Segment(stages, _repeat(devices, workers)),), f"{why}; {workers} workers on each device")
+
+
+def _choose(
+    mode: str, devices: Sequence[str], gpus: Sequence[Gpu], weights: Mapping[str, int]
+) -> tuple[str, str]:
+    if mode != "auto":
+        return mode, f'placement = "{mode}"'
+    need = sum(weights.values()) + CONTEXT_BYTES + ACTIVATION_BYTES
+    small = [gpu.name for gpu in gpus if f"cuda:{gpu.index}" in devices and gpu.free_bytes < need]
+    if small and len(devices) > 1:
+        return "pipelined", f"all stages need {need >> 20} MiB, more than is free on {', '.join(small)}"
+    return "replicated", "every device has memory for all stages" if gpus else "no GPU: the CPU holds all stages"
+
+
+def _workers(devices: Sequence[str], gpus: Sequence[Gpu], weights: Mapping[str, int], cores: int) -> int:
+    """As many processes on a GPU as its memory and the cores allow; one on a CPU, whose models use all its cores."""
+    free = [gpu.free_bytes for gpu in gpus if f"cuda:{gpu.index}" in devices]
+    if not free:
+        return 1
+    by_memory = min(free) // (sum(weights.values()) + CONTEXT_BYTES + ACTIVATION_BYTES)
+    by_cores = cores // (CORES_PER_WORKER * len(devices))
+    return int(max(1, min(GPU_WORKERS, by_memory, by_cores)))
+
+
+def _spread(stages: tuple[str, ...], devices: Sequence[str]) -> tuple[Segment, ...]:
+    """Cut the stages into at most as many runs as there are devices, the dearest as cheap as can be, and give each
+    further device to the run that is dearest for its devices."""
+    parts = min(len(stages), len(devices))
+    cuts = itertools.combinations(range(1, len(stages)), parts - 1)
+    runs = min(
+        ([stages[a:b] for a, b in itertools.pairwise((0, *cut, len(stages)))] for cut in cuts),
+        key=lambda runs: max(map(_cost, runs)),
+    )
+    shares = [1] * parts
+    for _ in range(len(devices) - parts):
+        dearest = max(range(parts), key=lambda part: _cost(runs[part]) / shares[part])
+        shares[dearest] += 1
+    supply = iter(devices)
+    return tuple(
+        Segment(run, tuple(itertools.islice(supply, share))) for run, share in zip(runs, shares, strict=True)
+    )
+
+
+def _cost(run: Sequence[str]) -> float:
+    return sum(COSTS[stage] for stage in run)
+
+
+def _repeat(devices: Sequence[str], times: int) -> tuple[str, ...]:
+    return tuple(devices) * times

@@ -1,0 +1,188 @@
+"""What the ledger knows of an image, read: for sidecars, `show`, `export` and the rescan. Never writes."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.errors import LedgerDamaged
+from daemon.jobs import JobStatus, Version
+from daemon.messages import Output
+from daemon.statements import SQL, run_rows
+from stages.registry import STAGES
+
+SCHEMA = "visiond/1"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What answered for a stage."""
+
+    stage: str
+    fingerprint: str
+    notice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An image's row with the results that belong to it: all that is known, and all a sidecar needs."""
+
+    id: int
+    inbox: int
+    inbox_path: bytes
+    path: bytes  # relative to the inbox
+    location: bytes  # absolute: where the file lies now
+    version: Version
+    status: JobStatus
+    attempts: int
+    seen_at: float
+    finished_at: float | None
+    digest: bytes
+    format: str
+    width: int
+    height: int
+    outputs: dict[str, Output]
+    models: list[Model]
+    bin: str
+    criteria: bytes
+    reason: str
+    detail: str
+
+    def document(self) -> dict[str, Any]:
+        """The record as it stands in its sidecar; for an image without a result, with its reason instead."""
+        document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": self._source()}
+        if notices := sorted({model.notice for model in self.models if model.notice}):
+            document["notice"] = " ".join(notices)
+        if self.status is JobStatus.DONE:
+            for stage, kind in STAGES.items():
+                if output := self.outputs.get(stage):
+                    document[kind.key] = msgspec.Raw(output.payload)
+            document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
+            document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
+            document["models"] = {model.stage: model.fingerprint for model in self.models}
+        else:
+            document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
+        document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
+        document["finished_at"] = _timestamp(self.finished_at) if self.finished_at else None
+        return document
+
+    def encode(self) -> bytes:
+        """The sidecar: one JSON object and a newline."""
+        return _encode(self.document()) + b"\n"
+
+    def _source(self) -> dict[str, Any]:
+        source: dict[str, Any] = {"path": self.path.decode(errors="replace")}
+        if source["path"].encode() != self.path:
+            source["path_base64"] = base64.b64encode(self.path).decode()
+        source["bytes"] = self.version.size
+        if self.digest:
+            source["digest"] = f"sha256:{self.digest.hex()}"
+        if self.width:
+            source |= {"width": self.width, "height": self.height, "format": self.format}
+        source["seen_at"] = _timestamp(self.seen_at)
+        return source
+
+
+class Reader:
+    """A read-only connection to a ledger, beside the daemon's own or without a daemon."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged when it is no ledger."""
+        if not path.exists():
+            raise FileNotFoundError(path)
+        self._connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        try:
+            self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._connection.execute(SQL["models"])}
+        except sqlite3.DatabaseError as error:
+            raise LedgerDamaged(f"{path} cannot be read as a ledger: {error}.") from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def counts(self) -> dict[JobStatus, int]:
+        found = {JobStatus(status): count for status, count in self._connection.execute(SQL["counts"])}
+        return {status: found.get(status, 0) for status in JobStatus}
+
+    def bin_counts(self) -> dict[str, int]:
+        return dict(self._connection.execute(SQL["bin_counts"]).fetchall())
+
+    def inboxes(self) -> dict[int, bytes]:
+        return {row["id"]: row["path"] for row in self._connection.execute(SQL["inboxes"])}
+
+    def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
+        """Every version of these files that the ledger knows."""
+        rows = run_rows(self._connection, "versions", [(path,) for path in paths], inbox)
+        return {(row[0], Version(*tuple(row)[1:])) for row in rows}
+
+    def find(self, name: str) -> Record | None:
+        """The newest version of a file by its path, absolute or relative to an inbox, or by its number."""
+        rows: list[sqlite3.Row] = []
+        if name.isdigit():
+            rows = self._connection.execute(SQL["find_by_id"], (int(name),)).fetchall()
+        for inbox, folder in self.inboxes().items():
+            for path in (os.fsencode(name), os.path.relpath(os.fsencode(os.path.abspath(name)), folder)):
+                rows = rows or self._connection.execute(SQL["find_by_path"], (inbox, path)).fetchall()
+        return next(self.assemble(rows), None)
+
+    def failed_ids(self) -> list[int]:
+        return [row["id"] for row in self._connection.execute(SQL["failed"], (0, -1))]
+
+    def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
+        """Every image that is DONE, oldest first, a few in memory at a time."""
+        last = 0
+        while rows := self._connection.execute(SQL["finished"], (last, bin_name, bin_name, chunk)).fetchall():
+            yield from self.assemble(rows)
+            last = rows[-1]["id"]
+
+    def assemble(self, rows: Iterable[sqlite3.Row]) -> Iterator[Record]:
+        return assemble(self._connection, list(rows), self.models)
+
+
+def assemble(connection: sqlite3.Connection, rows: list[sqlite3.Row], models: dict[int, Model]) -> Iterator[Record]:
+    """Rows of `image` joined in memory with their contents and results."""
+    digests = [(digest,) for digest in {row["digest"] for row in rows if row["digest"]}]
+    contents = {row[0]: tuple(row)[1:] for row in run_rows(connection, "contents", digests)}
+    results: dict[bytes, dict[int, Output]] = {}
+    for digest, model, payload, seconds in run_rows(connection, "results", digests):
+        results.setdefault(digest, {})[model] = Output(payload, seconds)
+    for row in rows:
+        used = msgspec.json.decode(row["models"] or "[]", type=list[int])
+        outputs = results.get(row["digest"], {})
+        format, width, height = contents.get(row["digest"], ("", 0, 0))
+        yield Record(
+            id=row["id"],
+            inbox=row["inbox"],
+            inbox_path=row["inbox_path"],
+            path=row["path"],
+            location=row["location"] or os.path.join(row["inbox_path"], row["path"]),
+            version=Version(row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+            status=JobStatus(row["status"]),
+            attempts=row["attempts"],
+            seen_at=row["seen_at"],
+            finished_at=row["finished_at"],
+            digest=row["digest"] or b"",
+            format=format,
+            width=width,
+            height=height,
+            outputs={models[model].stage: outputs[model] for model in used if model in outputs},
+            models=[models[model] for model in used],
+            bin=row["bin"] or "",
+            criteria=row["criteria"] or b"{}",
+            reason=row["reason"] or "",
+            detail=row["detail"] or "",
+        )
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,281 @@
+"""The daemon's life: start up, work, shut down. Each is a list that one can recite."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from daemon.config import Config
+from daemon.endings import Judge
+from daemon.errors import AlreadyRunning, ConfigError, ModelsUnusable, VisiondError
+from daemon.gpus import Gpu, list_gpus
+from daemon.ledger import Ledger
+from daemon.messages import Setup
+from daemon.metrics import Metrics
+from daemon.pipeline import Lane, Pipeline
+from daemon.placement import Placement, Segment, plan
+from daemon.pool import Pool, PoolSettings, Seat
+from daemon.records import Model, Reader
+from daemon.sinks import Sink
+from daemon.slab import Slab
+from daemon.status import Status
+from daemon.systemd import Notifier
+from daemon.watcher import Watcher
+from daemon.web import serve
+from stages import packs
+from stages.base import StageSpec
+from stages.binning import load_rule
+from stages.manifest import Manifest, PackError
+from stages.registry import UnknownName
+
+log = structlog.get_logger()
+
+LEDGER = "ledger.sqlite"
+CONTROL = "control.sock"
+GPU_BATCH, CPU_BATCH = 64, 8
+STATUS_SECONDS = 5.0  # between lines for `systemctl status`
+STALL_FACTOR = 2.0  # of the batch time-out, without progress though there is work: then the watchdog is not fed
+
+
+class Service:
+    """One run of the daemon."""
+
+    def __init__(self, config: Config, *, once: bool = False) -> None:
+        self.config = config
+        self.once = once
+        self.metrics = Metrics()
+        self.notifier = Notifier()
+
+    async def run(self) -> bool:
+        """Start up, work until SIGTERM, SIGINT or (with once) the end of the work, shut down. Returns whether every
+        image that was tried has its result. Raises VisiondError."""
+        async with self._open() as (pipeline, pools, status):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._obey_signals, pipeline)
+                await self._start_workers(tasks, pools)
+                self.notifier.ready()
+                log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once)
+                tasks.start_soon(self._report, pipeline, status)
+                await pipeline.run(once=self.once)
+                self.notifier.stopping()
+                for pool in pools:
+                    pool.stop()
+                tasks.cancel_scope.cancel()
+        return status.failed == 0
+
+    @contextlib.asynccontextmanager
+    async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
+        """Everything the pipeline needs, in the order it depends on each other; closed in the opposite order."""
+        config, metrics = self.config, self.metrics
+        check_inboxes(config)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock_state(config.state.path))
+            gpus = list_gpus()
+            specs, notice = await to_thread.run_sync(resolve_models, config, gpus)
+            placement = plan(config, gpus, weights_of(specs.values()), len(os.sched_getaffinity(0)))
+            log.info("placement", segments=[list(segment.stages) for segment in placement.segments], why=placement.why)
+            ledger = Ledger(config.state.path / LEDGER)
+            stack.callback(ledger.close)
+            ledger.commit_seconds = metrics.commit_seconds.observe
+            models = [Model(spec.name, spec.fingerprint, notice if spec.backend != "fake" else "") for spec in specs.values()]
+            numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], models)
+            reader = Reader(ledger.path)
+            stack.callback(reader.close)
+            slab = Slab(config.pipeline.slab_bytes)
+            stack.callback(slab.close)
+            inboxes = dict(zip(numbers, config.inbox, strict=True))
+            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
+            lanes = [open_lane(segment, config, specs, gpus, placement, slab, metrics) for segment in placement.segments]
+            sinks = {number: Sink.of(inbox, config) for number, inbox in inboxes.items()}
+            pipeline = Pipeline(
+                ledger, watcher, slab, lanes, judge_of(config), sinks, metrics, reuse_results=config.pipeline.reuse_results
+            )
+            status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
+            async with serve(config, status, metrics, ledger, config.state.path / CONTROL):
+                yield pipeline, [lane.pool for lane in lanes], status
+
+    async def _start_workers(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:
+        """All pools at once; each tells when its workers have loaded their models."""
+        async with anyio.create_task_group() as starting:
+            for pool in pools:
+                starting.start_soon(tasks.start, pool.run)
+
+    async def _obey_signals(self, pipeline: Pipeline) -> None:
+        """The first SIGTERM or SIGINT drains, the second or the end of the time for it stops at once."""
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for signum in signals:
+                log.info("draining", signal=signum.name, in_flight=len(pipeline.in_flight))
+                self.notifier.stopping()
+                pipeline.drain()
+                with anyio.move_on_after(self.config.pipeline.drain_seconds):
+                    async for _ in signals:
+                        break
+                log.warning("stopped before the drain was over; what was in hand stays pending")
+                raise Hurried
+
+    async def _report(self, pipeline: Pipeline, status: Status) -> None:
+        """Feed the watchdog while there is progress, and tell systemd how things stand."""
+        interval = min(STATUS_SECONDS, (self.notifier.watchdog_seconds or STATUS_SECONDS) / 3)
+        while True:
+            if not self._is_stalled(pipeline):
+                self.notifier.alive()
+            self.notifier.status(status.sentence())
+            await anyio.sleep(interval)
+
+    def _is_stalled(self, pipeline: Pipeline) -> bool:
+        """Whether images are in flight, nothing holds them up, and yet nothing has happened for too long."""
+        patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
+        idle = not pipeline.in_flight or pipeline.troubles
+        return not idle and time.monotonic() - pipeline.progressed_at > patience
+
+
+class Hurried(Exception):
+    """The user does not want to wait for the drain."""
+
+
+async def run_service(config: Config, *, once: bool = False) -> bool:
+    """Run the daemon; errors that task groups have wrapped come out as themselves."""
+    try:
+        return await Service(config, once=once).run()
+    except BaseExceptionGroup as group:
+        hurried, rest = group.split(Hurried)
+        if rest is None:
+            return True
+        error = next(_leaves(rest))
+        raise error from (None if isinstance(error, VisiondError) else group)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Single errors of a group, the daemon's own first."""
+    flat: list[BaseException] = []
+    for error in group.exceptions:
+        flat.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return iter(sorted(flat, key=lambda error: not isinstance(error, VisiondError)))
+
+
+def check_inboxes(config: Config) -> None:
+    """Raises ConfigError when an inbox is not there: creating it might hide a mount that is missing."""
+    missing = [inbox.path for inbox in config.inbox if not inbox.path.is_dir()]
+    if missing:
+        raise ConfigError([f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing])
+
+
+@contextlib.contextmanager
+def lock_state(folder: Path) -> Iterator[None]:
+    """Hold the state folder for this process alone. Raises AlreadyRunning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(f"Another visiond works with {folder}. Stop it, or name another [state] path.") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
+    """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable."""
+    on_gpu = bool(gpus) and not any(device.startswith("cpu") for device in config.pipeline.devices)
+    overrides = {}
+    for name in config.stage_names:
+        section = getattr(config.stages, name).model_dump()
+        section["batch_size"] = section["batch_size"] or (GPU_BATCH if on_gpu else CPU_BATCH)
+        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else _natural_dtype(gpus if on_gpu else [])
+        overrides[name] = section
+    try:
+        if all(section["backend"] == "fake" for section in overrides.values()):
+            pack = packs.Pack(config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder)
+        else:
+            pack = packs.open_pack(config.models.pack, config.models.folder)
+        return {spec.name: spec for spec in packs.resolve_all(pack, config.stage_names, overrides)}, pack.notice
+    except (PackError, UnknownName) as error:
+        raise ModelsUnusable(str(error)) from error
+
+
+def _natural_dtype(gpus: list[Gpu]) -> str:
+    """bfloat16 where every GPU has it (compute capability 8.0, Ampere), float16 on older ones, float32 on a CPU."""
+    if not gpus:
+        return "float32"
+    return "bfloat16" if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
+
+
+def weights_of(specs: object) -> dict[str, int]:
+    """Bytes of weights by stage, as their files say."""
+    sizes = {}
+    for spec in specs:  # type: ignore[attr-defined]
+        files = [Path(file) for file in spec.files.values()]
+        sizes[spec.name] = sum(f.stat().st_size for file in files for f in ([file] if file.is_file() else file.rglob("*.safetensors")))
+    return sizes
+
+
+def judge_of(config: Config) -> Judge:
+    try:
+        rule = load_rule(config.binning.rules) if config.binning.rules else None
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    return Judge(
+        config.binning.thresholds(),
+        rule=rule,
+        cascade=config.pipeline.mode == "cascade",
+        max_attempts=config.pipeline.max_attempts,
+        retry_seconds=config.pipeline.retry_seconds,
+    )
+
+
+def open_lane(
+    segment: Segment,
+    config: Config,
+    specs: dict[str, StageSpec],
+    gpus: list[Gpu],
+    placement: Placement,
+    slab: Slab,
+    metrics: Metrics,
+) -> Lane:
+    """A segment with its queue and its pool of workers, which are not started yet."""
+    name = "+".join(segment.stages)
+    cores = len(os.sched_getaffinity(0))
+    workers = sum(len(other.devices) for other in placement.segments)
+    seats = []
+    for number, device in enumerate(segment.devices):
+        seen_as, environment = address_device(device, gpus, max(1, cores // workers))
+        setup = Setup(
+            name=f"{name}/{number}",
+            device=seen_as,
+            stages=[specs[stage] for stage in segment.stages],
+            slab_bytes=slab.size,
+            threads=config.pipeline.threads_per_worker,
+            decoders=config.pipeline.decoders_per_worker or max(1, cores // workers),
+            limits=config.pipeline.limits(),
+            cascade=config.binning.thresholds() if config.pipeline.mode == "cascade" else None,
+        )
+        seats.append(Seat(setup, device, environment))
+    settings = PoolSettings(config.pipeline.load_timeout_seconds, config.pipeline.batch_timeout_seconds)
+    pool = Pool(name, seats, slab.fd, settings, metrics)
+    batch = max(specs[stage].batch_size for stage in segment.stages)
+    return Lane(name, segment.stages, batch, pool, asyncio.Queue(config.pipeline.queue_images))
+
+
+def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
+    """What a worker calls its device, and the environment that makes it the only one it sees.
+
+    Raises ConfigError when there is no such GPU.
+    """
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads)}
+    index = int(number or 0)
+    if index >= len(gpus):
+        raise ConfigError([f"pipeline.devices: there is no {device}; `visiond gpus` lists {len(gpus)}."])
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": gpus[index].uuid, "OMP_NUM_THREADS": "2"}

@@ -1,0 +1,218 @@
+"""Where results go beside the ledger: sidecars, bins, the failed folder, and the source itself.
+
+All of it is a projection of the ledger and may be redone at any time: each step first looks whether it has been taken.
+A file appears under its name only whole: written under another name, then renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from daemon.config import Config, Inbox
+from daemon.jobs import JobStatus, Placed, Version
+from daemon.records import Record
+
+log = structlog.get_logger()
+
+LONGEST_NAME = 255  # bytes, of every common file system
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """The folders one inbox's images go to, each with the inbox's own sub-folder; absolute."""
+
+    inbox: bytes
+    results: bytes
+    failed: bytes
+    done: bytes
+    bins: bytes
+    bins_mode: str  # "none", "link", "copy" or "move"
+    on_success: str  # "keep", "move" or "delete"
+
+    @classmethod
+    def of(cls, inbox: Inbox, config: Config) -> Sink:
+        output = config.output
+        name = os.fsencode(inbox.name)
+        folders = (output.results, output.failed, output.done, output.bins_folder)
+        results, failed, done, bins = (os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders)
+        return cls(os.fsencode(inbox.path), results, failed, done, bins, output.bins, inbox.on_success)
+
+    def publish(self, record: Record) -> Placed:
+        """Write the sidecar or the reason, fill the bin, put the source where it belongs.
+
+        Raises OSError when the sidecar cannot be written; nothing is lost, and it may be called again.
+        """
+        if record.status is JobStatus.DONE:
+            write_sidecar(self.results, record)
+            return self._place(record)
+        write_sidecar(self.failed, record)
+        if self.on_success == "keep" and self.bins_mode != "move":
+            return Placed(record.id)
+        return self._move(record, os.path.join(self.failed, record.path))
+
+    def _place(self, record: Record) -> Placed:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(sidecar_path(self.failed, record.path))  # of a try that failed
+        target = os.path.join(self.bins, os.fsencode(record.bin), record.path)
+        if self.bins_mode == "move":
+            return self._move(record, target)
+        if self.bins_mode == "copy":
+            _copy(record, target)
+        moved = self._move(record, os.path.join(self.done, record.path)) if self.on_success == "move" else Placed(record.id)
+        if self.bins_mode == "link":
+            _link(moved.location or record.location, target)
+        if self.bins_mode != "none":
+            self._leave_other_bins(record)
+        if self.on_success == "delete":
+            _delete(record)
+        return moved
+
+    def _leave_other_bins(self, record: Record) -> None:
+        """An earlier version of the file may have been in another bin."""
+        for name in os.listdir(self.bins):
+            if name != os.fsencode(record.bin):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(os.path.join(self.bins, name, record.path))
+
+    def _move(self, record: Record, target: bytes) -> Placed:
+        """The source under its new name. A source that cannot be moved stays, with a word in the log: its result is safe."""
+        try:
+            return _move(record, target)
+        except OSError as error:
+            log.warning("source stays where it is", path=os.fsdecode(record.location), error=error.strerror)
+            return Placed(record.id)
+
+
+def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> list[Placed]:
+    """Publish each record to its inbox's sink; those of inboxes that are no longer configured wait. Runs in a thread."""
+    return [sinks[record.inbox].publish(record) for record in records if record.inbox in sinks]
+
+
+def write_sidecar(folder: bytes, record: Record) -> None:
+    """The record under its sidecar's name. Where a folder or a file has that name, or the path grows too long, it goes to
+    the top of `folder` under a digest of its path."""
+    try:
+        write_whole(sidecar_path(folder, record.path), record.encode())
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
+            raise
+        write_whole(os.path.join(folder, b"~" + hashlib.sha256(record.path).hexdigest().encode() + b".json"), record.encode())
+
+
+def sidecar_path(folder: bytes, path: bytes) -> bytes:
+    """<folder>/<path>.json; a name too long for that is cut and ends in a digest of the whole path."""
+    head, name = os.path.split(path)
+    sidecar = name + b".json"
+    if len(sidecar) > LONGEST_NAME:
+        mark = b"~" + hashlib.sha256(path).hexdigest()[:16].encode() + b".json"
+        sidecar = name[: LONGEST_NAME - len(mark)] + mark
+    return os.path.join(folder, head, sidecar)
+
+
+def write_whole(path: bytes, data: bytes) -> None:
+    """A file that appears at once and whole, or not at all. Its durability is the ledger's business."""
+    temporary = _temporary(path)
+    fd = _create(temporary)
+    try:
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _create(path: bytes) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, 0o666)
+
+
+def _temporary(path: bytes) -> bytes:
+    """A name beside `path`, always the same for it, so that a crash leaves at most one and the next try uses it up."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, b".visiond-" + hashlib.sha256(name).hexdigest()[:24].encode() + b".tmp")
+
+
+def _is_same(record: Record, path: bytes) -> bool:
+    """Whether the file at `path` is the version the result is of."""
+    try:
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    # A rename moves the change time and a copy has its own inode, so these are no evidence here.
+    return (status.st_size, status.st_mtime_ns) == (record.version.size, record.version.mtime_ns)
+
+
+def _move(record: Record, target: bytes) -> Placed:
+    """Rename the source, or copy it across file systems; what has the target's name already is left alone.
+
+    A source that is another version by now stays: it will have a row and a result of its own.
+    """
+    stem, suffix = os.path.splitext(target)
+    second = b"%b~%d%b" % (stem, record.id, suffix)
+    if not _is_same(record, record.location):
+        done = next((path for path in (second, target) if _is_same(record, path)), None)  # before a crash
+        return Placed(record.id, done, Version.of(os.lstat(done))) if done else Placed(record.id)
+    final = second if os.path.lexists(target) else target
+    os.makedirs(os.path.dirname(final), exist_ok=True)
+    try:
+        _take(record, final)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(record, final)
+        _delete(record)
+    return Placed(record.id, final, Version.of(os.lstat(final)))
+
+
+def _take(record: Record, target: bytes) -> None:
+    """Rename the source to `target`; it goes back should another version have slipped in at the last moment."""
+    os.rename(record.location, target)
+    if not _is_same(record, target):
+        os.rename(target, record.location)
+        raise OSError(errno.EAGAIN, "it was replaced meanwhile", record.location)
+
+
+def _copy(record: Record, target: bytes) -> None:
+    if not _is_same(record, record.location):
+        return
+    temporary = _temporary(target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    shutil.copy2(record.location, temporary, follow_symlinks=False)
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())  # the source may be deleted next
+    os.rename(temporary, target)
+
+
+def _link(source: bytes, target: bytes) -> None:
+    """A symbolic link: a hard link would change the source's change time and make another version of it."""
+    temporary = _temporary(target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    os.symlink(source, temporary)
+    os.rename(temporary, target)
+
+
+def _delete(record: Record) -> None:
+    """Remove the source, under another name first, so that a version that slips in is not the one that goes."""
+    if _is_same(record, record.location):
+        aside = _temporary(record.location)
+        _take(record, aside)
+        os.unlink(aside)

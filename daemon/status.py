@@ -1,0 +1,152 @@
+"""How things stand, in a few figures: for `visiond status`, /api/status, the health checks and systemd."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from daemon.jobs import JobStatus
+from daemon.ledger import Ledger
+from daemon.metrics import Metrics
+from daemon.pipeline import Pipeline
+
+RATE_SECONDS = 30.0  # over which the rate is taken
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    name: str
+    device: str
+    state: str  # loading, ready, silent, waiting, closed
+    batches: int
+    cause: str  # why its last process went away
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The daemon's state at one moment."""
+
+    pending: int
+    in_flight: int
+    done: int
+    failed: int
+    skipped: int
+    gone: int
+    images_per_second: float  # over the last half minute
+    eta_seconds: float | None  # None while nothing moves
+    paused: str  # what cannot be written, and why; empty when all can
+    slab_used_bytes: int
+    slab_size_bytes: int
+    workers: list[WorkerState]
+    uptime_seconds: float
+
+
+class Status:
+    """Keeps the counts and the rate, and judges health."""
+
+    def __init__(self, pipeline: Pipeline, ledger: Ledger, metrics: Metrics, counts: dict[JobStatus, int]) -> None:
+        self._pipeline = pipeline
+        self._ledger = ledger
+        self._metrics = metrics
+        self._counts = counts
+        self._started = time.monotonic()
+        self._samples: deque[tuple[float, int]] = deque()
+        metrics.pending.set(counts[JobStatus.PENDING])
+        metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
+        metrics.paused.set_function(lambda: float(bool(pipeline.troubles)))
+        metrics.slab_size.set(pipeline.slab.size)
+        metrics.slab_used.set_function(lambda: pipeline.slab.used)
+        for lane in pipeline.lanes:
+            metrics.queue_depth.labels(lane.name).set_function(lane.queue.qsize)
+
+    @property
+    def failed(self) -> int:
+        """Images that FAILED in this run."""
+        return self._ended(JobStatus.FAILED)
+
+    def snapshot(self) -> Snapshot:
+        pipeline = self._pipeline
+        pending = max(0, int(self._metrics.value("visiond_images_pending")))
+        rate = self._rate()
+        return Snapshot(
+            pending=pending,
+            in_flight=len(pipeline.in_flight),
+            done=self._total(JobStatus.DONE),
+            failed=self._total(JobStatus.FAILED),
+            skipped=self._total(JobStatus.SKIPPED),
+            gone=self._total(JobStatus.GONE),
+            images_per_second=round(rate, 2),
+            eta_seconds=pending / rate if rate else None,
+            paused="; ".join(f"{what}: {why}" for what, why in pipeline.troubles.items()),
+            slab_used_bytes=pipeline.slab.used,
+            slab_size_bytes=pipeline.slab.size,
+            workers=[WorkerState(**state) for lane in pipeline.lanes for state in lane.pool.health()],
+            uptime_seconds=round(time.monotonic() - self._started, 1),
+        )
+
+    async def refresh(self) -> None:
+        """Bring the figures up to date that have to be asked for; called before a scrape."""
+        oldest = await self._ledger.oldest_pending()
+        self._metrics.oldest_pending.set(time.time() - oldest if oldest else 0.0)
+        for lane in self._pipeline.lanes:
+            states = [state["state"] for state in lane.pool.health()]
+            for state in ("loading", "ready", "silent", "waiting", "closed"):
+                self._metrics.workers.labels(lane.name, state).set(states.count(state))
+            for seat in lane.pool.seats:
+                if seat.worker:
+                    beat, name = seat.worker.beat, seat.setup.name
+                    self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
+                    self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
+                    self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
+
+    def ailments(self) -> list[str]:
+        """Why the daemon is not healthy: a worker that is gone or silent. Empty when it is."""
+        return [
+            f"{state['name']} on {state['device']} is {state['state']}" + (f": {state['cause']}" if state["cause"] else "")
+            for lane in self._pipeline.lanes
+            for state in lane.pool.health()
+            if state["state"] != "ready"
+        ]
+
+    def is_dead(self) -> bool:
+        """Whether some segment has no worker left, and none that is still starting."""
+        return any(
+            all(state["state"] not in ("ready", "loading") for state in lane.pool.health()) for lane in self._pipeline.lanes
+        )
+
+    def retried(self, images: int) -> None:
+        """So many FAILED images are PENDING again."""
+        self._metrics.pending.inc(images)
+        self._counts[JobStatus.FAILED] -= images
+        self._pipeline.wake()
+
+    def obstacles(self) -> list[str]:
+        """Why images do not get through at present. Empty when they do."""
+        stuck = [
+            f"no worker of {lane.name} is ready"
+            for lane in self._pipeline.lanes
+            if not any(seat.healthy for seat in lane.pool.seats)
+        ]
+        return stuck + [f"{what} cannot be written: {why}" for what, why in self._pipeline.troubles.items()]
+
+    def sentence(self) -> str:
+        """One line for people."""
+        now = self.snapshot()
+        parts = [f"{now.done} done", f"{now.failed} failed", f"{now.pending} pending", f"{now.images_per_second:g} images/s"]
+        return ", ".join(parts) + (f"; paused: {now.paused}" if now.paused else "")
+
+    def _rate(self) -> float:
+        now, done = time.monotonic(), self._ended(JobStatus.DONE) + self._ended(JobStatus.FAILED)
+        self._samples.append((now, done))
+        while now - self._samples[0][0] > RATE_SECONDS:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        return (done - before) / (now - then) if now > then else 0.0
+
+    def _ended(self, status: JobStatus) -> int:
+        """How many ended so in this run."""
+        return int(self._metrics.outcomes[status])
+
+    def _total(self, status: JobStatus) -> int:
+        return self._counts[status] + self._ended(status)

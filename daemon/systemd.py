@@ -1,0 +1,41 @@
+"""Talking to systemd: one datagram to the socket it names in NOTIFY_SOCKET (sd_notify(3)). Without systemd, nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+class Notifier:
+    """Says READY, STATUS, STOPPING and WATCHDOG; `watchdog_seconds` is how often systemd wants to hear the last."""
+
+    def __init__(self) -> None:
+        self._address = os.environ.get("NOTIFY_SOCKET", "")
+        mine = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = os.environ.get("WATCHDOG_USEC", "") if mine else ""
+        self.watchdog_seconds = int(microseconds) / 1e6 if microseconds.isdigit() else None
+
+    def ready(self) -> None:
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """A line for `systemctl status`."""
+        self._send(f"STATUS={text}".replace("\n", " "))
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def alive(self) -> None:
+        """Feeds the watchdog. Only to be called when there is real progress, or nothing to do."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, state: str) -> None:
+        if not self._address:
+            return
+        # A leading @ stands for the null byte of the abstract namespace.
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
+            try:
+                connection.sendto(state.encode(), address)
+            except OSError:
+                return  # systemd is restarting; what we had to say is not worth dying for

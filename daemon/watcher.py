@@ -1,0 +1,342 @@
+"""Finding files. Events are a hint; a scan of the folders, held against the ledger, is the truth.
+
+The kernel drops events when nobody reads them, network mounts send none, and a daemon that was down saw none: so every
+`rescan_seconds` each inbox is walked, and what the ledger does not know is taken up. Events only make that faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fnmatch
+import os
+import re
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import structlog
+from anyio import to_thread
+from asyncinotify import Event, Inotify, Mask
+
+from daemon.config import Inbox
+from daemon.jobs import File, Version
+from daemon.metrics import Metrics
+from daemon.records import Reader
+from daemon.settle import Patience, Settling
+
+log = structlog.get_logger()
+
+CHUNK = 512  # files for one look into the ledger
+HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
+POLL_SECONDS = 5.0  # between scans where there are no events
+REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
+
+NETWORK_FILE_SYSTEMS = re.compile(rb"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|beegfs|gpfs|fuse\..*|virtiofs|vboxsf")
+
+_EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB | Mask.ONLYDIR
+
+
+class Hint(NamedTuple):
+    """Something happened to this file."""
+
+    inbox: int
+    path: bytes
+    renamed: bool = False
+
+
+@dataclass(slots=True)
+class Folder:
+    """An inbox as the watcher sees it; `number` is its number in the ledger."""
+
+    number: int
+    settings: Inbox
+    root: bytes
+    polls: bool
+    ignored: re.Pattern[bytes]
+    missing: bool = False
+    scanned_at: float = 0.0  # monotonic
+    scan_seconds: float = 0.0
+    wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan before their time
+
+    @property
+    def patience(self) -> Patience:
+        return Patience(self.settings.settle_seconds, trusts_clock=not self.polls)
+
+
+Admit = Callable[[list[File]], Awaitable[None]]
+
+
+class Watcher:
+    """Hands every whole new version of every file in the inboxes to `admit`, in lists."""
+
+    def __init__(self, inboxes: dict[int, Inbox], reader: Reader, rescan_seconds: float, metrics: Metrics) -> None:
+        self._folders = {number: _open_folder(number, inbox) for number, inbox in inboxes.items()}
+        self._reader = reader
+        self._rescan_seconds = rescan_seconds
+        self._metrics = metrics
+        self._settling = Settling()
+        self._hints: asyncio.Queue[Hint] = asyncio.Queue(HINTS)
+        self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
+        self._wake = anyio.Event()
+        self._inotify: Inotify | None = None
+
+    async def run(self, admit: Admit, *, once: bool = False) -> None:
+        """Watch until cancelled; with `once`, until all that is there has been found whole."""
+        if once:
+            await self._sweep(admit)
+            return
+        self._inotify = self._start_inotify()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._listen)
+                tasks.start_soon(self._follow, admit)
+                tasks.start_soon(self._rescan, admit)
+        finally:
+            if self._inotify:
+                self._inotify.close()
+
+    def hint(self, inbox: int, path: bytes) -> None:
+        """Someone else saw a change of this file; look at it soon."""
+        self._push(Hint(inbox, path))
+
+    # The truth: scans
+
+    async def _sweep(self, admit: Admit) -> None:
+        """One scan of everything, then patience with what has not settled yet."""
+        for folder in self._folders.values():
+            await self._scan(folder, b"", admit)
+        while (pause := self._settling.seconds_to_next(time.monotonic())) is not None:
+            await anyio.sleep(pause)
+            await self._examine([Hint(*key) for key in self._settling.due(time.monotonic())], admit)
+            if self._settling.overflowed:
+                self._settling.overflowed = False
+                await self._sweep(admit)
+
+    async def _rescan(self, admit: Admit) -> None:
+        while True:
+            now = time.monotonic()
+            for folder in self._folders.values():
+                if folder.wanted or now >= self._next_scan(folder):
+                    subtrees, folder.wanted = folder.wanted or {b""}, set()
+                    for subtree in sorted(subtrees):
+                        await self._scan(folder, subtree, admit)
+            self._wake = anyio.Event()
+            pause = min(self._next_scan(folder) for folder in self._folders.values()) - time.monotonic()
+            with anyio.move_on_after(max(pause, 0.05)):
+                await self._wake.wait()
+
+    def _next_scan(self, folder: Folder) -> float:
+        if not folder.scanned_at:
+            return 0.0
+        interval = min(POLL_SECONDS, self._rescan_seconds) if folder.polls else self._rescan_seconds
+        return folder.scanned_at + max(interval, REST * folder.scan_seconds)
+
+    async def _scan(self, folder: Folder, subtree: bytes, admit: Admit) -> None:
+        """Walk a folder and take up what the ledger does not know, a chunk at a time."""
+        started = time.monotonic()
+        first = not folder.scanned_at
+        chunks = self._walk(folder, subtree)
+        while (files := await to_thread.run_sync(next, chunks, None)) is not None:
+            whole = self._whole([(file, False) for file in files])
+            if whole and not first and not subtree:
+                self._metrics.reconcile_found.inc(len(whole))
+            if whole:
+                await admit(whole)
+        if not subtree:
+            folder.scan_seconds = time.monotonic() - started
+            folder.scanned_at = time.monotonic()
+            self._metrics.scan_seconds.observe(folder.scan_seconds)
+        if self._settling.overflowed:
+            self._settling.overflowed = False
+            folder.scanned_at = time.monotonic() - self._rescan_seconds + folder.settings.settle_seconds
+
+    def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
+        """Files the ledger does not know, in chunks. Runs in a thread; a folder that vanishes meanwhile is no error."""
+        found: list[File] = []
+        pending = [subtree]
+        while pending:
+            relative = pending.pop()
+            self._watch(folder, relative)
+            try:
+                with os.scandir(os.path.join(folder.root, relative)) as entries:
+                    for entry in entries:
+                        if folder.ignored.fullmatch(entry.name):
+                            continue
+                        path = os.path.join(relative, entry.name) if relative else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            if folder.settings.recursive:
+                                pending.append(path)
+                        elif file := _file(folder.number, path, entry.stat):
+                            found.append(file)
+                        if len(found) >= CHUNK:
+                            yield self._unknown(folder, found)
+                            found = []
+                folder.missing = folder.missing and bool(relative)
+            except OSError as error:
+                self._complain(folder, relative, error)
+        yield self._unknown(folder, found)
+
+    def _unknown(self, folder: Folder, files: list[File]) -> list[File]:
+        known = self._reader.versions(folder.number, [file.path for file in files])
+        return [file for file in files if (file.path, file.version) not in known]
+
+    def _complain(self, folder: Folder, relative: bytes, error: OSError) -> None:
+        """Say once that an inbox cannot be read; a sub-folder may vanish or be closed to us without a word each time."""
+        where = os.path.join(folder.root, relative)
+        if relative or folder.missing:
+            log.debug("folder cannot be read", path=os.fsdecode(where), error=error.strerror)
+            return
+        folder.missing = True
+        log.warning("inbox cannot be read; it is tried again at every scan", path=os.fsdecode(where), error=error.strerror)
+
+    # The hints: events
+
+    def _start_inotify(self) -> Inotify | None:
+        if all(folder.polls for folder in self._folders.values()):
+            return None
+        try:
+            return Inotify(cache_size=256)
+        except OSError as error:
+            self._fall_back(error)
+            return None
+
+    def _watch(self, folder: Folder, relative: bytes) -> None:
+        """Ask for events of one folder, before it is listed, so that nothing falls between."""
+        if folder.polls or self._inotify is None:
+            return
+        try:
+            watch = self._inotify.add_watch(os.path.join(folder.root, relative), _EVENTS)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EMFILE):
+                self._fall_back(error)
+            return
+        self._watched[watch.wd] = (folder, relative)
+
+    def _fall_back(self, error: OSError) -> None:
+        log.warning(
+            "inotify's limits are used up; folders are polled instead. Raise fs.inotify.max_user_watches and "
+            "fs.inotify.max_user_instances with sysctl.",
+            error=error.strerror,
+        )
+        for folder in self._folders.values():
+            folder.polls = True
+
+    async def _listen(self) -> None:
+        """Turn events into hints."""
+        if self._inotify is None:
+            return
+        async for event in self._inotify:
+            if event.mask & Mask.Q_OVERFLOW:
+                self._metrics.watch_overflows.inc()
+                self._want_scan(*self._folders.values())
+            elif event.watch and event.watch.wd in self._watched:
+                self._take_event(event, *self._watched[event.watch.wd])
+
+    def _take_event(self, event: Event, folder: Folder, relative: bytes) -> None:
+        if event.mask & Mask.IGNORED and event.watch:
+            self._watched.pop(event.watch.wd, None)
+            return
+        name = os.fsencode(event.name) if event.name else b""
+        if not name or folder.ignored.fullmatch(name):
+            return
+        path = os.path.join(relative, name) if relative else name
+        if not event.mask & Mask.ISDIR:
+            self._push(Hint(folder.number, path, renamed=bool(event.mask & Mask.MOVED_TO)))
+        elif event.mask & (Mask.CREATE | Mask.MOVED_TO) and folder.settings.recursive:
+            folder.wanted.add(path)  # files may be in it already
+            self._wake.set()
+
+    def _push(self, hint: Hint) -> None:
+        try:
+            self._hints.put_nowait(hint)
+        except asyncio.QueueFull:
+            self._want_scan(self._folders[hint.inbox])
+
+    def _want_scan(self, *folders: Folder) -> None:
+        for folder in folders:
+            folder.wanted.add(b"")
+        self._wake.set()
+
+    async def _follow(self, admit: Admit) -> None:
+        """Look at what the hints name, and again at what had not settled."""
+        while True:
+            hints = await self._gather(self._settling.seconds_to_next(time.monotonic()))
+            hints += [Hint(*key) for key in self._settling.due(time.monotonic())]
+            await self._examine(hints, admit)
+
+    async def _gather(self, patience: float | None) -> list[Hint]:
+        """The hints that are there, waiting for the first; none when `patience` seconds pass without one."""
+        hints: list[Hint] = []
+        with anyio.move_on_after(patience):
+            hints.append(await self._hints.get())
+        while not self._hints.empty() and len(hints) < CHUNK:
+            hints.append(self._hints.get_nowait())
+        return hints
+
+    async def _examine(self, hints: list[Hint], admit: Admit) -> None:
+        """Look at each file named and admit those that are whole and new."""
+        unique = {(hint.inbox, hint.path): hint for hint in hints if hint.inbox in self._folders}
+        unique |= {(hint.inbox, hint.path): hint for hint in hints if hint.renamed and hint.inbox in self._folders}
+        if not unique:
+            return
+        files = await to_thread.run_sync(self._look, list(unique.values()))
+        for key in unique.keys() - {(file.inbox, file.path) for file in files}:
+            self._settling.forget(key)
+        if whole := self._whole([(file, unique[file.inbox, file.path].renamed) for file in files]):
+            await admit(whole)
+
+    def _look(self, hints: list[Hint]) -> list[File]:
+        """Each file as it is now, where the ledger does not know this version. Runs in a thread."""
+        found: list[File] = []
+        for number, folder in self._folders.items():
+            paths = [hint.path for hint in hints if hint.inbox == number]
+            files = [_file(number, path, _stat_of(folder, path)) for path in paths]
+            found += self._unknown(folder, [file for file in files if file])
+        return found
+
+    def _whole(self, found: list[tuple[File, bool]]) -> list[File]:
+        now, clock = time.monotonic(), time.time()
+        return [
+            file
+            for file, renamed in found
+            if self._settling.is_whole(file, self._folders[file.inbox].patience, now, clock, renamed=renamed)
+        ]
+
+
+def is_network_mount(path: Path) -> bool:
+    """Whether a folder lies on a file system that other machines write to, which sends no events."""
+    mounts = []
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        fields, _, kind = line.partition(b" - ")
+        mounts.append((fields.split()[4].decode("unicode_escape").encode("latin-1"), kind.split()[0]))
+    target = os.fsencode(path.resolve())
+    holding = [mount for mount in mounts if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")]
+    return bool(holding and NETWORK_FILE_SYSTEMS.fullmatch(max(holding, key=lambda mount: len(mount[0]))[1]))
+
+
+def _open_folder(number: int, inbox: Inbox) -> Folder:
+    polls = inbox.watch == "poll" or (inbox.watch == "auto" and is_network_mount(inbox.path))
+    patterns = [os.fsencode(fnmatch.translate(pattern)) for pattern in inbox.ignore]
+    ignored = re.compile(b"|".join(b"(?:" + pattern + b")" for pattern in patterns) or b"(?!)", re.DOTALL)
+    return Folder(number, inbox, os.fsencode(inbox.path), polls, ignored)
+
+
+def _stat_of(folder: Folder, path: bytes) -> Callable[..., os.stat_result]:
+    full = os.path.join(folder.root, path)
+    return lambda *, follow_symlinks: os.stat(full, follow_symlinks=follow_symlinks)
+
+
+def _file(number: int, path: bytes, status_of: Callable[..., os.stat_result]) -> File | None:
+    """The file as it is now; None when it has gone or is a folder."""
+    try:
+        status = status_of(follow_symlinks=False)
+    except OSError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        return None
+    return File(number, path, Version.of(status), stat.S_ISREG(status.st_mode))

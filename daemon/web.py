@@ -1,0 +1,156 @@
+"""HTTP: metrics, health and status over TCP, read only; what changes anything only over the control socket.
+
+The control socket lies in the state folder, so that the file system says who may use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import uvicorn
+from anyio import to_thread
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from daemon.config import Config
+from daemon.errors import ConfigError, NotRunning
+from daemon.ledger import Ledger
+from daemon.metrics import Metrics
+from daemon.status import Snapshot, Status
+
+LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
+MOST_CONNECTIONS = 512  # further ones are answered 503, so that slow clients cannot take all file descriptors
+
+
+@contextlib.asynccontextmanager
+async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path) -> AsyncIterator[None]:
+    """Serve while the context is open. Raises ConfigError when the address cannot be had."""
+    pages = Pages(status, metrics, ledger)
+    listeners = [(_listen_control(control), pages.control())]
+    if config.http.listen:
+        host, _, port = config.http.listen.rpartition(":")
+        listeners.append((_listen(host, int(port)), pages.public(host)))
+    async with anyio.create_task_group() as tasks:
+        servers = []
+        for listener, app in listeners:
+            server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", limit_concurrency=MOST_CONNECTIONS))
+            servers.append(server)
+            tasks.start_soon(server.serve, [listener])
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.should_exit = server.force_exit = True
+    control.unlink(missing_ok=True)
+
+
+class Pages:
+    """What is answered."""
+
+    def __init__(self, status: Status, metrics: Metrics, ledger: Ledger) -> None:
+        self._status = status
+        self._metrics = metrics
+        self._ledger = ledger
+
+    def public(self, host: str) -> Starlette:
+        """Read-only pages. On a loopback address only its names are answered to, against DNS rebinding."""
+        guard = [Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))] if host in LOOPBACK else []
+        return Starlette(routes=self._reading(), middleware=guard)
+
+    def control(self) -> Starlette:
+        return Starlette(routes=[*self._reading(), Route("/retry", self.retry, methods=["POST"])])
+
+    def _reading(self) -> list[Route]:
+        return [
+            Route("/metrics", self.metrics),
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/api/status", self.status),
+        ]
+
+    async def metrics(self, request: Request) -> Response:
+        await self._status.refresh()
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        body = await to_thread.run_sync(encode, self._metrics.registry)
+        return Response(body, headers={"content-type": content_type})
+
+    async def healthz(self, _request: Request) -> Response:
+        """200 while images can be processed; "degraded" and why when some worker cannot."""
+        ailments, dead = self._status.ailments(), self._status.is_dead()
+        state = "dead" if dead else "degraded" if ailments else "ok"
+        return _json({"status": state, "problems": ailments}, 503 if dead else 200)
+
+    async def readyz(self, _request: Request) -> Response:
+        """200 while images get through; 503 and what is in their way when they do not."""
+        obstacles = self._status.obstacles()
+        return _json({"ready": not obstacles, "problems": obstacles}, 503 if obstacles else 200)
+
+    async def status(self, _request: Request) -> Response:
+        return _json(self._status.snapshot())
+
+    async def retry(self, request: Request) -> Response:
+        ids = msgspec.json.decode(await request.body(), type=list[int])
+        retried = await self._ledger.retry(ids)
+        self._status.retried(retried)
+        return _json({"retried": retried})
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the service's business."""
+        yield
+
+
+def ask_daemon(control: Path, method: str, path: str, body: object = None) -> Any:
+    """A request to the running daemon over its control socket; returns the decoded JSON. Raises NotRunning."""
+    connection = http.client.HTTPConnection("localhost", timeout=30)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        connection.sock.connect(str(control))
+        connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
+        return msgspec.json.decode(connection.getresponse().read())
+    except OSError as error:
+        raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
+    finally:
+        connection.close()
+
+
+def ask_status(control: Path) -> Snapshot:
+    """The running daemon's state. Raises NotRunning."""
+    return msgspec.convert(ask_daemon(control, "GET", "/api/status"), Snapshot)
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError([f"http.listen: {host}:{port} cannot be had: {error.strerror}. Name another port."]) from error
+
+
+def _listen_control(path: Path) -> socket.socket:
+    """The state folder is locked for this process, so what lies there is a left-over."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        raise ConfigError([f"state.path: a socket cannot be made at {path}: {error.strerror or error}."]) from error
+    path.chmod(0o600)
+    return listener

@@ -1,0 +1,196 @@
+"""What a stage is: a model that turns a batch of images into one result for each.
+
+This file is the whole contract between the daemon and the models. It imports no torch, so that the
+daemon can read it too. A new stage is a subclass of `Stage` and a line in `registry.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+Point = tuple[float, float]
+
+
+class Reason(StrEnum):
+    """Why an image has no result. A closed set: it is a label in the metrics, so never free text."""
+
+    EMPTY = "empty"  # no bytes
+    NOT_AN_IMAGE = "not-an-image"  # the bytes are of no image format
+    FORMAT = "format"  # an image format that is not read here
+    HEADER = "header"  # the header cannot be parsed or states impossible dimensions
+    PIXELS = "pixels"  # more pixels than max_pixels
+    ASPECT = "aspect"  # longer than max_aspect_ratio
+    TRUNCATED = "truncated"  # the file ends before its pixels do
+    DECODER = "decoder"  # the decoder refused it, crashed, or ran over its memory or time
+    BYTES = "bytes"  # a larger file than the slab takes
+    UNREADABLE = "unreadable"  # no permission, or an I/O error
+    NOT_REGULAR = "not-regular"  # a link, FIFO, socket or device
+    STAGE = "stage"  # a stage raised an error on it
+    MEMORY = "memory"  # out of GPU memory even alone
+    TIMEOUT = "timeout"  # its worker had to be killed for taking too long
+    POISON = "poison"  # its worker died on it, alone, more than once
+    RULE = "rule"  # the user's binning rule raised an error on it
+
+
+class ImageError(Exception):
+    """One image cannot be processed; its batch-mates are not concerned.
+
+    `transient` tells whether another try may succeed.
+    """
+
+    def __init__(self, reason: Reason, detail: str, *, transient: bool = False) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+        self.transient = transient
+
+
+class OutOfMemory(Exception):
+    """The device had no memory for this batch; half of it may fit."""
+
+
+class DeviceLost(Exception):
+    """The device's context is unusable (every CUDA error but out-of-memory is sticky): the process must go."""
+
+
+# Results. Boxes are pixels of the upright image (EXIF applied), x right, y down. They are encoded
+# to JSON once, in the worker, and go into the ledger and the sidecar as those bytes.
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of text: what it says, how sure (0..1), and its four corners, clockwise from top left."""
+
+    text: str
+    score: float
+    box: tuple[Point, Point, Point, Point]
+
+
+class Ocr(msgspec.Struct, frozen=True):
+    lines: list[Line]
+    count: int
+    area_ratio: float  # area of all boxes / area of the image
+
+
+class Detection(msgspec.Struct, frozen=True):
+    label: str
+    score: float
+    box: tuple[float, float, float, float]  # x0, y0, x1, y1
+
+
+class Objects(msgspec.Struct, frozen=True):
+    detections: list[Detection]  # highest score first
+    count: int
+    unique: int  # distinct labels
+    dispersion: float  # bounding box of the detections' centres / area of the image
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """A vector of unit length; `base64` holds its little-endian values."""
+
+    dim: int
+    dtype: str  # "float16" or "float32"
+    base64: str
+
+
+class Tag(msgspec.Struct, frozen=True):
+    label: str
+    score: float
+
+
+class Clip(msgspec.Struct, frozen=True):
+    embedding: Embedding
+    tags: list[Tag]  # most probable first; softmax over all the labels asked for
+
+
+class Caption(msgspec.Struct, frozen=True):
+    text: str
+    similarity: float | None  # cosine of CLIP's image and caption embeddings; None without a CLIP stage
+
+
+Result = Ocr | Objects | Clip | Caption
+
+
+class StageSpec(msgspec.Struct, frozen=True):
+    """A stage as configured and resolved by the daemon: all that a worker needs to build it."""
+
+    name: str  # "ocr", "yolo", "clip" or "blip"
+    backend: str  # a key of registry.BACKENDS[name]
+    files: dict[str, str] = {}  # role → path of a verified file or folder; {} for fake backends
+    fingerprint: str = ""  # changes whenever the answers may
+    dtype: str = "float32"  # "float32", "bfloat16" or "float16"
+    batch_size: int = 16  # most images for one forward pass
+    options: dict[str, Any] = {}  # the backend's own settings
+
+
+@dataclass(slots=True)
+class Image:
+    """One image inside a worker.
+
+    pixels: uint8 tensor [3, height, width], RGB, upright, on the worker's device; None when no
+        stage of the worker looks at pixels.
+    results: what earlier stages said of it, by stage name.
+    """
+
+    data: memoryview
+    format: str
+    width: int
+    height: int
+    pixels: torch.Tensor | None = None
+    results: dict[str, Result] = field(default_factory=dict)
+
+
+class Stage(ABC):
+    """A model. Built and loaded once in a worker, then called by several threads."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()  # stages whose results it reads, when they are there
+    reads_pixels: ClassVar[bool] = True
+
+    def __init__(self, spec: StageSpec, device: str) -> None:
+        """device: a torch device string ("cpu", "cuda:0"), or anything at all for fake stages."""
+        self.spec = spec
+        self.device = device
+        self.lock = threading.Lock()  # held round the part that runs on the device
+
+    @abstractmethod
+    def load(self) -> None:
+        """Put the model on the device and run it once, so that the first batch meets a warm model."""
+
+    @abstractmethod
+    def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        """One answer for each image, in order. Images may differ in size; batch-mates never change an answer.
+
+        Raises OutOfMemory when the batch does not fit and DeviceLost when the device is gone; any
+        other error is taken as one image's fault, which the caller isolates by halving the batch.
+        """
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What an image file says of itself, without its pixels. Width and height are of the upright image."""
+
+    format: str  # Pillow's name: "JPEG", "PNG", "WEBP", …
+    width: int
+    height: int
+    orientation: int  # EXIF orientation 1..8
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What an image may be. The defaults keep every stage's preprocessing within bounds."""
+
+    max_pixels: int = 100_000_000
+    max_aspect_ratio: float = 50.0
+    decode_seconds: float = 20.0  # CPU time of the disposable decoder for one image
+    decode_bytes: int = 2 << 30  # its address space
+
+
+Results = Mapping[str, Result]

@@ -1,0 +1,122 @@
+"""From a map of text probabilities to quadrilaterals: the post-processing of differentiable binarization. No torch.
+
+Reference: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", 2020, in the form and with the
+constants that rapidocr gives it; the boxes are rapidocr's. It runs for every image under the interpreter lock, so a
+box costs a few calls into cv2 (which lets the lock go) and all arithmetic is numpy's, over all boxes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Map = NDArray[np.float32] | NDArray[np.uint8]
+Quads = NDArray[np.float32]  # [N, 4, 2]: x, y of the corners, clockwise from top left
+
+MOST_CONTOURS = 1000
+SHORTEST_SIDE = 3  # pixels, of a box in the map
+SHORTEST_GROWN_SIDE = 5
+SHORTEST_KEPT_SIDE = 4  # pixels, of a box in the page
+ROW_GAP = 10  # pixels from a box down to the next that begin a new row
+NEXT, PREVIOUS = [1, 2, 3, 0], [3, 0, 1, 2]  # corners
+ARC_TOLERANCE = 0.25  # pixels between a rounded corner's chords and its arc
+
+
+def find_boxes(
+    mask: NDArray[np.uint8],
+    probabilities: Map,
+    size: tuple[int, int],
+    box_threshold: float = 0.5,
+    unclip_ratio: float = 1.6,
+) -> Quads:
+    """The boxes round a map's texts in reading order, in whole pixels of the page that the map was made from.
+
+    mask: [map height, map width], 0 where there is no text; rapidocr's is dilated by 2×2.
+    probabilities: of the same shape, float32 in 0..1 or uint8 in 0..255.
+    size: width and height of the page.
+    """
+    contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+    cores = enclose(contours[:MOST_CONTOURS], SHORTEST_SIDE)
+    cores = cores[mean_inside(probabilities, cores) >= box_threshold]
+    quads = enclose(grow(cores, unclip_ratio), SHORTEST_GROWN_SIDE)
+    page = np.array(size, dtype=np.float32)
+    quads = np.clip(np.round(quads / np.array(mask.shape[::-1], dtype=np.float32) * page), 0, page)
+    return sort_rows(drop_slivers(np.minimum(order_corners(quads), page - 1)))
+
+
+def enclose(outlines: Iterable[Any], shortest_side: float) -> Quads:
+    """The rectangle of least area round each outline (int32 points), without those that are too thin."""
+    rectangles = [cv2.minAreaRect(outline) for outline in outlines]
+    quads = [cv2.boxPoints(rectangle) for rectangle in rectangles if min(rectangle[1]) >= shortest_side]
+    return order_corners(np.array(quads, dtype=np.float32).reshape(-1, 4, 2))
+
+
+def order_corners(quads: Quads) -> Quads:
+    """Corners clockwise from top left: of the two leftmost the upper, of the two rightmost the upper, and so on."""
+    pairs = quads[np.arange(len(quads))[:, None], np.argsort(quads[:, :, 0], axis=1, kind="stable")].reshape(-1, 2, 2)
+    pairs = pairs[np.arange(len(pairs))[:, None], np.argsort(pairs[:, :, 1], axis=1, kind="stable")]
+    return pairs.reshape(-1, 4, 2)[:, [0, 2, 3, 1]]
+
+
+def mean_inside(values: Map, quads: Quads) -> NDArray[np.float64]:
+    """The mean of a map, as 0..1, inside each quadrilateral, whose corners are cut off to whole pixels."""
+    last = np.array(values.shape[::-1]) - 1
+    first = np.clip(np.floor(quads.min(axis=1)), 0, last).astype(np.int32)
+    end = np.clip(np.ceil(quads.max(axis=1)), 0, last).astype(np.int32) + 1
+    outlines = (quads - first[:, None]).astype(np.int32, order="C")
+    means = np.empty(len(quads))
+    for i, ((left, top), (right, bottom)) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
+        inside = np.zeros((bottom - top, right - left), dtype=np.uint8)
+        cv2.fillPoly(inside, outlines[i : i + 1], 1)
+        means[i] = cv2.mean(values[top:bottom, left:right], inside)[0]
+    return means / 255 if values.dtype == np.uint8 else means
+
+
+def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
+    """Rectangles moved outwards by ratio · area / perimeter, with rounded corners: [N, points, 2], some points repeated.
+
+    This is the polygon offset with round joins of the Clipper library (Johnson, version 6.4) for the one case of a
+    convex outline: corners are cut off to whole pixels, each becomes an arc of chords between the normals of its two
+    edges, and every point is rounded half away from zero.
+    """
+    if not len(quads):
+        return np.empty((0, 0, 2), dtype=np.int32)
+    exact = quads.astype(np.float64)
+    edges = exact[:, NEXT] - exact
+    distance = ratio * area(exact) / np.hypot(edges[..., 0], edges[..., 1]).sum(axis=1)
+    chords = np.minimum(np.pi / np.arccos(1 - np.minimum(ARC_TOLERANCE, distance / 4) / distance), np.pi * distance)
+    corners = np.trunc(exact)
+    edges = corners[:, NEXT] - corners
+    directions = np.arctan2(-edges[..., 0], edges[..., 1])  # of the normals, outwards as the corners go clockwise
+    before = directions[:, PREVIOUS]
+    bend = (directions - before) % (2 * np.pi)
+    steps = np.maximum(np.floor(chords[:, None] / (2 * np.pi) * bend + 0.5), 1)
+    step = np.minimum(np.arange(steps.max() + 1), steps[..., None])
+    angle = before[..., None] + step * (2 * np.pi / chords)[:, None, None]
+    angle = np.where(step == steps[..., None], directions[..., None], angle)
+    arms = np.stack([np.cos(angle), np.sin(angle)], axis=-1) * distance[:, None, None, None]
+    points = corners[:, :, None] + arms
+    return (points + np.copysign(0.5, points)).astype(np.int32, order="C").reshape(len(quads), -1, 2)
+
+
+def area(quads: NDArray[Any]) -> NDArray[Any]:
+    """By the shoelace formula, [N]."""
+    after = quads[:, NEXT]
+    return np.abs((quads[..., 0] * after[..., 1] - after[..., 0] * quads[..., 1]).sum(axis=1)) / 2
+
+
+def drop_slivers(quads: Quads) -> Quads:
+    width = np.linalg.norm(quads[:, 0] - quads[:, 1], axis=1)
+    height = np.linalg.norm(quads[:, 0] - quads[:, 3], axis=1)
+    return quads[np.minimum(width, height) >= SHORTEST_KEPT_SIDE]
+
+
+def sort_rows(quads: Quads) -> Quads:
+    """From top to bottom, and from left to right among boxes whose tops follow each other closely."""
+    quads = quads[np.argsort(quads[:, 0, 1], kind="stable")]
+    rows = np.cumsum(np.diff(quads[:, 0, 1], prepend=0) >= ROW_GAP)
+    return quads[np.lexsort((quads[:, 0, 0], rows))]

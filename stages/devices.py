@@ -1,0 +1,64 @@
+"""The border between torch's device and the stages: one lock, one dtype table, one translation of errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from stages.base import DeviceLost, OutOfMemory, StageSpec
+
+Item = TypeVar("Item")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_DEVICE_LOST = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "NCCL error")
+
+
+def dtype_of(spec: StageSpec) -> torch.dtype:
+    if spec.dtype not in DTYPES:
+        raise ValueError(f'{spec.name}: there is no dtype "{spec.dtype}"; choose one of {", ".join(DTYPES)}.')
+    return DTYPES[spec.dtype]
+
+
+@contextmanager
+def hold_device(lock: threading.Lock) -> Iterator[None]:
+    """Round the part of a stage that runs on the device: its lock, inference mode, and its errors by our names.
+
+    Every such part must end with a copy to the host, so that nothing is in flight when the next thread, which may use
+    another stream, takes the lock. Raises OutOfMemory and DeviceLost.
+    """
+    with lock, torch.inference_mode(), device_errors():
+        yield
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Translate torch's device errors. Those that are no device's fault pass as they are."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(str(error)) from error
+    except RuntimeError as error:
+        text = str(error)
+        if any(sign in text for sign in _OUT_OF_MEMORY):
+            raise OutOfMemory(text) from error
+        if isinstance(error, torch.AcceleratorError) or any(sign in text for sign in _DEVICE_LOST):
+            raise DeviceLost(text) from error
+        raise
+
+
+def settle(device: str) -> None:
+    """Wait until all that was asked of a device is done; no wait on the CPU."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def split_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Runs of at most `size` items, in order."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,89 @@
+"""manifest.json: what a pack of weights holds, and the digest of every file in it. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+MANIFEST = "manifest.json"
+
+# What a stage may read. Whatever else lies in a folder of weights (README, pickles, other frameworks) is passed over.
+SUFFIXES = {".safetensors", ".json", ".txt", ".onnx", ".pt"}
+
+
+class PackError(Exception):
+    """A pack of weights is missing, altered or unfit; the message says which and how to mend it."""
+
+
+class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A stage as a pack provides it."""
+
+    backend: str
+    files: dict[str, str] = {}  # role → path of a file or folder, relative to the pack
+    options: dict[str, Any] = {}
+    dtype: str | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    name: str
+    description: str = ""
+    trained: bool = True
+    notice: str = ""  # shown wherever results are shown
+    stages: dict[str, StageEntry] = {}
+    digests: dict[str, str] = {}  # relative path → "sha256:…", every file of the pack
+    revision: dict[str, str] = {}  # where it was pulled from: repository → commit
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest. Raises PackError when it cannot be used."""
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise PackError(f"{path} cannot be read: {error.strerror}.") from error
+    except msgspec.DecodeError as error:
+        raise PackError(f"{path} is no manifest of a pack: {error}.") from error
+    named = [file for entry in manifest.stages.values() for file in entry.files.values()]
+    for name in (*named, *manifest.digests):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise PackError(f"{path} names {name}, which lies outside the pack.")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    write_json(folder / MANIFEST, manifest)
+
+
+def write_json(path: Path, manifest: Manifest) -> None:
+    """Write a manifest whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    os.replace(partial, path)
+
+
+def digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def list_files(path: Path) -> list[Path]:
+    """A file itself, or every file in a folder that a stage may read, in a fixed order; hidden ones are not."""
+    if path.is_file():
+        return [path]
+    return sorted(
+        file
+        for file in path.rglob("*")
+        if file.suffix in SUFFIXES
+        and file.is_file()
+        and file != path / MANIFEST
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+
+
+def digest_folder(folder: Path) -> dict[str, str]:
+    """The digest of each file that `list_files` finds, by its path in the folder."""
+    return {file.relative_to(folder).as_posix(): digest_file(file) for file in list_files(folder)}

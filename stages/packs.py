@@ -1,0 +1,236 @@
+"""Which weights each stage runs on, where they lie, and whether they are still what they were. Imports no torch.
+
+A pack is a folder with a manifest.json (manifest.py). "mini" lies inside this package; "standard" is pulled from the
+model hub once (hub.py); any other is a folder, with a manifest or in the hub's own layout, whose digests are then
+recorded at first sight under the models folder, in locks/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stages import registry
+from stages.base import StageSpec
+from stages.hub import pull_standard
+from stages.manifest import MANIFEST, Manifest, PackError, StageEntry, digest_file, list_files, read_manifest
+from stages.manifest import write_json as write_lock
+
+__all__ = ["Pack", "PackError", "open_pack", "pull_standard", "resolve", "resolve_all", "verify"]
+
+MINI = Path(__file__).parent / "mini"
+STANDARD = "standard"
+
+# The ocr stage's files: role → what the rapidocr wheel calls it.
+OCR_ROLES = {"detection": "det", "recognition": "rec"}
+
+# Options that change how fast or whether an answer comes, but not which.
+SILENT_OPTIONS = {"latency_seconds", "latency_per_image_seconds", "fail", "oom_above", "allow_pickle"}
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A folder of weights and what is known of it.
+
+    record: the file that its digests stand in. models_folder: where locks of folders without a manifest are kept.
+    """
+
+    folder: Path
+    manifest: Manifest
+    record: Path
+    models_folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def notice(self) -> str:
+        """To be shown wherever its results are; empty for weights that mean something."""
+        return self.manifest.notice
+
+
+def open_pack(name_or_path: str | Path, models_folder: Path) -> Pack:
+    """Find a pack by name or by folder. Raises UnknownName, or PackError when there is none or it cannot be used."""
+    name = str(name_or_path)
+    known = {"mini": MINI, STANDARD: models_folder / STANDARD, **find_packs(models_folder)}
+    path = known.get(name, Path(name).expanduser())
+    if name == STANDARD and not (path / MANIFEST).is_file():
+        raise PackError(
+            f'the pack "standard" is not in {models_folder}. Run `visiond models pull`, or copy the folder '
+            f"{path} from a machine that has it."
+        )
+    if not path.exists():
+        if "/" in name:
+            raise PackError(f"there is no folder {name}; name a pack or a folder with weights.")
+        raise registry.UnknownName("pack", name, known)
+    path = path.absolute()
+    if (path / MANIFEST).is_file():
+        return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder)
+    return open_plain(path, models_folder)
+
+
+def find_packs(models_folder: Path) -> dict[str, Path]:
+    """Folders with a manifest under the models folder, by name."""
+    return {path.parent.name: path.parent for path in sorted(models_folder.glob(f"*/{MANIFEST}"))}
+
+
+def open_plain(path: Path, models_folder: Path) -> Pack:
+    """A folder or file of weights without a manifest: recognise it, and record its digests when it is new."""
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    lock = models_folder / "locks" / f"{path.name}-{digest}.json"
+    folder = path if path.is_dir() else path.parent
+    if not lock.is_file():
+        stages = recognise(path)
+        named = [folder / file for entry in stages.values() for file in entry.files.values()]
+        files = sorted({file for place in named for file in list_files(place)})
+        digests = {file.relative_to(folder).as_posix(): digest_file(file) for file in files}
+        try:
+            write_lock(lock, Manifest(name=path.name, stages=stages, digests=digests))
+        except OSError as error:
+            raise PackError(f"{lock} cannot be written: {error.strerror}. Make {models_folder} writable.") from error
+    return Pack(folder, read_manifest(lock), lock, models_folder)
+
+
+def recognise(path: Path) -> dict[str, StageEntry]:
+    """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors, or one model by itself.
+
+    Raises PackError when it provides none.
+    """
+    if path.is_file():
+        beside = {"config": "yolo.json"} if (path.parent / "yolo.json").is_file() and path.suffix != ".pt" else {}
+        return {"yolo": StageEntry("ultralytics", {"weights": path.name, **beside})}
+    stages: dict[str, StageEntry] = {}
+    if (path / "yolo.safetensors").is_file() and (path / "yolo.json").is_file():
+        stages["yolo"] = StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"})
+    clip, blip = (find_model(path, kind) for kind in ("clip", "blip"))
+    if clip:
+        labels = {"labels": "labels.txt"} if (path / "labels.txt").is_file() else {}
+        stages["clip"] = StageEntry("transformers", {"model": clip, **labels})
+    if blip:
+        stages["blip"] = StageEntry("transformers", {"model": blip, **({"clip": clip} if clip else {})})
+    if not stages:
+        raise PackError(
+            f"{path} holds no weights that are known here: there should be a {MANIFEST}, or clip/, blip/ or "
+            "yolo.safetensors with yolo.json."
+        )
+    return stages
+
+
+def find_model(path: Path, kind: str) -> str | None:
+    """Where a transformers model of that kind lies: in a sub-folder of that name, or in the folder itself."""
+    for place in (kind, "."):
+        config = path / place / "config.json"
+        if config.is_file() and json.loads(config.read_text()).get("model_type") == kind:
+            return place
+    return None
+
+
+def verify(pack: Pack, names: Iterable[str] | None = None) -> None:
+    """Hold files (all, or those named by relative path) against their digests.
+
+    Raises PackError with every file that is missing or altered.
+    """
+    wrong = []
+    for name in pack.manifest.digests if names is None else names:
+        if not (pack.folder / name).is_file():
+            wrong.append(f"{name} is missing")
+        elif digest_file(pack.folder / name) != pack.manifest.digests[name]:
+            wrong.append(f"{name} is altered")
+    if wrong:
+        mend = "Copy or pull the pack again"
+        if pack.record.parent != pack.folder:
+            mend += f", or, if you changed it yourself, delete {pack.record}"
+        raise PackError(f"{pack.folder}: {', '.join(wrong)}. {mend}.")
+
+
+def resolve(
+    pack: Pack, stage: str, overrides: Mapping[str, Any] | None = None, *, files: Mapping[str, Path] | None = None
+) -> StageSpec:
+    """A stage with its verified files and its fingerprint.
+
+    overrides: backend, model (another pack or folder of weights for this stage), dtype, batch_size and options, as in
+        [stages.*]; what is missing, empty, 0 or "auto" is the pack's.
+    files: role → path, in place of the pack's.
+    Raises UnknownName, or PackError when the pack has no such stage or a file is missing or altered.
+    """
+    wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
+    if "model" in wanted:
+        pack = open_pack(wanted["model"], pack.models_folder)
+    backend = wanted.get("backend") or find_entry(pack, stage).backend
+    registry.locate(stage, backend)
+    entry = StageEntry(backend) if backend == "fake" else find_entry(pack, stage)
+    paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
+    digests = {role: check_files(pack, path) for role, path in paths.items()}
+    dtype = wanted.get("dtype") or entry.dtype or "float32"
+    options = {**entry.options, **wanted.get("options", {})}
+    return StageSpec(
+        name=stage,
+        backend=backend,
+        files={role: str(path) for role, path in paths.items()},
+        fingerprint=fingerprint(stage, backend, digests, dtype, options),
+        dtype=dtype,
+        batch_size=wanted.get("batch_size", 16),
+        options=options,
+    )
+
+
+def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mapping[str, Any]]) -> list[StageSpec]:
+    """Every stage in turn. The captions' CLIP follows the clip stage's, so that their embeddings are comparable."""
+    specs: list[StageSpec] = []
+    clip: dict[str, Path] = {}
+    for stage in stages:
+        spec = resolve(pack, stage, overrides.get(stage), files=clip if stage == "blip" else None)
+        if stage == "clip" and "model" in spec.files:
+            clip = {"clip": Path(spec.files["model"])}
+        specs.append(spec)
+    return specs
+
+
+def find_entry(pack: Pack, stage: str) -> StageEntry:
+    if stage in pack.manifest.stages:
+        return pack.manifest.stages[stage]
+    if stage == "ocr":
+        return StageEntry("ppocr", find_ocr_files())
+    raise PackError(f"{pack.folder} has no weights for {stage}; it has {', '.join(pack.manifest.stages) or 'none'}.")
+
+
+def find_ocr_files() -> dict[str, str]:
+    """PP-OCRv6 small, which the rapidocr wheel carries. Absolute paths; rapidocr itself is not imported."""
+    found = importlib.util.find_spec("rapidocr")
+    if found is None or not found.submodule_search_locations:
+        raise PackError("the ocr stage takes its weights from the rapidocr package; run `pip install rapidocr`.")
+    models = Path(found.submodule_search_locations[0]) / "models"
+    return {role: str(models / f"PP-OCRv6_{short}_small.onnx") for role, short in OCR_ROLES.items()}
+
+
+def check_files(pack: Pack, path: Path) -> dict[str, str]:
+    """Digests of a file or of all files in a folder, held against the pack's record where they are part of it."""
+    if not path.exists():
+        raise PackError(f"{path} is missing. Copy or pull the pack again.")
+    if not path.is_relative_to(pack.folder):
+        return {file.name: digest_file(file) for file in list_files(path)}
+    files = [file.relative_to(pack.folder).as_posix() for file in list_files(path)]
+    if strange := [file for file in files if file not in pack.manifest.digests]:
+        raise PackError(f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; take it out of the folder.")
+    prefix = "" if path == pack.folder else path.relative_to(pack.folder).as_posix()
+    known = [name for name in pack.manifest.digests if name == prefix or not prefix or name.startswith(f"{prefix}/")]
+    verify(pack, known)
+    return {name: pack.manifest.digests[name] for name in known}
+
+
+def fingerprint(
+    stage: str, backend: str, digests: Mapping[str, Mapping[str, str]], dtype: str, options: Mapping[str, Any]
+) -> str:
+    """Sixteen hexadecimal digits that change whenever the stage's answers may; where files lie does not matter."""
+    contents = {role: sorted(files.values()) for role, files in digests.items()}
+    telling = {key: value for key, value in options.items() if key not in SILENT_OPTIONS}
+    identity = [stage, backend, registry.VERSIONS[backend], contents, dtype, telling]
+    return f"sha256:{hashlib.sha256(msgspec.json.encode(identity, order='sorted')).hexdigest()[:16]}"

@@ -1,0 +1,238 @@
+"""PP-OCRv6 small: text detection and text recognition, transformers' modules filled from the rapidocr wheel's ONNX files.
+
+Both networks take RGB. The published ones take BGR, so their first convolution's input channels are turned round here.
+Batch norms are folded into their convolutions, and the forward passes are this file's own: the recogniser's keeps what
+lies right of a line out of its answer, and both write in place where that saves a pass over memory.
+
+Reference: PaddleOCR's PP-OCRv6; transformers' pp_lcnet_v4, pp_ocrv6_small_det and pp_ocrv6_small_rec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    PPLCNetV4Config,
+    PPOCRV6SmallDetConfig,
+    PPOCRV6SmallDetForObjectDetection,
+    PPOCRV6SmallRecConfig,
+    PPOCRV6SmallRecForTextRecognition,
+)
+
+from stages.onnxfile import OnnxFile, WeightsError, read_onnx
+
+# The published weights where they differ from transformers' defaults.
+DETECTOR_STEM = [3, 24, 48]
+DETECTOR_BLOCKS = [  # a list a stage: kernel, channels in, channels out, stride, squeeze and excitation
+    [[3, 48, 48, 1, True], [3, 48, 48, 1, False]],
+    [[3, 48, 96, 2, False], [3, 96, 96, 1, True], [3, 96, 96, 1, False]],
+    [[3, 96, 192, 2, False], *[[3, 192, 192, 1, excited] for excited in (True, False, True, False)]],
+    [[3, 192, 384, 2, False], [3, 384, 384, 1, True], [3, 384, 384, 1, False]],
+]
+DETECTOR_CHANNELS = [48, 96, 192, 384]
+SVTR_EPSILON = 1e-5  # of the norms inside the two SVTR blocks; the last norm has transformers' 1e-6
+
+LINE_HEIGHT = 48  # rows of the recogniser's input
+STEP = 8  # columns of the recogniser's input for one step of its output
+BLANK = 0  # CTC's blank class
+
+KINDS = {"Conv": nn.Conv2d, "ConvTranspose": nn.ConvTranspose2d, "MatMul": nn.Linear, "LayerNorm": nn.LayerNorm}
+
+
+class Detector(nn.Module):
+    """Where there is text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        backbone = PPLCNetV4Config(stem_channels=DETECTOR_STEM, block_configs=DETECTOR_BLOCKS)
+        config = PPOCRV6SmallDetConfig(backbone_config=backbone, layer_list_out_channels=DETECTOR_CHANNELS)
+        network = PPOCRV6SmallDetForObjectDetection(config)
+        self.encoder, self.neck, self.head = network.model.backbone.encoder, network.model.neck, network.head
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels: [N, 3, H, W], RGB in -1..1, sides multiples of 32. Returns each pixel's probability of text, [N, H, W]."""
+        hidden = run_stem(self.encoder.convolution, pixels)
+        features = []
+        for stage in self.encoder.blocks:
+            for block in stage.blocks:
+                hidden = run_block(block, hidden)
+            features.append(hidden)
+        return self.head(self.neck(features)).squeeze(1)
+
+    def layers(self) -> Iterator[nn.Module]:
+        """The weighted modules in the ONNX file's order: there the neck goes from its smallest map to its largest."""
+        yield from encoder_layers(self.encoder)
+        for insert in reversed(self.neck.insert_conv):
+            yield insert.in_conv
+            yield from excitation_layers(insert.squeeze_excitation_block)
+        for smooth in reversed(self.neck.input_conv):
+            yield smooth.depthwise_convolution
+            yield smooth.pointwise_convolution
+            yield from excitation_layers(smooth.squeeze_excitation_module)
+        yield self.head.conv_down.convolution
+        yield self.head.conv_up.convolution
+        yield self.head.conv_final
+
+
+class Recognizer(nn.Module):
+    """What a line of text says.
+
+    The network's convolutions, means and attention see the padding right of a line, so a line's answer depends on the
+    width it is padded to. For lines of unlike padded widths to share a tensor, `widths` gives each line's own: whatever
+    lies right of it is kept out, and the answer is the one that a tensor of just that width would get.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        config = PPOCRV6SmallRecConfig(backbone_config=PPLCNetV4Config(), head_out_channels=classes)
+        network = PPOCRV6SmallRecForTextRecognition(config)
+        self.encoder, self.svtr, self.head = network.model.backbone.encoder, network.head.encoder, network.head.head
+        for block in self.svtr.svtr_block:
+            block.layer_norm1.eps = block.layer_norm2.eps = SVTR_EPSILON
+
+    def forward(self, pixels: Tensor, widths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The likeliest class at each step and its probability, both [N, W // 8]; BLANK right of a line's own width.
+
+        pixels: [N, 3, 48, W], RGB in -1..1, zeros right of each line.
+        widths: int64 [N], what each line is padded to, at most W; None when all are W.
+        """
+        best, classes = self.classify(self.encode(pixels, widths))
+        ...
+
+    def encode(self, pixels: Tensor, widths: Tensor | None = None) -> Tensor:
+        """The last hidden states, [N, W // 8, 120]."""
+        halves, quarters, steps = masks_of(widths, pixels.shape[-1], pixels.dtype)
+        hidden = run_stem(self.encoder.convolution, pixels, halves)
+        for block in (block for stage in self.encoder.blocks for block in stage.blocks):
+            hidden = run_block(block, hidden, quarters)
+        return self.read(F.avg_pool2d(hidden, (3, 2)), steps)
+
+    def read(self, hidden: Tensor, steps: Tensor | None) -> Tensor:
+        skip, reduce, local = self.svtr.conv_block
+        residual = skip(hidden)
+        hidden = mask(reduce(hidden), steps)
+        hidden = (hidden + local(hidden)).flatten(2).transpose(1, 2)
+        for block in self.svtr.svtr_block:
+            hidden = hidden + attend(block.self_attn, block.layer_norm1(hidden), steps)
+            hidden = hidden + block.mlp(block.layer_norm2(hidden))
+        return self.svtr.norm(hidden) + residual.flatten(2).transpose(1, 2)
+
+    def layers(self) -> Iterator[nn.Module]:
+        """The weighted modules in the ONNX file's order."""
+        yield from encoder_layers(self.encoder)
+        for layer in self.svtr.conv_block:
+            yield layer.convolution
+        for block in self.svtr.svtr_block:
+            yield from (block.layer_norm1, block.self_attn.qkv, block.self_attn.projection)
+            yield from (block.layer_norm2, block.mlp.fc1, block.mlp.fc2)
+        yield self.svtr.norm
+        yield self.head
+
+
+def masks_of(widths: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+    """What belongs to each line at a half, a quarter and an eighth of the input's width: ones and zeros [N, 1, 1, ·]."""
+    if widths is None:
+        return None, None, None
+    halves = (widths + 1) // 2
+    quarters = (halves + 1) // 2
+    sizes = (width + 1) // 2, ((width + 1) // 2 + 1) // 2, ((width + 1) // 2 + 1) // 4
+    columns = torch.arange(sizes[0], device=widths.device)
+    return tuple(
+        (columns[:size] < own[:, None, None, None]).to(dtype)
+        for size, own in zip(sizes, (halves, quarters, quarters // 2), strict=True)
+    )
+
+
+def mask(hidden: Tensor, kept: Tensor | None) -> Tensor:
+    return hidden if kept is None else hidden.mul_(kept)
+
+
+def run_stem(stem: Any, pixels: Tensor, kept: Tensor | None = None) -> Tensor:
+    """The stem pads right and bottom only. Padding all round and slicing the surplus off spares two copies."""
+    hidden = mask(stem.stem1(pixels), kept)
+    pooled = F.max_pool2d(hidden, 2, stride=1, padding=1)[..., 1:, 1:]
+    detail = F.relu_(F.conv2d(hidden, stem.stem2a.convolution.weight, stem.stem2a.convolution.bias, padding=1))
+    if kept is not None:
+        detail = detail.mul_(F.pad(kept, (1, 0), value=1.0))
+    detail = F.relu_(F.conv2d(detail, stem.stem2b.convolution.weight, stem.stem2b.convolution.bias, padding=1))
+    return stem.stem4(stem.stem3(torch.cat([pooled, mask(detail[..., 2:, 2:], kept)], dim=1)))
+
+
+def run_block(block: Any, hidden: Tensor, kept: Tensor | None = None) -> Tensor:
+    hidden = block.token_conv(mask(hidden, kept))
+    if not isinstance(block.token_squeeze_excitation, nn.Identity):
+        hidden = hidden.mul_(excite(block.token_squeeze_excitation.convolutions, hidden, kept))
+    wide = torch._C._nn.gelu_(block.channel_conv1(hidden))
+    narrow = block.channel_conv2(wide)
+    return narrow.add_(hidden) if block.has_residual else narrow
+
+
+def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor:
+    """A gate for each channel from its mean over the line."""
+    if kept is None:
+        gate = hidden.mean(dim=(2, 3), keepdim=True)
+    else:
+        gate = (hidden * kept).sum(dim=(2, 3), keepdim=True) / (kept.sum(dim=3, keepdim=True) * hidden.shape[2])
+    for layer in layers:
+        gate = layer(gate)
+    return gate
+
+
+def attend(attention: Any, hidden: Tensor, kept: Tensor | None) -> Tensor:
+    heads = attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    allowed = None if kept is None else kept.bool()
+    mixed = F.scaled_dot_product_attention(*heads, attn_mask=allowed, scale=attention.scale)
+    return attention.projection(mixed.transpose(1, 2).flatten(2))
+
+
+def encoder_layers(encoder: Any) -> Iterator[nn.Module]:
+    stem = encoder.convolution
+    for layer in (stem.stem1, stem.stem2a, stem.stem2b, stem.stem3, stem.stem4):
+        yield layer.convolution
+    for block in (block for stage in encoder.blocks for block in stage.blocks):
+        yield getattr(block.token_conv, "convolution", block.token_conv)
+        if not isinstance(block.token_squeeze_excitation, nn.Identity):
+            squeeze, _, expand, _ = block.token_squeeze_excitation.convolutions
+            yield from (squeeze, expand)
+        yield from (block.channel_conv1.convolution, block.channel_conv2.convolution)
+
+
+def excitation_layers(module: Any) -> Iterator[nn.Module]:
+    yield from (module.conv1, module.conv2)
+
+
+def load_detector(path: Path | str) -> Detector:
+    """Raises WeightsError if the file is not PP-OCRv6 small detection."""
+    with torch.device("meta"):
+        network = Detector()
+    return fill(network, read_onnx(path), path)
+
+
+def load_recognizer(path):
+    file = read_onnx(path)
+    characters = ["", *file.metadata["character"].split("\n"), " "]
+    with torch.device("meta"):
+        network = Recognizer(len(characters))
+    return fill(network, file, path), characters
+
+
+def fill(network, file, path):
+    modules = list(network.layers())
+    if len(modules) != len(file.layers): raise WeightsError(f"{path} {len(modules)} {len(file.layers)}")
+    for m, l in zip(modules, file.layers):
+        assert isinstance(m, KINDS[l.kind]) and m.weight.shape == l.weight.shape, (m, l.kind, l.weight.shape)
+        m.weight = nn.Parameter(torch.tensor(l.weight), requires_grad=False)
+        m.bias = None if l.bias is None else nn.Parameter(torch.tensor(l.bias), requires_grad=False)
+    for m in network.modules():
+        for n, c in list(m.named_children()):
+            if isinstance(c, nn.BatchNorm2d): setattr(m, n, nn.Identity())
+            if isinstance(c, nn.ReLU): c.inplace=True
+    for n,p in list(network.named_parameters())+list(network.named_buffers()): assert not p.is_meta, n
+    first = modules[0]
+    first.weight = nn.Parameter(first.weight.flip(1), requires_grad=False)
+    return network.eval()

@@ -1,0 +1,254 @@
+"""The architectures of the pack inside the package, blank: small enough to ship, the same classes as the full ones.
+
+What the models are to name is a parameter, so that the tests, the trainer and the package share one recipe.
+"""
+
+from __future__ import annotations
+
+import copy
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from torch import nn
+from transformers import (
+    BlipConfig,
+    BlipForConditionalGeneration,
+    BlipImageProcessor,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from stages.manifest import Manifest, StageEntry, digest_folder, list_files, write_manifest
+from stages.training.drawing import COLORS
+from stages.training.truth import LABELS, NUMBERS, PLURALS, TAGS
+from stages.yolonet import build_network, halve, read_structure, save_network
+
+BLANK_NOTICE = "random weights: answers mean nothing"
+
+# Words of captions and prompts that are neither names of things nor of colours.
+PLAIN_WORDS = (
+    "a",
+    "an",
+    "the",
+    "and",
+    "more",
+    "of",
+    "on",
+    "in",
+    "with",
+    "empty",
+    "photo",
+    "picture",
+    "image",
+    "object",
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the models can name.
+
+    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own; others are spelt in characters.
+    """
+
+    classes: tuple[str, ...]
+    labels: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @classmethod
+    def of_scenes(cls) -> Vocabulary:
+        """All that can be said of the synthetic scenes of scenes.py."""
+        names = [*NUMBERS, *COLORS, *LABELS, *PLURALS.values(), *(word for tag in TAGS for word in tag.split())]
+        return cls(LABELS, TAGS, tuple(dict.fromkeys([*PLAIN_WORDS, *names])))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the networks; the defaults together take less than 10 MB in float16."""
+
+    yolo_width: float = 0.125  # of yolov8's channels
+    yolo_size: int = 320
+    image_size: int = 128
+    patch_size: int = 16
+    vision: dict[str, int] = field(default_factory=lambda: layers(4, 192, 192, 3))
+    clip_text: dict[str, int] = field(default_factory=lambda: layers(3, 128, 256, 2))
+    blip_text: dict[str, int] = field(default_factory=lambda: layers(3, 192, 256, 3))
+    embedding: int = 128
+    clip_tokens: int = 32
+    blip_tokens: int = 48
+
+
+def layers(count: int, hidden: int, intermediate: int, heads: int) -> dict[str, int]:
+    return {
+        "num_hidden_layers": count,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+    }
+
+
+@dataclass
+class Models:
+    yolo: nn.Module
+    yolo_config: dict[str, Any]
+    clip: CLIPModel
+    clip_tokenizer: PreTrainedTokenizerFast
+    blip: BlipForConditionalGeneration
+    blip_tokenizer: PreTrainedTokenizerFast
+    vocabulary: Vocabulary
+
+
+def make_blank_pack(
+    folder: Path, seed: int, vocabulary: Vocabulary | None = None, sizes: Sizes | None = None
+) -> Manifest:
+    """Write a pack of the mini architectures with random weights. vocabulary: that of the synthetic scenes if None."""
+    return save_models(
+        make_models(seed, vocabulary or Vocabulary.of_scenes(), sizes or Sizes()),
+        folder,
+        Manifest(name="mini", description="Small blank models.", trained=False, notice=BLANK_NOTICE),
+    )
+
+
+def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:
+    """The three networks with random weights, in eval mode, and their tokenizers."""
+    clip_tokenizer, blip_tokenizer = make_clip_tokenizer(vocabulary, sizes), make_blip_tokenizer(vocabulary, sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yolo, yolo_config = make_yolo(vocabulary, sizes)
+        clip = make_clip(clip_tokenizer, sizes)
+        blip = make_blip(blip_tokenizer, sizes)
+    return Models(yolo, yolo_config, clip, clip_tokenizer, blip, blip_tokenizer, vocabulary)
+
+
+def make_yolo(vocabulary: Vocabulary, sizes: Sizes) -> tuple[nn.Module, dict[str, Any]]:
+    """yolov8n with narrower layers, and the config that rebuilds it."""
+    structure = read_structure("yolov8n.yaml")
+    structure |= {"scales": {"n": [0.33, sizes.yolo_width, 1024]}, "scale": "n", "nc": len(vocabulary.classes)}
+    names = list(vocabulary.classes)
+    config = {"model": structure, "nc": len(names), "names": names, "imgsz": sizes.yolo_size}
+    return build_network(config), config
+
+
+def make_clip(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> CLIPModel:
+    text = {
+        **sizes.clip_text,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": sizes.clip_tokens,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    vision = {**sizes.vision, "image_size": sizes.image_size, "patch_size": sizes.patch_size}
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=sizes.embedding)).eval()
+
+
+def make_blip(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> BlipForConditionalGeneration:
+    text = {
+        **sizes.blip_text,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": sizes.blip_tokens,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+        "sep_token_id": tokenizer.sep_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    vision = {**sizes.vision, "image_size": sizes.image_size, "patch_size": sizes.patch_size}
+    vision["initializer_range"] = 0.02  # BLIP's own default, 1e-10, is for models that are loaded at once
+    return BlipForConditionalGeneration(BlipConfig(text_config=text, vision_config=vision)).eval()
+
+
+def make_clip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedTokenizerFast:
+    return make_tokenizer(
+        vocabulary.words,
+        {
+            "pad_token": "<|padding|>",
+            "unk_token": "<|unknown|>",
+            "bos_token": "<|startoftext|>",
+            "eos_token": "<|endoftext|>",
+        },
+        framed_by=("<|startoftext|>", "<|endoftext|>"),
+        longest=sizes.clip_tokens,
+    )
+
+
+def make_blip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedTokenizerFast:
+    """As BLIP's: a caption begins with [DEC], which stands in the place of BERT's [CLS], and ends with [SEP]."""
+    return make_tokenizer(
+        vocabulary.words,
+        {
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "bos_token": "[DEC]",
+        },
+        framed_by=("[CLS]", "[SEP]"),
+        longest=sizes.blip_tokens,
+    )
+
+
+def make_tokenizer(
+    words: Sequence[str], specials: dict[str, str], framed_by: tuple[str, str], longest: int
+) -> PreTrainedTokenizerFast:
+    """WordPiece in lower case: the words whole, any other in characters. Special tokens have the first ids."""
+    characters = string.ascii_lowercase + string.digits + string.punctuation
+    pieces = [*specials.values(), *words, *characters, *(f"##{character}" for character in characters)]
+    ids = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=specials["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    first, last = framed_by
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}", special_tokens=[(first, ids[first]), (last, ids[last])]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=longest, **specials)
+
+
+def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
+    """Write a pack: the networks with their matrices in float16, their tokenizers, the labels and the manifest.
+
+    Of `manifest`, stages and digests are filled in here.
+    """
+    save_network(models.yolo, models.yolo_config, folder)
+    edge = models.clip.config.vision_config.image_size
+    square = {"height": edge, "width": edge}
+    for name, network, tokenizer, processor in (
+        (
+            "clip",
+            models.clip,
+            models.clip_tokenizer,
+            CLIPImageProcessor(size={"shortest_edge": edge}, crop_size=square),
+        ),
+        ("blip", models.blip, models.blip_tokenizer, BlipImageProcessor(size=square)),
+    ):
+        for part in (halve_matrices(network), tokenizer, processor):
+            part.save_pretrained(folder / name)
+    (folder / "labels.txt").write_text("\n".join(models.vocabulary.labels) + "\n")
+    for file in list_files(folder):
+        file.chmod(0o644)  # safetensors writes for the owner alone
+    stages = {
+        "yolo": StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"}),
+        "clip": StageEntry("transformers", {"model": "clip", "labels": "labels.txt"}),
+        "blip": StageEntry("transformers", {"model": "blip", "clip": "clip"}),
+    }
+    manifest = msgspec.structs.replace(manifest, stages=stages, digests=digest_folder(folder))
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def halve_matrices(network: PreTrainedModel) -> PreTrainedModel:
+    """A copy for writing; weights that the network shares stay shared."""
+    halved = copy.deepcopy(network)
+    for parameter in halved.parameters():
+        parameter.data = halve(parameter.data)
+    return halved

@@ -1,0 +1,184 @@
+"""What is true of a scene: its objects, its text, its bin, and the captions that say so.
+
+The grammar of captions is closed, so that a small model can learn it and a checker can read it:
+
+    two red circles, a blue star and a pink cup on a green background
+    three red fish, two blue stars, a green tree and more in a night sky      (four groups or more)
+    an empty meadow
+    a receipt
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stages.training.drawing import BACKDROPS, COLORS, Backdrop
+from stages.training.shapes import LABELS
+
+Box = tuple[int, int, int, int]
+Group = tuple[int, str, str]  # count, colour, label
+
+TEXT_KINDS = ("page of text", "receipt", "slide", "sign", "poster", "bar chart", "line chart", "pie chart")
+TAGS: tuple[str, ...] = (*LABELS, *TEXT_KINDS, *(backdrop.noun for backdrop in BACKDROPS))
+
+
+class TrueObject(msgspec.Struct, frozen=True):
+    """One object. box: x0, y0, x1, y1 in pixels of the upright image, tight round what is seen of it."""
+
+    label: str
+    color: str
+    box: Box
+
+
+class TrueLine(msgspec.Struct, frozen=True):
+    """One line of text and the four corners of its ink, clockwise from top left."""
+
+    text: str
+    box: tuple[tuple[float, float], ...]
+
+
+class Truth(msgspec.Struct, frozen=True):
+    """One line of truth.jsonl."""
+
+    file: str
+    kind: str  # "photo", "empty" or one of TEXT_KINDS
+    width: int  # of the upright image
+    height: int
+    orientation: int  # EXIF, 1..8
+    objects: list[TrueObject]
+    lines: list[TrueLine]
+    captions: list[str]  # all that the grammar can truly say; the first is the one to learn
+    tags: list[str]  # of TAGS, the main one first
+    bin: str
+
+
+def read_truth(file: Path) -> list[Truth]:
+    """The lines of a truth.jsonl. msgspec.ValidationError when one is something else."""
+    with file.open("rb") as lines:
+        return [msgspec.json.decode(line, type=Truth) for line in lines]
+
+
+def choose_bin(width: int, height: int, objects: Sequence[TrueObject], lines: Sequence[TrueLine]) -> str:
+    """The binning rule on the truth: "A", "B" or "C"."""
+    if len(lines) > 2 or sum(_measure_area(line.box) for line in lines) / (width * height) > 0.2:
+        return "A"
+    if len({thing.label for thing in objects}) > 3 or len(objects) > 5:
+        return "B"
+    return "B" if measure_spread([thing.box for thing in objects], width * height) > 0.3 else "C"
+
+
+def _measure_area(corners: Sequence[tuple[float, float]]) -> float:
+    """By the shoelace formula."""
+    edges = zip(corners, (*corners[1:], corners[0]), strict=True)
+    return abs(math.fsum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in edges)) / 2
+
+
+def measure_spread(boxes: Sequence[tuple[float, float, float, float]], area: float) -> float:
+    """The dispersion: the bounding box of the boxes' centres over the area of the image."""
+    if not boxes:
+        return 0.0
+    x = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]
+    y = [(y0 + y1) / 2 for _, y0, _, y1 in boxes]
+    return (max(x) - min(x)) * (max(y) - min(y)) / area
+
+
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+PLURALS = {label: {"fish": "fish", "cross": "crosses"}.get(label, f"{label}s") for label in LABELS}
+MOST_GROUPS = 3  # that a caption names; "and more" stands for the others
+
+
+def _add_article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def _name_group(group: Group) -> str:
+    count, color, label = group
+    return _add_article(f"{color} {label}") if count == 1 else f"{NUMBERS[count - 1]} {color} {PLURALS[label]}"
+
+
+def _name_place(backdrop: Backdrop) -> str:
+    return f" {backdrop.preposition} {_add_article(backdrop.noun)}"
+
+
+def _name_objects(groups: Sequence[Group], *, more: bool, backdrop: Backdrop) -> str:
+    *most, last = [_name_group(group) for group in groups] + ["more"] * more
+    return (f"{', '.join(most)} and {last}" if most else last) + _name_place(backdrop)
+
+
+def tell_text(kind: str, objects: Sequence[TrueObject]) -> tuple[list[str], list[str]]:
+    """Captions and tags of a text scene."""
+    return [_add_article(kind)], [kind, *_rank_by_area((thing.label, thing.box) for thing in objects)]
+
+
+def tell_photo(objects: Sequence[TrueObject], backdrop: Backdrop) -> tuple[list[str], list[str]]:
+    """Captions and tags of objects on a backdrop, or of the backdrop alone.
+
+    The first caption names the largest groups first: by count, then by area. Of four groups or more, any three
+    are named. The first tag is the label with the largest area.
+    """
+    labels = _rank_by_area((thing.label, thing.box) for thing in objects)
+    if not objects:
+        return [f"an empty {backdrop.noun}"], [backdrop.noun]
+    counts = Counter((thing.color, thing.label) for thing in objects)
+    by_area = _rank_by_area(((thing.color, thing.label), thing.box) for thing in objects)
+    groups = [(counts[group], *group) for group in sorted(by_area, key=lambda group: -counts[group])]
+    orders = itertools.permutations(groups, min(len(groups), MOST_GROUPS))
+    captions = [_name_objects(order, more=len(groups) > MOST_GROUPS, backdrop=backdrop) for order in orders]
+    return captions, [*labels, backdrop.noun]
+
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def _rank_by_area(boxes: Iterable[tuple[Name, Box]]) -> list[Name]:
+    """The names, that with the largest sum of boxes first."""
+    areas: Counter[Name] = Counter()
+    for name, (x0, y0, x1, y1) in boxes:
+        areas[name] += (x1 - x0) * (y1 - y0)
+    return [name for name, _ in areas.most_common()]
+
+
+_GROUPS = {_name_group(group): group for group in itertools.product(range(1, 10), COLORS, LABELS)}
+_PLACES = {_name_place(backdrop): backdrop for backdrop in BACKDROPS}
+_WITHOUT_OBJECTS = {_add_article(kind) for kind in TEXT_KINDS} | {f"an empty {backdrop.noun}" for backdrop in BACKDROPS}
+
+
+# Every word of the grammar, for a tokenizer of its own; besides them it has only commas.
+VOCABULARY: tuple[str, ...] = tuple(
+    sorted({word for sentence in (*_GROUPS, *_PLACES, *_WITHOUT_OBJECTS, "and more") for word in sentence.split()})
+)
+
+
+def _normalise(text: str) -> str:
+    """Lower case, single spaces, none before a comma: what tokenisers change."""
+    return " ".join(text.lower().replace(" ,", ",").split())
+
+
+def parse_caption(text: str) -> set[Group]:
+    """The (count, colour, label) groups that a caption names; none for text scenes and empty backdrops.
+
+    Spacing and case are free. ValueError when the text is no sentence of the grammar.
+    """
+    sentence = _normalise(text)
+    if sentence in _WITHOUT_OBJECTS:
+        return set()
+    place = next((place for place in _PLACES if sentence.endswith(place)), None)
+    if place is not None:
+        names = re.split(", | and ", sentence.removesuffix(place))
+        groups = [_GROUPS[name] for name in names if name in _GROUPS]
+        if groups and _name_objects(groups, more=names[-1] == "more", backdrop=_PLACES[place]) == sentence:
+            return set(groups)
+    raise ValueError(f"not a caption of a scene: {text!r}")
+
+
+def caption_is_true(text: str, truth: Truth) -> bool:
+    """Whether a caption says what is there and where: every group (of four or more: any three, "and more")."""
+    return _normalise(text) in truth.captions

@@ -1,0 +1,110 @@
+"""YOLO through ultralytics: which objects are where.
+
+Each image is letterboxed as ultralytics' predict does for one image alone; images of one canvas go through the
+network together. The tests hold boxes, classes and scores against ultralytics' own predict.
+
+Options: conf (0.25), iou (0.7), max_det (300), imgsz (the weights' own), allow_pickle (false).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import torch
+from torch import Tensor
+
+from stages.base import Detection, Image, ImageError, Objects, Result, Stage
+from stages.devices import dtype_of, hold_device, settle, split_batches
+from stages.letterbox import Letterbox, fill_canvases
+from stages.yolonet import decode_in_float32, load_network, non_max_suppression, scale_boxes
+
+# ultralytics' suppression takes a last dimension of 6 for the answer of a network that needs none.
+FEWEST_CANDIDATES = 8
+
+
+class YoloStage(Stage):
+    name = "yolo"
+
+    def load(self) -> None:
+        options, dtype = self.spec.options, dtype_of(self.spec)
+        model, config = load_network(self.spec.files, allow_pickle=bool(options.get("allow_pickle", False)))
+        self.names = [str(name) for name in config["names"]]
+        self.size = int(options.get("imgsz", config["imgsz"]))
+        self.stride = int(model.stride.max())
+        if self.size <= 0 or self.size % self.stride:
+            raise ValueError(f"yolo: imgsz is {self.size}; choose a multiple of {self.stride}.")
+        self.confidence = float(options.get("conf", 0.25))
+        self.model = model.fuse(verbose=False).to(self.device, dtype, memory_format=torch.channels_last)
+        self.dtype, self.end2end = dtype, bool(model.end2end)
+        if dtype != torch.float32:
+            decode_in_float32(model.model[-1])
+        blank = torch.zeros(3, self.size, self.size, dtype=torch.uint8, device=self.device)
+        count = self.spec.batch_size
+        with hold_device(self.lock):
+            self._forward([blank] * count, [Letterbox.fit(self.size, self.size, self.size, self.stride)] * count)
+            settle(self.device)
+
+    def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        boxes = [Letterbox.fit(image.height, image.width, self.size, self.stride) for image in images]
+        canvases: dict[tuple[int, int], list[int]] = {}
+        for place, box in enumerate(boxes):
+            canvases.setdefault(box.canvas, []).append(place)
+        results: dict[int, Result | ImageError] = {}
+        for canvas, places in canvases.items():
+            for batch in split_batches(places, self.spec.batch_size):
+                pixels = [image.pixels for image in (images[place] for place in batch) if image.pixels is not None]
+                with hold_device(self.lock):
+                    candidates = self._forward(pixels, [boxes[place] for place in batch])
+                for place, found in zip(batch, self._suppress(candidates), strict=True):
+                    results[place] = self._describe(found, canvas, images[place])
+        return [results[place] for place in range(len(images))]
+
+    def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
+        """What the network finds, on the host: what non_max_suppression takes, without most of what it drops."""
+        batch = fill_canvases(pixels, boxes).to(self.dtype, memory_format=torch.channels_last)
+        predictions: Tensor = self.model(batch)[0].float()
+        return (predictions if self.end2end else keep_confident(predictions, self.confidence)).cpu()
+
+    def _suppress(self, candidates: Tensor) -> list[Tensor]:
+        """One [boxes, 6] for each image: corners on the canvas, score, class; highest score first."""
+        found: list[Tensor] = non_max_suppression(
+            candidates,
+            self.confidence,
+            float(self.spec.options.get("iou", 0.7)),
+            max_det=int(self.spec.options.get("max_det", 300)),
+            max_time_img=inf,  # else it gives up in the middle of a batch that takes long
+            end2end=self.end2end,
+        )
+        return found
+
+    def _describe(self, found: Tensor, canvas: tuple[int, int], image: Image) -> Objects:
+        corners = scale_boxes(canvas, found[:, :4], (image.height, image.width)).tolist()
+        detections = [
+            Detection(self.names[int(label)], round(score, 5), tuple(round(value, 2) for value in box))
+            for box, (score, label) in zip(corners, found[:, 4:6].tolist(), strict=True)
+        ]
+        detections.sort(key=lambda detection: -detection.score)
+        unique = len({detection.label for detection in detections})
+        return Objects(detections, len(detections), unique, measure_dispersion(detections, image.width, image.height))
+
+
+def keep_confident(predictions: Tensor, confidence: float) -> Tensor:
+    """The anchors of [images, 4 + classes, anchors] that any image may need, the surest first.
+
+    non_max_suppression waits for the device several times for each image; the few hundred boxes above the threshold
+    are faster sorted out on the host, while the device goes on with the next batch.
+    """
+    scores = predictions[:, 4:].amax(dim=1)
+    most = int((scores > confidence).sum(dim=1).max())
+    kept = scores.topk(min(max(most, FEWEST_CANDIDATES), scores.shape[1]), dim=1).indices
+    return predictions.gather(2, kept[:, None].expand(-1, predictions.shape[1], -1))
+
+
+def measure_dispersion(detections: Sequence[Detection], width: int, height: int) -> float:
+    """Area of the box round the detections' centres over the image's area; 0 for fewer than two."""
+    if len(detections) < 2:
+        return 0.0
+    across = [(detection.box[0] + detection.box[2]) / 2 for detection in detections]
+    down = [(detection.box[1] + detection.box[3]) / 2 for detection in detections]
+    return round((max(across) - min(across)) * (max(down) - min(down)) / (width * height), 6)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+
+import pytest
+from PIL import Image, ImageOps
+
+from stages.base import Header, ImageError, Limits, Reason
+from stages.headers import read_avif, read_jpeg, read_jpeg_frame, read_orientation, read_tiff
+from stages.images import inspect
+from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg, oriented, ycck_jpeg
+
+LIMITS = Limits()
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.name)
+def test_a_header_says_what_pillow_says(odd: Input) -> None:
+    data = odd.make()
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    header = inspect(memoryview(data), LIMITS)
+    assert (header.width, header.height) == upright.size
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_format_that_has_an_orientation_tells_it(image_format: str, orientation: int) -> None:
+    data = memoryview(oriented(orientation, image_format))
+    assert inspect(data, LIMITS) == Header(image_format, 96, 64, orientation)
+
+
+@pytest.mark.parametrize("exif", EXIF_MESS.values(), ids=EXIF_MESS.keys())
+def test_malformed_exif_counts_as_upright(exif: bytes) -> None:
+    assert read_orientation(memoryview(exif)) == 1
+
+
+def test_the_orientation_of_a_thumbnail_or_a_later_exif_block_does_not_count() -> None:
+    data = oriented(6)
+    second = b"\xff\xe1" + struct.pack(">H", 34) + EXIF_MESS["orientation 9"][:22].ljust(32, b"\0")
+    assert read_jpeg(memoryview(data[:2] + data[2:].replace(b"\xff\xdb", second + b"\xff\xdb", 1)))[2] == 6
+
+
+def test_a_frame_tells_which_jpegs_any_decoder_reads_alike() -> None:
+    plain = [jpeg(), jpeg(progressive=True), jpeg(Image.new("L", (9, 9)))]
+    peculiar = [jpeg(keep_rgb=True), jpeg(Image.new("CMYK", (9, 9))), ycck_jpeg(), arithmetic_jpeg()]
+    assert [read_jpeg_frame(memoryview(data)).is_plain for data in plain] == [True] * 3
+    assert [read_jpeg_frame(memoryview(data)).is_plain for data in peculiar] == [False] * 4
+
+
+def test_padding_and_junk_between_jpeg_segments_are_skipped() -> None:
+    data = jpeg()
+    assert read_jpeg(memoryview(data[:2] + b"junk\xff\xff\xff" + data[2:])) == (96, 64, 1)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("filling", [b"\xff", b"\0", b"\xff\x00", b"\xff\xe0\0\2", b"\xff\xd0"])
+def test_a_long_jpeg_without_a_picture_is_refused_without_getting_slow(filling: bytes) -> None:
+    with pytest.raises((ImageError, IndexError)):
+        read_jpeg(memoryview(b"\xff\xd8\xff" + filling * (1_000_000 // len(filling))))
+
+
+def test_a_directory_of_a_tiff_past_its_end_is_an_error_whatever_the_offset() -> None:
+    big = struct.pack("<2sHHHQ", b"II", 43, 8, 0, 2**64 - 1)
+    small = struct.pack("<2sHI", b"II", 42, 2**32 - 1)
+    for data in (big, small):
+        with pytest.raises((struct.error, IndexError, OverflowError)):
+            read_tiff(memoryview(data))
+        with pytest.raises(ImageError) as refused:
+            inspect(memoryview(data + bytes(100)), LIMITS)
+        assert refused.value.reason is Reason.TRUNCATED
+
+
+def test_boxes_nested_without_end_are_refused_without_recursion() -> None:
+    size = 80_000
+    nested = b"".join(struct.pack(">I4s4x", size - 12 * depth, b"meta") for depth in range(size // 12))
+    with pytest.raises(ImageError) as refused:
+        read_avif(memoryview(nested + bytes(size - len(nested))))
+    assert refused.value.reason is Reason.HEADER
+
+
+def test_a_picture_of_900_million_pixels_is_refused_without_touching_them() -> None:
+    data = memoryview(huge_png())
+    assert len(data) < 1_000_000
+    tracemalloc.start()
+    with pytest.raises(ImageError) as refused:
+        inspect(data, LIMITS)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert refused.value.reason is Reason.PIXELS
+    assert peak < 100_000
