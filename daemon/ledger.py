@@ -347,7 +347,9 @@ def _open(path: Path) -> sqlite3.Connection:
             )
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise LedgerDamaged(f"{path} cannot be used: {error}. Move it away and start again, or restore a copy.") from error
+        raise LedgerDamaged(
+            f"{path} cannot be used: {error}. Move it away and start again, or restore a copy."
+        ) from error
     except (LedgerTooNew, LedgerDamaged):
         connection.close()
         raise

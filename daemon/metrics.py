@@ -35,27 +35,46 @@ class Metrics:
         self.images = Counter(
             "visiond_images", "Images that reached their end.", ["outcome", "reason"], registry=registry
         )
-        self.retries = Counter("visiond_retries", "Tries that failed and are made again.", ["reason"], registry=registry)
+        self.retries = Counter(
+            "visiond_retries", "Tries that failed and are made again.", ["reason"], registry=registry
+        )
         self.image_seconds = Histogram(
-            "visiond_image_duration_seconds", "From feeding an image to its durable result.", registry=registry, buckets=SECONDS
+            "visiond_image_duration_seconds",
+            "From feeding an image to its durable result.",
+            registry=registry,
+            buckets=SECONDS,
         )
         self.wait_seconds = Histogram(
             "visiond_image_wait_seconds", "From seeing an image to feeding it.", registry=registry, buckets=LONG_SECONDS
         )
-        self.bins = Counter("visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"], registry=registry)
+        self.bins = Counter(
+            "visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"], registry=registry
+        )
         self.stage_seconds = Histogram(
-            "visiond_stage_duration_seconds", "A stage's time over one batch.", ["stage"], registry=registry, buckets=SECONDS
+            "visiond_stage_duration_seconds",
+            "A stage's time over one batch.",
+            ["stage"],
+            registry=registry,
+            buckets=SECONDS,
         )
         self.stage_images = Counter("visiond_stage_images", "Images a stage answered.", ["stage"], registry=registry)
-        self.reused = Counter("visiond_reused_results", "Results answered from the ledger.", ["stage"], registry=registry)
+        self.reused = Counter(
+            "visiond_reused_results", "Results answered from the ledger.", ["stage"], registry=registry
+        )
         self.batch_images = Histogram(
-            "visiond_batch_images", "Images in a batch sent to a worker.", ["segment"], registry=registry, buckets=BATCHES
+            "visiond_batch_images",
+            "Images in a batch sent to a worker.",
+            ["segment"],
+            registry=registry,
+            buckets=BATCHES,
         )
         self.queue_depth = Gauge("visiond_queue_depth", "Images waiting for a worker.", ["segment"], registry=registry)
         self.in_flight = Gauge("visiond_images_in_flight", "Images fed and not yet ended.", registry=registry)
         self.pending = Gauge("visiond_images_pending", "Images in the ledger without an end.", registry=registry)
         self.oldest_pending = Gauge(
-            "visiond_oldest_pending_seconds", "Age of the image that waits longest; 0 when none does.", registry=registry
+            "visiond_oldest_pending_seconds",
+            "Age of the image that waits longest; 0 when none does.",
+            registry=registry,
         )
         self.slab_used = Gauge("visiond_slab_used_bytes", "Bytes of images in flight.", registry=registry)
         self.slab_size = Gauge("visiond_slab_size_bytes", "The byte budget.", registry=registry)
@@ -80,7 +99,10 @@ class Metrics:
             "visiond_worker_restarts", "Workers that had to be replaced.", ["device", "reason"], registry=registry
         )
         self.model_load_seconds = Gauge(
-            "visiond_model_load_seconds", "Time of the last load of a stage's model.", ["device", "stage"], registry=registry
+            "visiond_model_load_seconds",
+            "Time of the last load of a stage's model.",
+            ["device", "stage"],
+            registry=registry,
         )
         self.out_of_memory = Counter(
             "visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"], registry=registry
@@ -167,7 +189,9 @@ class _Gpus(Collector):
     def _ask(self) -> Iterable[Metric]:
         labels = ["gpu", "uuid", "name"]
         memory = GaugeMetricFamily("visiond_gpu_memory_bytes", "GPU memory.", labels=[*labels, "kind"])
-        utilisation = GaugeMetricFamily("visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels)
+        utilisation = GaugeMetricFamily(
+            "visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels
+        )
         for gpu in list_gpus():
             label = [str(gpu.index), gpu.uuid, gpu.name]
             peak = self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))

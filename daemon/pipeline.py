@@ -173,7 +173,9 @@ class Pipeline:
         for job in jobs:
             job.fed_at = time.monotonic()
             if not self.slab.fits(job.version.size):
-                job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
+                job.failure = Failure(
+                    Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
+                )
                 continue
             job.extent = self.slab.try_reserve(job.version.size)
             if job.extent is None:

@@ -57,9 +57,7 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores:
     return Placement((Segment(stages, _repeat(devices, workers)),), f"{why}; {workers} workers on each device")
 
 
-def _choose(
-    mode: str, devices: Sequence[str], gpus: Sequence[Gpu], weights: Mapping[str, int]
-) -> tuple[str, str]:
+def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], weights: Mapping[str, int]) -> tuple[str, str]:
     if mode != "auto":
         return mode, f'placement = "{mode}"'
     need = sum(weights.values()) + CONTEXT_BYTES + ACTIVATION_BYTES
@@ -93,9 +91,7 @@ def _spread(stages: tuple[str, ...], devices: Sequence[str]) -> tuple[Segment, .
         dearest = max(range(parts), key=lambda part: _cost(runs[part]) / shares[part])
         shares[dearest] += 1
     supply = iter(devices)
-    return tuple(
-        Segment(run, tuple(itertools.islice(supply, share))) for run, share in zip(runs, shares, strict=True)
-    )
+    return tuple(Segment(run, tuple(itertools.islice(supply, share))) for run, share in zip(runs, shares, strict=True))
 
 
 def _cost(run: Sequence[str]) -> float:

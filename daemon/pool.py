@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -197,7 +197,9 @@ class PoolSettings:
 class Pool:
     """All workers of a segment, lent out by the slot: who has reserved one may send one batch."""
 
-    def __init__(self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PoolSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PoolSettings, metrics: Metrics
+    ) -> None:
         self.name = name
         self.seats = list(seats)
         self._slab_fd = slab_fd
@@ -290,7 +292,9 @@ class Pool:
             opened.set()
         if self._stopping:
             return
-        log.error("seat closed: its workers keep dying", worker=seat.setup.name, device=seat.device, cause=seat.last_cause)
+        log.error(
+            "seat closed: its workers keep dying", worker=seat.setup.name, device=seat.device, cause=seat.last_cause
+        )
         if all(other.state == "closed" for other in self.seats):
             raise NoWorkersLeft(f"No worker is left for {self.name}: {seat.last_cause}.")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
 import anyio
@@ -17,7 +16,7 @@ from anyio import to_thread
 
 from daemon.config import Config
 from daemon.endings import Judge
-from daemon.errors import AlreadyRunning, ConfigError, ModelsUnusable, VisiondError
+from daemon.errors import ConfigError, ModelsUnusable, VisiondError
 from daemon.gpus import Gpu, list_gpus
 from daemon.ledger import Ledger
 from daemon.messages import Setup
@@ -28,31 +27,35 @@ from daemon.pool import Pool, PoolSettings, Seat
 from daemon.records import Model, Reader
 from daemon.sinks import Sink
 from daemon.slab import Slab
-from daemon.status import Status
+from daemon.state import CONTROL, LEDGER, lock_state
+from daemon.status import Snapshot, Status
 from daemon.systemd import Notifier
 from daemon.watcher import Watcher
 from daemon.web import serve
 from stages import packs
 from stages.base import StageSpec
 from stages.binning import load_rule
-from stages.manifest import Manifest, PackError
+from stages.manifest import Manifest, PackError, list_files
 from stages.registry import UnknownName
 
 log = structlog.get_logger()
 
-LEDGER = "ledger.sqlite"
-CONTROL = "control.sock"
 GPU_BATCH, CPU_BATCH = 64, 8
+SHOW_SECONDS = 0.25  # between two pictures of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
 STALL_FACTOR = 2.0  # of the batch time-out, without progress though there is work: then the watchdog is not fed
+
+
+Show = Callable[[Snapshot], None]
 
 
 class Service:
     """One run of the daemon."""
 
-    def __init__(self, config: Config, *, once: bool = False) -> None:
+    def __init__(self, config: Config, *, once: bool = False, show: Show | None = None) -> None:
         self.config = config
         self.once = once
+        self.show = show
         self.metrics = Metrics()
         self.notifier = Notifier()
 
@@ -87,7 +90,9 @@ class Service:
             ledger = Ledger(config.state.path / LEDGER)
             stack.callback(ledger.close)
             ledger.commit_seconds = metrics.commit_seconds.observe
-            models = [Model(spec.name, spec.fingerprint, notice if spec.backend != "fake" else "") for spec in specs.values()]
+            models = [
+                Model(spec.name, spec.fingerprint, notice if spec.backend != "fake" else "") for spec in specs.values()
+            ]
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], models)
             reader = Reader(ledger.path)
             stack.callback(reader.close)
@@ -95,10 +100,19 @@ class Service:
             stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
-            lanes = [open_lane(segment, config, specs, gpus, placement, slab, metrics) for segment in placement.segments]
+            lanes = [
+                open_lane(segment, config, specs, gpus, placement, slab, metrics) for segment in placement.segments
+            ]
             sinks = {number: Sink.of(inbox, config) for number, inbox in inboxes.items()}
             pipeline = Pipeline(
-                ledger, watcher, slab, lanes, judge_of(config), sinks, metrics, reuse_results=config.pipeline.reuse_results
+                ledger,
+                watcher,
+                slab,
+                lanes,
+                judge_of(config),
+                sinks,
+                metrics,
+                reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
             async with serve(config, status, metrics, ledger, config.state.path / CONTROL):
@@ -125,11 +139,15 @@ class Service:
 
     async def _report(self, pipeline: Pipeline, status: Status) -> None:
         """Feed the watchdog while there is progress, and tell systemd how things stand."""
-        interval = min(STATUS_SECONDS, (self.notifier.watchdog_seconds or STATUS_SECONDS) / 3)
+        longest = SHOW_SECONDS if self.show else STATUS_SECONDS
+        interval = min(longest, (self.notifier.watchdog_seconds or longest) / 3)
         while True:
+            snapshot = status.snapshot()
             if not self._is_stalled(pipeline):
                 self.notifier.alive()
-            self.notifier.status(status.sentence())
+            self.notifier.status(snapshot.sentence())
+            if self.show:
+                self.show(snapshot)
             await anyio.sleep(interval)
 
     def _is_stalled(self, pipeline: Pipeline) -> bool:
@@ -143,10 +161,10 @@ class Hurried(Exception):
     """The user does not want to wait for the drain."""
 
 
-async def run_service(config: Config, *, once: bool = False) -> bool:
+async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> bool:
     """Run the daemon; errors that task groups have wrapped come out as themselves."""
     try:
-        return await Service(config, once=once).run()
+        return await Service(config, once=once, show=show).run()
     except BaseExceptionGroup as group:
         hurried, rest = group.split(Hurried)
         if rest is None:
@@ -167,22 +185,9 @@ def check_inboxes(config: Config) -> None:
     """Raises ConfigError when an inbox is not there: creating it might hide a mount that is missing."""
     missing = [inbox.path for inbox in config.inbox if not inbox.path.is_dir()]
     if missing:
-        raise ConfigError([f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing])
-
-
-@contextlib.contextmanager
-def lock_state(folder: Path) -> Iterator[None]:
-    """Hold the state folder for this process alone. Raises AlreadyRunning."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyRunning(f"Another visiond works with {folder}. Stop it, or name another [state] path.") from None
-        yield
-    finally:
-        os.close(fd)
+        raise ConfigError(
+            [f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing]
+        )
 
 
 def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
@@ -211,13 +216,17 @@ def _natural_dtype(gpus: list[Gpu]) -> str:
     return "bfloat16" if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
 
 
-def weights_of(specs: object) -> dict[str, int]:
+def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
     """Bytes of weights by stage, as their files say."""
-    sizes = {}
-    for spec in specs:  # type: ignore[attr-defined]
-        files = [Path(file) for file in spec.files.values()]
-        sizes[spec.name] = sum(f.stat().st_size for file in files for f in ([file] if file.is_file() else file.rglob("*.safetensors")))
-    return sizes
+    files = {spec.name: [file for path in spec.files.values() for file in list_files(Path(path))] for spec in specs}
+    return {name: sum(file.stat().st_size for file in found) for name, found in files.items()}
+
+
+def plan_placement(config: Config) -> Placement:
+    """The placement that `run` would take here and now."""
+    gpus = list_gpus()
+    specs, _ = resolve_models(config, gpus)
+    return plan(config, gpus, weights_of(specs.values()), len(os.sched_getaffinity(0)))
 
 
 def judge_of(config: Config) -> Judge:

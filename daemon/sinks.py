@@ -66,7 +66,9 @@ class Sink:
             return self._move(record, target)
         if self.bins_mode == "copy":
             _copy(record, target)
-        moved = self._move(record, os.path.join(self.done, record.path)) if self.on_success == "move" else Placed(record.id)
+        moved = (
+            self._move(record, os.path.join(self.done, record.path)) if self.on_success == "move" else Placed(record.id)
+        )
         if self.bins_mode == "link":
             _link(moved.location or record.location, target)
         if self.bins_mode != "none":
@@ -104,7 +106,9 @@ def write_sidecar(folder: bytes, record: Record) -> None:
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
             raise
-        write_whole(os.path.join(folder, b"~" + hashlib.sha256(record.path).hexdigest().encode() + b".json"), record.encode())
+        write_whole(
+            os.path.join(folder, b"~" + hashlib.sha256(record.path).hexdigest().encode() + b".json"), record.encode()
+        )
 
 
 def sidecar_path(folder: bytes, path: bytes) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from datetime import timedelta
 
 import msgspec
 
@@ -24,22 +24,35 @@ class WorkerState(msgspec.Struct, frozen=True):
     cause: str  # why its last process went away
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """The daemon's state at one moment."""
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The state at one moment; with running = False, as the ledger of a daemon that does not run tells it."""
 
+    running: bool
     pending: int
-    in_flight: int
     done: int
     failed: int
     skipped: int
     gone: int
-    images_per_second: float  # over the last half minute
-    eta_seconds: float | None  # None while nothing moves
-    paused: str  # what cannot be written, and why; empty when all can
-    slab_used_bytes: int
-    slab_size_bytes: int
-    workers: list[WorkerState]
-    uptime_seconds: float
+    in_flight: int = 0
+    ended_in_this_run: int = 0
+    images_per_second: float = 0.0  # over the last half minute
+    eta_seconds: float | None = None  # None while nothing moves
+    paused: str = ""  # what cannot be written, and why; empty when all can
+    slab_used_bytes: int = 0
+    slab_size_bytes: int = 0
+    workers: list[WorkerState] = []
+    uptime_seconds: float = 0.0
+
+    def sentence(self) -> str:
+        """One line for people."""
+        parts = [f"{self.done} done", f"{self.failed} failed", f"{self.skipped} skipped", f"{self.pending} pending"]
+        if self.running:
+            parts.append(f"{self.images_per_second:g} images/s")
+        if self.eta_seconds is not None and self.pending:
+            parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
+        return ", ".join(parts) + (
+            f"; paused: {self.paused}" if self.paused else "" if self.running else "; no daemon runs"
+        )
 
 
 class Status:
@@ -70,8 +83,10 @@ class Status:
         pending = max(0, int(self._metrics.value("visiond_images_pending")))
         rate = self._rate()
         return Snapshot(
+            running=True,
             pending=pending,
             in_flight=len(pipeline.in_flight),
+            ended_in_this_run=sum(self._metrics.outcomes.values()),
             done=self._total(JobStatus.DONE),
             failed=self._total(JobStatus.FAILED),
             skipped=self._total(JobStatus.SKIPPED),
@@ -103,7 +118,8 @@ class Status:
     def ailments(self) -> list[str]:
         """Why the daemon is not healthy: a worker that is gone or silent. Empty when it is."""
         return [
-            f"{state['name']} on {state['device']} is {state['state']}" + (f": {state['cause']}" if state["cause"] else "")
+            f"{state['name']} on {state['device']} is {state['state']}"
+            + (f": {state['cause']}" if state["cause"] else "")
             for lane in self._pipeline.lanes
             for state in lane.pool.health()
             if state["state"] != "ready"
@@ -112,7 +128,8 @@ class Status:
     def is_dead(self) -> bool:
         """Whether some segment has no worker left, and none that is still starting."""
         return any(
-            all(state["state"] not in ("ready", "loading") for state in lane.pool.health()) for lane in self._pipeline.lanes
+            all(state["state"] not in ("ready", "loading") for state in lane.pool.health())
+            for lane in self._pipeline.lanes
         )
 
     def retried(self, images: int) -> None:
@@ -129,12 +146,6 @@ class Status:
             if not any(seat.healthy for seat in lane.pool.seats)
         ]
         return stuck + [f"{what} cannot be written: {why}" for what, why in self._pipeline.troubles.items()]
-
-    def sentence(self) -> str:
-        """One line for people."""
-        now = self.snapshot()
-        parts = [f"{now.done} done", f"{now.failed} failed", f"{now.pending} pending", f"{now.images_per_second:g} images/s"]
-        return ", ".join(parts) + (f"; paused: {now.paused}" if now.paused else "")
 
     def _rate(self) -> float:
         now, done = time.monotonic(), self._ended(JobStatus.DONE) + self._ended(JobStatus.FAILED)

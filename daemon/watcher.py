@@ -36,7 +36,9 @@ HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan fi
 POLL_SECONDS = 5.0  # between scans where there are no events
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 
-NETWORK_FILE_SYSTEMS = re.compile(rb"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|beegfs|gpfs|fuse\..*|virtiofs|vboxsf")
+NETWORK_FILE_SYSTEMS = re.compile(
+    rb"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|beegfs|gpfs|fuse\..*|virtiofs|vboxsf"
+)
 
 _EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB | Mask.ONLYDIR
 
@@ -192,7 +194,9 @@ class Watcher:
             log.debug("folder cannot be read", path=os.fsdecode(where), error=error.strerror)
             return
         folder.missing = True
-        log.warning("inbox cannot be read; it is tried again at every scan", path=os.fsdecode(where), error=error.strerror)
+        log.warning(
+            "inbox cannot be read; it is tried again at every scan", path=os.fsdecode(where), error=error.strerror
+        )
 
     # The hints: events
 
@@ -315,7 +319,9 @@ def is_network_mount(path: Path) -> bool:
         fields, _, kind = line.partition(b" - ")
         mounts.append((fields.split()[4].decode("unicode_escape").encode("latin-1"), kind.split()[0]))
     target = os.fsencode(path.resolve())
-    holding = [mount for mount in mounts if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")]
+    holding = [
+        mount for mount in mounts if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")
+    ]
     return bool(holding and NETWORK_FILE_SYSTEMS.fullmatch(max(holding, key=lambda mount: len(mount[0]))[1]))
 
 

@@ -6,11 +6,9 @@ The control socket lies in the state folder, so that the file system says who ma
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
@@ -25,10 +23,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from daemon.config import Config
-from daemon.errors import ConfigError, NotRunning
+from daemon.errors import ConfigError
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
-from daemon.status import Snapshot, Status
+from daemon.status import Status
 
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 MOST_CONNECTIONS = 512  # further ones are answered 503, so that slow clients cannot take all file descriptors
@@ -114,25 +112,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def ask_daemon(control: Path, method: str, path: str, body: object = None) -> Any:
-    """A request to the running daemon over its control socket; returns the decoded JSON. Raises NotRunning."""
-    connection = http.client.HTTPConnection("localhost", timeout=30)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    try:
-        connection.sock.connect(str(control))
-        connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
-        return msgspec.json.decode(connection.getresponse().read())
-    except OSError as error:
-        raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
-    finally:
-        connection.close()
-
-
-def ask_status(control: Path) -> Snapshot:
-    """The running daemon's state. Raises NotRunning."""
-    return msgspec.convert(ask_daemon(control, "GET", "/api/status"), Snapshot)
-
-
 def _json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
@@ -141,7 +120,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise ConfigError([f"http.listen: {host}:{port} cannot be had: {error.strerror}. Name another port."]) from error
+        raise ConfigError(
+            [f"http.listen: {host}:{port} cannot be had: {error.strerror}. Name another port."]
+        ) from error
 
 
 def _listen_control(path: Path) -> socket.socket:

@@ -10,7 +10,6 @@ It imports neither torch nor numpy.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -105,14 +104,18 @@ def silence() -> None:
 
 
 def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
-    memory = mmap.mmap(memory_fd, os.fstat(memory_fd).st_size)
+    memory: mmap.mmap | None = None  # kept from image to image: mapping anew costs a fault for every page
     while message := channel.recv(MESSAGE_BYTES):
-        job = msgspec.json.decode(message, type=Job)
-        if os.fstat(memory_fd).st_size != len(memory):
-            memory.close()
-            memory = mmap.mmap(memory_fd, os.fstat(memory_fd).st_size)
         allow_cpu_seconds(limits.decode_seconds)
-        reply = answer(job, memory, limits)
+        try:
+            if memory is not None and len(memory) != os.fstat(memory_fd).st_size:
+                memory.close()
+                memory = None
+            memory = memory or mmap.mmap(memory_fd, 0)
+            reply = answer(msgspec.json.decode(message, type=Job), memory)
+        except (MemoryError, OSError):  # OSError: no address space for the mapping
+            detail = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
+            reply = Reply(Reason.DECODER, detail, last=True)
         channel.send(msgspec.json.encode(reply))
         if reply.last:
             return
@@ -125,21 +128,20 @@ def allow_cpu_seconds(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (ceil(used.ru_utime + used.ru_stime + seconds), hard))
 
 
-def answer(job: Job, memory: mmap.mmap, limits: Limits) -> Reply:
-    """Decode one image. Whatever a library raises is that image's fault."""
+def answer(job: Job, memory: mmap.mmap) -> Reply:
+    """Decode one image. Whatever a library raises is that image's fault; MemoryError passes."""
     from stages import pixels
 
-    with memoryview(memory) as view, view[: job.data_bytes] as data, view[job.pixels_at :] as out:
-        try:
+    try:
+        with memoryview(memory) as view, view[: job.data_bytes] as data, view[job.pixels_at :] as out:
             pixels.write_rgb(data, job.header, out)
-        except ImageError as error:
-            return Reply(error.reason, error.detail)
-        except MemoryError:
-            detail = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
-            return Reply(Reason.DECODER, detail, last=True)
-        except Exception as error:
-            said = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
-            return Reply(Reason.DECODER, f"{job.header.format}: {said}"[:DETAIL_CHARACTERS])
+    except ImageError as error:
+        return Reply(error.reason, error.detail)
+    except MemoryError:
+        raise
+    except Exception as error:
+        said = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
+        return Reply(Reason.DECODER, f"{job.header.format}: {said}"[:DETAIL_CHARACTERS])
     return Reply()
 
 
@@ -206,7 +208,10 @@ class Decoder:
         except TimeoutError:
             self._stop()
             raise ImageError(Reason.DECODER, f"took longer than {self._wall_seconds:g} s") from None
-        except (ConnectionError, msgspec.DecodeError):
+        except msgspec.DecodeError:
+            self._stop()
+            raise ImageError(Reason.DECODER, "the decoder's memory was overwritten: its answer is garbled") from None
+        except ConnectionError:
             reply = None
         if reply is None:
             raise self._bury()
@@ -260,8 +265,11 @@ class Decoder:
     def _bury(self) -> ImageError:
         """Make sure that the child is dead, and say what it died of."""
         assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it closed its end and lives on: killed below
+        try:
             self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            self._stop()
+            return ImageError(Reason.DECODER, "the decoder stopped answering")
         code = self._stop()
         if code == -signal.SIGXCPU:
             return ImageError(Reason.DECODER, f"took longer than decode_seconds = {self.limits.decode_seconds:g}")

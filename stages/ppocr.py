@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import (
     PPLCNetV4Config,
@@ -101,8 +103,11 @@ class Recognizer(nn.Module):
         pixels: [N, 3, 48, W], RGB in -1..1, zeros right of each line.
         widths: int64 [N], what each line is padded to, at most W; None when all are W.
         """
-        best, classes = self.classify(self.encode(pixels, widths))
-        ...
+        probabilities, classes = self.head(self.encode(pixels, widths)).softmax(dim=-1, dtype=torch.float32).max(dim=-1)
+        if widths is not None:
+            steps = torch.arange(classes.shape[1], device=classes.device)
+            classes = classes.masked_fill(steps >= count_steps(widths)[:, None], BLANK)
+        return classes, probabilities
 
     def encode(self, pixels: Tensor, widths: Tensor | None = None) -> Tensor:
         """The last hidden states, [N, W // 8, 120]."""
@@ -134,18 +139,19 @@ class Recognizer(nn.Module):
         yield self.head
 
 
+def count_steps(widths: Tensor) -> Tensor:
+    """How many steps of the output belong to lines of `widths` columns: halved three times, up, up and down."""
+    return ((widths + 1) // 2 + 1) // 4
+
+
 def masks_of(widths: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    """What belongs to each line at a half, a quarter and an eighth of the input's width: ones and zeros [N, 1, 1, ·]."""
+    """What belongs to each line at a half, a quarter and an eighth of the width: ones, then zeros, [N, 1, 1, columns]."""
     if widths is None:
         return None, None, None
-    halves = (widths + 1) // 2
-    quarters = (halves + 1) // 2
-    sizes = (width + 1) // 2, ((width + 1) // 2 + 1) // 2, ((width + 1) // 2 + 1) // 4
-    columns = torch.arange(sizes[0], device=widths.device)
-    return tuple(
-        (columns[:size] < own[:, None, None, None]).to(dtype)
-        for size, own in zip(sizes, (halves, quarters, quarters // 2), strict=True)
-    )
+    halves, whole = (widths + 1) // 2, (width + 1) // 2
+    levels = (whole, halves), ((whole + 1) // 2, (halves + 1) // 2), ((whole + 1) // 4, count_steps(widths))
+    columns = torch.arange(whole, device=widths.device)
+    return tuple((columns[:size] < own[:, None, None, None]).to(dtype) for size, own in levels)
 
 
 def mask(hidden: Tensor, kept: Tensor | None) -> Tensor:
@@ -207,32 +213,43 @@ def excitation_layers(module: Any) -> Iterator[nn.Module]:
 
 
 def load_detector(path: Path | str) -> Detector:
-    """Raises WeightsError if the file is not PP-OCRv6 small detection."""
+    """The network with a file's weights, in float32 on the CPU. Raises WeightsError if they are not PP-OCRv6 small's."""
     with torch.device("meta"):
         network = Detector()
-    return fill(network, read_onnx(path), path)
+    fill(network, read_onnx(path), path)
+    return network
 
 
-def load_recognizer(path):
+def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
+    """The network with a file's weights, and the text of each of its classes. Raises WeightsError."""
     file = read_onnx(path)
+    if "character" not in file.metadata:
+        raise WeightsError(f'{path} has no "character" entry in its metadata: it is no text recogniser of rapidocr\'s.')
     characters = ["", *file.metadata["character"].split("\n"), " "]
     with torch.device("meta"):
         network = Recognizer(len(characters))
-    return fill(network, file, path), characters
+    fill(network, file, path)
+    return network, characters
 
 
-def fill(network, file, path):
+def fill(network: Detector | Recognizer, file: OnnxFile, path: Path | str) -> None:
+    """Give each weighted module the layer that has its place in the file; drop the norms that those have taken in."""
     modules = list(network.layers())
-    if len(modules) != len(file.layers): raise WeightsError(f"{path} {len(modules)} {len(file.layers)}")
-    for m, l in zip(modules, file.layers):
-        assert isinstance(m, KINDS[l.kind]) and m.weight.shape == l.weight.shape, (m, l.kind, l.weight.shape)
-        m.weight = nn.Parameter(torch.tensor(l.weight), requires_grad=False)
-        m.bias = None if l.bias is None else nn.Parameter(torch.tensor(l.bias), requires_grad=False)
-    for m in network.modules():
-        for n, c in list(m.named_children()):
-            if isinstance(c, nn.BatchNorm2d): setattr(m, n, nn.Identity())
-            if isinstance(c, nn.ReLU): c.inplace=True
-    for n,p in list(network.named_parameters())+list(network.named_buffers()): assert not p.is_meta, n
-    first = modules[0]
-    first.weight = nn.Parameter(first.weight.flip(1), requires_grad=False)
-    return network.eval()
+    kinds = [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers]
+    if kinds != [(type(module), tuple(module.weight.shape)) for module in modules]:
+        raise WeightsError(f"{path} is not PP-OCRv6 small {type(network).__name__.lower()}: its layers are others.")
+    for module, layer in zip(modules, file.layers, strict=True):
+        module.weight = freeze(layer.weight)
+        module.bias = None if layer.bias is None else freeze(layer.bias)
+    modules[0].weight.data = modules[0].weight.data.flip(1)  # BGR to RGB
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.Identity())
+            elif isinstance(child, nn.ReLU):
+                child.inplace = True
+    network.eval()
+
+
+def freeze(array: NDArray[np.float32]) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(array), requires_grad=False)

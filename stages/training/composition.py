@@ -18,7 +18,8 @@ from stages.training.shapes import LABELS, LEAN, Sprite, choose_finish, draw_obj
 from stages.training.sheets import Sheet, blank_sheet
 from stages.training.truth import Box, TrueObject, measure_spread
 
-LEGIBLE_PX = 21  # to the em: capitals of 15 px
+LEGIBLE_PX = 22  # to the em: capitals of 16 px
+DRAWABLE_PX = 8  # to the em: below that, fonts' hinting makes lines too long
 
 Member = tuple[str, str]  # label and colour of one object
 
@@ -43,7 +44,23 @@ class Draft:
 
     def choose_em(self) -> float:
         """The smallest size of text: LEGIBLE_PX or more even when the short side is brought down to PP-OCR's 736."""
-        return LEGIBLE_PX * max(1.0, min(self.width, self.height) / 736) * self.rng.uniform(1, 1.25) * self.scale
+        return self._legible_px * self.rng.uniform(1, 1.25) * self.scale
+
+    @property
+    def _legible_px(self) -> float:
+        return LEGIBLE_PX * max(1.0, min(self.width, self.height) / 736)
+
+    @property
+    def drawable_scale(self) -> float:
+        """The smallest at which text can be drawn; what is to be smaller is shrunk afterwards."""
+        return DRAWABLE_PX / self._legible_px
+
+    def shrink(self, scale: float) -> None:
+        """Bring the drawn image, and what is known of it, from its scale down to this one."""
+        ratio, self.scale = scale / self.scale, scale
+        self.pixels = cv2.resize(self.pixels, self.size, interpolation=cv2.INTER_AREA)
+        self.lines = [(text, box * ratio) for text, box in self.lines]
+        self.objects = [_shrink_object(thing, ratio, self.size) for thing in self.objects]
 
     def paint_backdrop(self, colors: Iterable[str] = ()) -> None:
         """A backdrop on which all these colours show."""
@@ -75,6 +92,12 @@ class Draft:
             self.paint_backdrop(("white",))
             sheet = sheet.place_tilted(self.pixels, self.size[0] / 2, self.size[1] / 2)
         self.pixels, self.lines = sheet.pixels, sheet.lines
+
+
+def _shrink_object(thing: TrueObject, ratio: float, size: tuple[int, int]) -> TrueObject:
+    x0, y0, x1, y1 = (edge * ratio for edge in thing.box)
+    box = (math.floor(x0), math.floor(y0), min(size[0], math.ceil(x1)), min(size[1], math.ceil(y1)))
+    return TrueObject(thing.label, thing.color, box)
 
 
 # Arranging objects.
@@ -285,10 +308,8 @@ def compose_poster(draft: Draft, rows: int | None = None) -> None:
     draft.paint_backdrop(color for _, color in members)
     draft.paint_objects(sprites)
     x0, y0, x1, y1 = (round(edge * draft.scale) for edge in panel)
-    most = int((y1 - y0 - 1.2 * em) / (1.42 * em))
-    draft.lines = pages.write_panel(
-        draft.pixels, em, rng, (x0, y0, x1, y1), rows or rng.randint(5, min(12, most))
-    ).lines
+    count = rows or rng.randint(5, min(12, int((y1 - y0 - 1.2 * em) / (1.42 * em))))
+    draft.lines = pages.write_panel(draft.pixels, em, rng, (x0, y0, x1, y1), count).lines
 
 
 @dataclass(frozen=True)

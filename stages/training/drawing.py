@@ -172,7 +172,7 @@ def draw_plain(width: int, height: int, rng: Random, color: str) -> Pixels:
         distance = (x - rng.uniform(-1, 1)) ** 2 + (y - rng.uniform(-1, 1)) ** 2
         light += rng.uniform(-0.08, 0.1) * np.exp(-distance / rng.uniform(0.03, 0.3))
     small = (base * light[..., None] + 10 * (light[..., None] - 1)).clip(0, 255).round().astype(np.uint8)
-    canvas = cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+    canvas: Pixels = cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
     if rng.random() < 0.6:
         cells = rng.choice((40, 120, 400))
         add_texture(canvas, rng, rng.uniform(0.06, 0.2), cells, cells)

@@ -7,7 +7,6 @@ for training is the large one in miniature.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -37,23 +36,13 @@ GOODS = list_words(
     """Apples Bread Butter Carrots Cheese Coffee Cookies Eggs Flour Grapes Honey Juice Lemons Milk Noodles Olives Onions
     Pasta Pepper Potatoes Rice Salad Soup Sugar Tea Tomatoes Water Yogurt Batteries Candles Notebook Pencils"""
 )
+FAREWELLS = ("Thank you", "Please come again", "Have a good day")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-SIGN_WORDS = (
-    *("OPEN", "CLOSED", "PARKING", "EXIT", "ENTRANCE", "BAKERY", "STATION", "MUSEUM", "LIBRARY", "WELCOME", "CAUTION"),
-    *(
-        "SLOW",
-        "MARKET",
-        "HARBOUR",
-        "THEATRE",
-        "PHARMACY",
-        "TICKETS",
-        "REPAIR",
-        "GARDEN",
-        "PLATFORM",
-        "NO ENTRY",
-        "FOR SALE",
-    ),
+SIGN_WORDS = list_words(
+    """OPEN CLOSED PARKING EXIT ENTRANCE BAKERY STATION MUSEUM LIBRARY WELCOME CAUTION SLOW MARKET HARBOUR THEATRE
+    PHARMACY TICKETS REPAIR GARDEN PLATFORM HOTEL COFFEE HOSPITAL SCHOOL AIRPORT"""
 )
+CHART_COLORS = [COLORS[name] for name in ("red", "orange", "green", "blue", "purple", "brown", "pink", "grey")]
 ACCENTS = tuple(mix(COLORS[name], (0, 0, 0), 0.15) for name in ("red", "green", "blue", "purple", "orange", "brown"))
 
 # Pages, receipts, slides.
@@ -88,13 +77,11 @@ def draw_receipt(sheet: Sheet) -> None:
     font = load_font(rng.choice(("DejaVuSansMono", "DejaVuSansMono", "DejaVuSans", "Aileron")), em)
     bold, leading = load_font("DejaVuSans-Bold", em * 1.3), em * 1.5
     middle, y = sheet.width / 2, 1.4 * em
-    for text, head in (
-        (rng.choice(SHOPS), bold),
-        (f"{rng.randint(10, 99)} {rng.choice(NAMES)} Street", font),
-        (compose_date(rng), font),
-    ):
-        sheet.write(text, middle, y, head, align=0.5)
-        y += leading * (1.25 if head is bold else 1)
+    sheet.write(rng.choice(SHOPS), middle, y, bold, align=0.5)
+    y += 1.25 * leading
+    for text in (f"{rng.randint(10, 99)} {rng.choice(NAMES)} Street", compose_date(rng)):
+        sheet.write(text, middle, y, font, align=0.5)
+        y += leading
     y = _rule_off(sheet, y, margin)
     prices = [rng.randint(100, 2999) for _ in range(max(2, min(12, int((sheet.height - y) / leading) - 5)))]
     for price, name in zip(prices, rng.sample(GOODS, len(prices)), strict=True):
@@ -103,13 +90,7 @@ def draw_receipt(sheet: Sheet) -> None:
     y = _rule_off(sheet, y, margin)
     _write_sum(sheet, "Total", sum(prices), y, margin, load_font("DejaVuSans-Bold", em))
     if y + 3.4 * leading < sheet.height:
-        sheet.write(
-            rng.choice(("Thank you", "Please come again", "Have a good day")),
-            middle,
-            y + 1.6 * leading,
-            font,
-            align=0.5,
-        )
+        sheet.write(rng.choice(FAREWELLS), middle, y + 1.6 * leading, font, align=0.5)
 
 
 def _rule_off(sheet: Sheet, y: float, margin: float) -> float:
@@ -160,15 +141,19 @@ def _draw_slide_bar(sheet: Sheet, accent: Rgb) -> None:
 # Signs and posters.
 
 
+def _measure_rows(rows: Sequence[str], em: float) -> float:
+    font = load_font("DejaVuSans-Bold", em)
+    return max(font.getlength(row) for row in rows)
+
+
 def draw_board(rows: Sequence[str], em: float, rng: Random, room: tuple[float, float]) -> Sheet:
     """The board of a sign: a frame and centred rows, larger than em where the room (width, height) allows."""
     ground = rng.choice((*ACCENTS[:4], PAPER, (248, 214, 60), INK))
     ink = INK if luminance(ground) > 120 else PAPER
-    font = load_font("DejaVuSans-Bold", em)
-    widest = max(font.getlength(row) for row in rows)
+    widest = _measure_rows(rows, em)
     grow = max(1.0, min(room[0] / widest, room[1] / (em * (1.45 * len(rows) + 1)), rng.uniform(1.2, 3.5)))
     em, font, leading = em * grow, load_font("DejaVuSans-Bold", em * grow), em * grow * 1.45
-    sheet = blank_sheet(round(widest * grow + 2 * em), round(leading * len(rows) + em), em, rng, ground)
+    sheet = blank_sheet(round(_measure_rows(rows, em) + 2 * em), round(leading * len(rows) + em), em, rng, ground)
     inset, thick = round(em * 0.2), max(1, round(em * 0.09))
     cv2.rectangle(sheet.pixels, (inset, inset), (sheet.width - 1 - inset, sheet.height - 1 - inset), ink, thick)
     for number, row in enumerate(rows):
@@ -199,10 +184,8 @@ def write_panel(canvas: Pixels, em: float, rng: Random, area: tuple[int, int, in
     canvas[y0:y1, x0:x1] = cv2.addWeighted(canvas[y0:y1, x0:x1], 0.16, panel, 0.84, 0)
     sheet = Sheet(canvas, em, rng)
     ink = PAPER if dark else INK
-    head, body = (
-        load_font("DejaVuSans-Bold", em * 1.25),
-        load_font(rng.choice(("DejaVuSans", "DejaVuSerif", "Aileron")), em),
-    )
+    head = load_font("DejaVuSans-Bold", em * 1.25)
+    body = load_font(rng.choice(("DejaVuSans", "DejaVuSerif", "Aileron")), em)
     leading, width, x = (y1 - y0 - 1.2 * em) / rows, x1 - x0 - 1.6 * em, x0 + 0.8 * em
     for row in range(rows):
         font = body if row else head
@@ -220,9 +203,7 @@ def draw_chart(sheet: Sheet, kind: str) -> None:
     sheet.fill(rng.choice((PAPER, (255, 255, 255), (240, 244, 250), (252, 246, 236))))
     title = load_font("DejaVuSans-Bold", em * 1.25)
     sheet.write(compose_title(rng, title, sheet.width * 0.86), sheet.width / 2, 0.9 * em, title, align=0.5)
-    colors = rng.sample(
-        [COLORS[name] for name in ("red", "orange", "green", "blue", "purple", "brown", "pink", "grey")], 6
-    )
+    colors = rng.sample(CHART_COLORS, 6)
     if kind == "pie chart":
         _draw_pie(sheet, colors)
         return
@@ -253,15 +234,10 @@ def _draw_axes(sheet: Sheet) -> Plot:
     ticks, step = rng.randint(4, 6), rng.choice((10, 20, 25, 40, 50, 100, 150, 200, 500))
     top, bottom, right = 3.8 * em, sheet.height - 2.8 * em, sheet.width - 1.5 * em
     left = 2.2 * em + font.getlength(str(ticks * step))
+    thick, grey = max(1, round(em / 16)), (212, 214, 218)
     for tick in range(ticks + 1):
         row = round(bottom - (bottom - top) * tick / ticks)
-        cv2.line(
-            sheet.pixels,
-            (round(left), row),
-            (round(right), row),
-            (212, 214, 218) if tick else INK,
-            max(1, round(em / 16)),
-        )
+        cv2.line(sheet.pixels, (round(left), row), (round(right), row), grey if tick else INK, thick)
         if tick:
             sheet.write(str(tick * step), left - 0.5 * em, row - 0.62 * em, font, align=1)
     names = _choose_names(rng, font, right - left, em)
@@ -275,14 +251,8 @@ def _draw_axes(sheet: Sheet) -> Plot:
 def _choose_names(rng: Random, font: Font, width: float, em: float) -> list[str]:
     """Names for a chart's columns, as many as stand apart in the width."""
     first = rng.randint(1990, 2015)
-    families = (
-        MONTHS,
-        [str(first + k) for k in range(9)],
-        rng.sample(NAMES, 8),
-        [day[:3] for day in DAYS],
-        ["Q1", "Q2", "Q3", "Q4"],
-    )
-    family = rng.choice(families)
+    years, days = [str(first + k) for k in range(9)], [day[:3] for day in DAYS]
+    family = rng.choice((MONTHS, years, days, rng.sample(NAMES, 8), ("Q1", "Q2", "Q3", "Q4")))
     widest = max(font.getlength(name) for name in family)
     return list(family[: max(2, min(9, int(width / (widest + 1.5 * em))))])
 
@@ -311,31 +281,31 @@ def _draw_pie(sheet: Sheet, colors: list[Rgb]) -> None:
     """A pie with its legend beside it, or below it in an upright format."""
     rng, em, parts = sheet.rng, sheet.em, sheet.rng.randint(4, 6)
     font = load_font("DejaVuSans", em)  # its space is wide: others' made OCR read "Baker40%"
-    shares = _split_hundred(rng, parts)
-    wide, leading, top = sheet.width > sheet.height, 1.7 * em, 3.4 * em
-    room_x, room_y = (
-        (sheet.width * 0.5, sheet.height - top) if wide else (sheet.width, sheet.height - top - leading * (parts + 1))
-    )
-    radius = min(room_x, room_y) / 2 * 0.88
-    middle, start = (room_x / 2, top + room_y / 2), rng.uniform(0, 360)
-    x, y = (
-        (sheet.width * 0.55, top + (room_y - leading * parts) / 2)
-        if wide
-        else (sheet.width * 0.25, sheet.height - leading * (parts + 0.6))
-    )
-    for share, name, color in zip(shares, rng.sample(NAMES, parts), colors, strict=False):
-        stop = start + 3.6 * share
-        arc = [
-            (middle[0] + radius * math.cos(a), middle[1] + radius * math.sin(a))
-            for a in np.radians(np.linspace(start, stop, 40))
-        ]
-        slice_ = (np.array([middle, *arc]) * 16).round().astype(np.int32)
-        cv2.fillPoly(sheet.pixels, [slice_], color, cv2.LINE_AA, 4)
-        cv2.polylines(sheet.pixels, [slice_], True, (255, 255, 255), max(1, round(em / 10)), cv2.LINE_AA, 4)
-        swatch = (round(x), round(y + 0.3 * em))
-        cv2.rectangle(sheet.pixels, swatch, (round(x + 0.9 * em), round(y + 0.95 * em)), color, -1)
+    leading, top = 1.7 * em, 3.4 * em
+    legend = leading * (parts + 0.6)
+    if sheet.width > sheet.height:
+        room = (sheet.width * 0.5, sheet.height - top - em)
+        x, y = sheet.width * 0.55, top + (room[1] - leading * parts) / 2
+    else:
+        room = (float(sheet.width), sheet.height - top - legend)
+        x, y = sheet.width * 0.25, sheet.height - legend
+    middle, start = (room[0] / 2, top + room[1] / 2), rng.uniform(0, 360)
+    for share, name, color in zip(_split_hundred(rng, parts), rng.sample(NAMES, parts), colors, strict=False):
+        _draw_slice(sheet, middle, min(room) * 0.45, (start, start + 3.6 * share), color)
+        corner = (round(x + 0.9 * em), round(y + 0.95 * em))
+        cv2.rectangle(sheet.pixels, (round(x), round(y + 0.3 * em)), corner, color, -1)
         sheet.write(f"{name} {share}%", x + 1.6 * em, y, font)
-        start, y = stop, y + leading
+        start, y = start + 3.6 * share, y + leading
+
+
+def _draw_slice(
+    sheet: Sheet, middle: tuple[float, float], radius: float, span: tuple[float, float], color: Rgb
+) -> None:
+    angles = np.radians(np.linspace(*span, 40))
+    arc = np.stack([middle[0] + radius * np.cos(angles), middle[1] + radius * np.sin(angles)], axis=1)
+    contour = [(np.vstack([middle, arc]) * 16).round().astype(np.int32)]
+    cv2.fillPoly(sheet.pixels, contour, color, cv2.LINE_AA, 4)
+    cv2.polylines(sheet.pixels, contour, True, (255, 255, 255), max(1, round(sheet.em / 10)), cv2.LINE_AA, 4)
 
 
 def _split_hundred(rng: Random, parts: int) -> list[int]:

@@ -80,8 +80,11 @@ def make_scene(seed: int, index: int, max_side: int | None = None) -> Scene:
     width, height = choose_size(rng, kind)
     format_, quality = choose_format(rng, kind, width * height)
     orientation = rng.randint(2, 8) if rng.random() < 0.35 else 1
-    draft = Draft(rng, width, height, min(1.0, (max_side or math.inf) / max(width, height)))
+    draft, scale = Draft(rng, width, height), min(1.0, (max_side or math.inf) / max(width, height))
+    draft.scale = max(scale, draft.drawable_scale) if is_text else scale
     recipe.compose(draft)
+    if scale < draft.scale:
+        draft.shrink(scale)
     if rng.random() < 0.6:
         add_light(draft.pixels, rng)
     if format_ != "PNG":

@@ -117,6 +117,8 @@ class Sheet:
         ink = np.asarray(stencil)
         x0, y0 = round(x - align * (right - left)), round(y) + top
         window = self.pixels[y0 : y0 + bottom - top, x0 : x0 + right - left]
+        if x0 < 0 or y0 < 0 or window.shape[:2] != ink.shape:
+            raise ValueError(f"{text!r} at {x0}, {y0} does not fit on a sheet of {self.width}×{self.height} pixels")
         window[:] = blend(window, fill_plain(right - left, bottom - top, color), ink)
         u, v, w, h = cv2.boundingRect(ink)
         u, v = u + x0, v + y0

@@ -43,6 +43,7 @@ DEEDS = {
     "hangs": "time.sleep(600)",
     "spins": "while True: pass",
     "eats memory": "bytearray(1 << 40)",
+    "hangs up": "os.close(int(sys.argv[2])); time.sleep(600)",
     "babbles": "os.write(int(sys.argv[2]), b'no reply at all')",
 }
 
@@ -131,7 +132,7 @@ def test_16_bit_grey_keeps_its_mid_tones(shared: Decoder, data: bytes) -> None:
 
 
 def test_floats_are_stretched_between_their_own_extremes(shared: Decoder) -> None:
-    ramp = Image.frombytes("F", (256, 2), np.tile(np.linspace(-3, 9, 256, dtype=np.float32), 2).tobytes())
+    ramp = Image.frombytes("F", (256, 8), np.tile(np.linspace(-3, 9, 256, dtype=np.float32), 8).tobytes())
     assert shared.decode(*entry(tiff(ramp)))[0, :, 0].tolist() == list(range(256))
 
 
@@ -227,11 +228,11 @@ def test_open_files_stay_level_over_two_hundred_decodes(make: Callable[..., Deco
     decoder = make(QUICK, command=sabotaged(DEEDS["leaves"]))
     decoder.decode(*entry(GOOD))
     before = len(os.listdir("/proc/self/fd"))
-    for number in range(200):
-        try:
-            decoder.decode(*entry(TRAP if number % 40 == 1 else GOOD))
-        except ImageError as error:
-            assert number % 40 == 1, error
+    for _ in range(5):
+        for _ in range(39):
+            decoder.decode(*entry(GOOD))
+        with pytest.raises(ImageError):
+            decoder.decode(*entry(TRAP))
     decoder.decode(*entry(GOOD))
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -261,7 +262,8 @@ def test_killing_the_parent_leaves_no_child(tmp_path: Path, second: bytes) -> No
     command = [sys.executable, "-c", PARENT, *map(str, paths), *sabotaged("signal.pause()")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
-        child = [int(line) for line in (parent.stdout.readline(), parent.stdout.readline())[1:]][0]
+        parent.stdout.readline()  # before there is a child
+        child = int(parent.stdout.readline())
         handle = os.pidfd_open(child)
         parent.kill()
     assert select.select([handle], [], [], 5.0)[0]
@@ -373,6 +375,6 @@ def test_mutated_images_end_in_pixels_or_an_error(make: Callable[..., Decoder]) 
             header = inspect(mutant, limits)
             decoded += 1
             assert decoder.decode(mutant, header).shape == (header.height, header.width, 3)
-        except ImageError as error:
-            assert error.reason in Reason
+        except ImageError:
+            continue
     assert decoder.decode(*entry(GOOD)).shape == (64, 96, 3)

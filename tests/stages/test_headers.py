@@ -15,6 +15,7 @@ from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg,
 LIMITS = Limits()
 
 
+@pytest.mark.filterwarnings("ignore:(Corrupt|Possibly corrupt) EXIF data")  # said by Pillow
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.name)
 def test_a_header_says_what_pillow_says(odd: Input) -> None:
     data = odd.make()

@@ -1,0 +1,134 @@
+"""`visiond check`: whether `run` would work with this configuration on this machine, and how to mend what would not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.config import Config
+from daemon.errors import ModelsUnusable, VisiondError
+from daemon.gpus import list_gpus
+from daemon.service import judge_of, plan_placement
+from daemon.watcher import is_network_mount
+from stages.manifest import PackError
+from stages.registry import UnknownName
+
+LEAST_FREE_BYTES = 1 << 30
+LEAST_OPEN_FILES = 1024
+WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
+LEAST_WATCHES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    grade: str  # "ok", "warning" or "error"
+    text: str
+
+
+def examine(config: Config) -> list[Finding]:
+    """Everything worth knowing before `run`, in the order a reader would ask."""
+    examinations = (_inboxes, _folders, _shared_memory, _limits, _gpus, _models, _rules)
+    return [finding for examination in examinations for finding in examination(config)]
+
+
+@contextlib.contextmanager
+def as_model_errors() -> Iterator[None]:
+    """What goes wrong with packs, as an error with an exit status."""
+    try:
+        yield
+    except (PackError, UnknownName) as error:
+        raise ModelsUnusable(str(error)) from error
+
+
+def _inboxes(config: Config) -> Iterator[Finding]:
+    for inbox in config.inbox:
+        if not inbox.path.is_dir():
+            yield Finding("error", f"inbox {inbox.path} does not exist; create it (mkdir -p {inbox.path}) or mount it.")
+        elif not os.access(inbox.path, os.R_OK | os.X_OK):
+            yield Finding("error", f"inbox {inbox.path} cannot be read by this user; change its permissions.")
+        elif inbox.on_success != "keep" and not os.access(inbox.path, os.W_OK):
+            yield Finding(
+                "error", f'inbox {inbox.path} cannot be written, which on_success = "{inbox.on_success}" needs.'
+            )
+        else:
+            how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
+            yield Finding("ok", f"inbox {inbox.path} is {how}.")
+
+
+def _folders(config: Config) -> Iterator[Finding]:
+    output = config.output
+    folders = {"output.results": output.results, "output.failed": output.failed, "state.path": config.state.path}
+    folders |= {"output.bins_folder": output.bins_folder} if output.bins != "none" else {}
+    folders |= {"output.done": output.done} if any(i.on_success == "move" for i in config.inbox) else {}
+    for key, folder in folders.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            yield Finding("error", f"{key}: {folder} cannot be written: {error.strerror}.")
+            continue
+        free = shutil.disk_usage(folder).free
+        if free < LEAST_FREE_BYTES:
+            yield Finding("warning", f"{key}: {folder} has {free >> 20} MiB left; visiond pauses when it is full.")
+        else:
+            yield Finding("ok", f"{key}: {folder} can be written.")
+    if is_network_mount(config.state.path):
+        yield Finding("error", f"state.path: {config.state.path} is a network mount; SQLite's locks need a local disk.")
+
+
+def _shared_memory(config: Config) -> Iterator[Finding]:
+    available = next(
+        int(line.split()[1]) << 10
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable")
+    )
+    if config.pipeline.slab_bytes > available // 2:
+        yield Finding(
+            "warning",
+            f"pipeline.slab_bytes is {config.pipeline.slab_bytes >> 20} MiB of {available >> 20} MiB available memory.",
+        )
+
+
+def _limits(config: Config) -> Iterator[Finding]:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files < LEAST_OPEN_FILES:
+        yield Finding(
+            "warning", f"only {files} open files are allowed; raise it to {LEAST_OPEN_FILES} (ulimit -n, LimitNOFILE=)."
+        )
+    if WATCHES.exists() and int(WATCHES.read_text()) < LEAST_WATCHES:
+        yield Finding(
+            "warning", f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond polls."
+        )
+
+
+def _gpus(_config: Config) -> Iterator[Finding]:
+    gpus = list_gpus()
+    for gpu in gpus:
+        yield Finding(
+            "ok", f"cuda:{gpu.index} is {gpu.name} with {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free."
+        )
+    if not gpus:
+        yield Finding("warning", "no NVIDIA GPU is visible; stages run on the CPU.")
+
+
+def _models(config: Config) -> Iterator[Finding]:
+    yield from _try(lambda: f"placement: {plan_placement(config).why}.")
+
+
+def _rules(config: Config) -> Iterator[Finding]:
+    if config.binning.rules:
+        yield from _try(lambda: judge_of(config) and f"binning rule {config.binning.rules} loads.")
+
+
+def _try(statement: Callable[[], str]) -> Iterator[Finding]:
+    try:
+        yield Finding("ok", statement())
+    except VisiondError as error:
+        yield Finding("error", str(error))

@@ -1,0 +1,396 @@
+"""The command `visiond`. Every sub-command explains itself with an example; --json gives what programs can read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape as escape_markup
+from rich.table import Table
+
+from daemon import __version__, control
+from daemon.config import Config, load
+from daemon.errors import NothingFound, VisiondError
+from daemon.jobs import JobStatus
+from daemon.log import escape
+from daemon.log import set_up as set_up_log
+from daemon.progress import Progress
+from daemon.records import Reader, Record
+
+app = typer.Typer(
+    name="visiond",
+    help="Takes every image of a drop folder through OCR, YOLO, CLIP and BLIP on all the GPUs, and loses none.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models_app = typer.Typer(
+    help="Packs of weights: list them, pull the standard one, verify digests.", no_args_is_help=True
+)
+app.add_typer(models_app, name="models")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="The configuration; by default ./daemon.toml if there is one.", envvar="VISIOND_CONFIG"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+console = Console(soft_wrap=True, highlight=False)
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class Format(StrEnum):
+    csv = "csv"
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+def main() -> None:
+    """Entry of the command. An error of ours is a sentence, and an exit status as in sysexits.h."""
+    try:
+        app()
+    except SystemExit as ending:
+        sys.exit(os.EX_USAGE if ending.code == 2 else ending.code)
+    except VisiondError as error:
+        for line in str(error).splitlines():
+            errors.print(f"[red]visiond:[/red] {say(line)}")
+        sys.exit(error.exit_status)
+
+
+def read_config(path: Path | None) -> Config:
+    default = Path("daemon.toml")
+    return load(path or (default if default.is_file() else None))
+
+
+def say(text: object) -> str:
+    """Text for the terminal: on one line, without control characters or markup of its own."""
+    return escape_markup(escape(str(text)))
+
+
+def print_json(content: object) -> None:
+    print(msgspec.json.encode(content).decode())
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(say(cell) for cell in row))
+    console.print(table)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if show:
+        print(f"visiond {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: ConfigOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Work off what is there and exit: 0 all done, 1 some failed.")
+    ] = False,
+) -> None:
+    """Run the daemon. SIGTERM and Ctrl-C let what is in hand finish first.
+
+    Example: visiond run --config /etc/visiond/daemon.toml
+    """
+    import anyio
+
+    from daemon.service import run_service
+
+    settings = read_config(config)
+    set_up_log(settings.log.level, settings.log.format)
+    with Progress("images", shown=once) as progress:
+        show = progress.show if once else None
+        all_done = anyio.run(lambda: run_service(settings, once=once, show=show), backend_options={"use_uvloop": True})
+    raise typer.Exit(0 if all_done or not once else 1)
+
+
+@app.command()
+def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Counts by state, rate, time to go and workers: from the running daemon, else from the ledger.
+
+    Example: visiond status
+    """
+    settings = read_config(config)
+    snapshot = control.find_status(settings)
+    if as_json:
+        print_json(snapshot)
+        return
+    console.print(snapshot.sentence())
+    if snapshot.workers:
+        print_table(
+            ("worker", "device", "state", "batches", "last trouble"),
+            ((w.name, w.device, w.state, w.batches, w.cause) for w in snapshot.workers),
+        )
+
+
+@app.command()
+def show(
+    image: Annotated[str, typer.Argument(help="Path of the image, absolute or in its inbox, or its number.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """All that is known of one image: results, every criterion of its bin, every stage's time.
+
+    Example: visiond show inbox/a.jpg
+    """
+    with control.open_reader(read_config(config)) as reader:
+        record = reader.find(image)
+    if record is None:
+        raise NothingFound(f"The ledger knows no image {image}. Give its path, or its number as in a sidecar's id.")
+    if as_json:
+        sys.stdout.buffer.write(record.encode())
+    else:
+        _show(record)
+
+
+def _show(record: Record) -> None:
+    document: dict[str, Any] = msgspec.json.decode(record.encode())
+    console.print(f"[bold]{say(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
+    console.print(
+        f"file  {say(os.fsdecode(record.location))}, {record.version.size} bytes, {record.width}×{record.height} {record.format}"
+    )
+    if notice := document.get("notice"):
+        console.print(f"[yellow]{say(notice)}[/yellow]")
+    if record.status is not JobStatus.DONE:
+        console.print(f"reason  {say(record.reason or '-')}: {say(record.detail or '-')} ({record.attempts} tries)")
+        return
+    console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
+    console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
+    print_table(("text", "score"), ((line["text"], line["score"]) for line in document.get("ocr", {}).get("lines", [])))
+    print_table(
+        ("object", "score", "box"),
+        (
+            (d["label"], d["score"], [round(x) for x in d["box"]])
+            for d in document.get("objects", {}).get("detections", [])
+        ),
+    )
+    print_table(
+        ("bin", "criterion", "value", "threshold", "passed"),
+        (
+            (name, criterion, _figure(figures["value"]), _figure(figures["threshold"]), figures["passed"])
+            for name, criteria in document["bin"]["criteria"].items()
+            for criterion, figures in criteria.items()
+        ),
+        title=f"bin {document['bin']['name']}",
+    )
+    print_table(
+        ("stage", "seconds", "model"),
+        ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+@app.command()
+def retry(
+    images: Annotated[list[str] | None, typer.Argument(help="Paths or numbers of failed images.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every failed image.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Failed images back to pending, with all their tries.
+
+    Example: visiond retry --all
+    """
+    settings = read_config(config)
+    with control.open_reader(settings) as reader:
+        ids = reader.failed_ids() if every else [_failed(reader, name) for name in images or []]
+    if not ids and not every:
+        raise typer.BadParameter("name images, or give --all")
+    print(f"{control.retry(settings, ids)} images are pending again")
+
+
+def _failed(reader: Reader, name: str) -> int:
+    record = reader.find(name)
+    if record is None or record.status is not JobStatus.FAILED:
+        raise NothingFound(f"{name} is no failed image; `visiond show {name}` tells what it is.")
+    return record.id
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    format: Annotated[Format, typer.Option("--format", "-f", help="How.")] = Format.csv,
+    bin: Annotated[str, typer.Option("--bin", help="Only images of this bin.")] = "",
+    ratio: Annotated[
+        str, typer.Option("--ratio", help="A mix of bins, e.g. A=0.4,B=0.4,C=0.2: as many images as it allows.")
+    ] = "",
+    config: ConfigOption = None,
+) -> None:
+    """All results merged into one file, a row for each image.
+
+    Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
+    """
+    from daemon.export import export_records, parse_ratio
+
+    with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
+        count = export_records(reader, file, format.value, bin, parse_ratio(ratio), progress.step)
+    print(f"{count} images in {file}")
+
+
+@app.command()
+def gpus(as_json: JsonOption = False) -> None:
+    """The GPUs that are there: memory, compute capability, load, processes.
+
+    Example: visiond gpus --json
+    """
+    from daemon.gpus import list_gpus
+
+    found = list_gpus()
+    if as_json:
+        print_json([gpu.as_dict() for gpu in found])
+    elif not found:
+        print("No NVIDIA GPU is visible; stages run on the CPU.")
+    else:
+        print_table(
+            ("device", "name", "total MiB", "used MiB", "free MiB", "capability", "busy", "processes"),
+            (
+                (
+                    f"cuda:{gpu.index}",
+                    gpu.name,
+                    gpu.total_bytes >> 20,
+                    gpu.used_bytes >> 20,
+                    gpu.free_bytes >> 20,
+                    gpu.compute_capability,
+                    "-" if gpu.utilisation is None else f"{gpu.utilisation:.0%}",
+                    ", ".join(map(str, gpu.processes)) or "-",
+                )
+                for gpu in found
+            ),
+        )
+
+
+@app.command()
+def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """The placement of stages on devices that `run` would take, and why.
+
+    Example: visiond plan
+    """
+    from daemon.service import plan_placement
+
+    placement = plan_placement(read_config(config))
+    if as_json:
+        print_json(
+            {"segments": [{"stages": s.stages, "devices": s.devices} for s in placement.segments], "why": placement.why}
+        )
+        return
+    print_table(("stages", "devices"), ((" → ".join(s.stages), ", ".join(s.devices)) for s in placement.segments))
+    print(placement.why)
+
+
+@app.command()
+def check(config: ConfigOption = None) -> None:
+    """Look at configuration and machine, and tell each problem with its mend. Exits 78 when `run` would not work.
+
+    Example: visiond check --config /etc/visiond/daemon.toml
+    """
+    from daemon.check import examine
+
+    findings = examine(read_config(config))
+    for finding in findings:
+        colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
+        console.print(f"[{colour}]{finding.grade:8}[/{colour}]{say(finding.text)}")
+    raise typer.Exit(os.EX_CONFIG if any(finding.grade == "error" for finding in findings) else 0)
+
+
+@app.command()
+def samples(
+    folder: Annotated[Path, typer.Argument(help="Where to write them.")],
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 24,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="The same seed gives the same images.")] = 0,
+    standard: Annotated[
+        bool, typer.Option("--standard-job", help="The benchmark's images: 1280×960, 12 lines of text.")
+    ] = False,
+) -> None:
+    """Write synthetic images, with what is on them in truth.jsonl.
+
+    Example: visiond samples inbox --count 100 --seed 1
+    """
+    from stages.training import scenes
+
+    with Progress("images", total=count) as progress:
+        write = scenes.write_standard_job if standard else scenes.write_samples
+        write(folder, count, seed, lambda done: progress.step(done))
+    print(f"{count} images in {folder}")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where to work; what is there stays.")] = Path("demo"),
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sample images.")] = 24,
+) -> None:
+    """Sample images and two photographs through the daemon with the mini pack, and a table of what came out.
+
+    Example: visiond demo
+    """
+    from daemon.demo import run_demo
+
+    run_demo(folder, count, console)
+
+
+@models_app.command("list")
+def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """The packs that are there, with what they hold.
+
+    Example: visiond models list
+    """
+    from stages import packs
+
+    settings = read_config(config)
+    found = [packs.open_pack(name, settings.models.folder) for name in packs.list_packs(settings.models.folder)]
+    rows = [
+        (p.name, str(p.folder), p.size_bytes >> 20, ", ".join(p.manifest.stages), p.manifest.description or p.notice)
+        for p in found
+    ]
+    if as_json:
+        print_json(
+            [dict(zip(("name", "folder", "mebibytes", "stages", "description"), row, strict=True)) for row in rows]
+        )
+    else:
+        print_table(("pack", "folder", "MiB", "stages", "what"), rows)
+
+
+@models_app.command("pull")
+def pull_models(config: ConfigOption = None) -> None:
+    """Fetch the standard pack from the model hub, and record revisions and digests that every later start verifies.
+
+    Example: visiond models pull
+    """
+    from daemon.check import as_model_errors
+    from stages import packs
+
+    settings = read_config(config)
+    with as_model_errors():
+        pack = packs.pull_standard(settings.models.folder, lambda line: print(line))
+    print(f"standard pack in {pack.folder}")
+
+
+@models_app.command("verify")
+def verify_models(config: ConfigOption = None) -> None:
+    """Hold the configured pack's files against their digests. Exits 78 and names the file when one is altered.
+
+    Example: visiond models verify
+    """
+    from daemon.check import as_model_errors
+    from stages import packs
+
+    settings = read_config(config)
+    with as_model_errors():
+        pack = packs.open_pack(settings.models.pack, settings.models.folder)
+        packs.verify(pack)
+    print(f"{pack.name}: {len(pack.manifest.digests)} files are as recorded")

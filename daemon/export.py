@@ -1,0 +1,180 @@
+"""All results in one file: CSV and Parquet with a column for each figure, JSON lines with the whole records."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.errors import ConfigError, VisiondError
+from daemon.records import Reader, Record
+
+COLUMNS = {
+    "id": int,
+    "path": str,
+    "bin": str,
+    "format": str,
+    "width": int,
+    "height": int,
+    "bytes": int,
+    "digest": str,
+    "text": str,
+    "text_boxes": int,
+    "text_area_ratio": float,
+    "objects": str,
+    "object_count": int,
+    "unique_objects": int,
+    "spatial_dispersion": float,
+    "caption": str,
+    "clip_similarity": float,
+    "tags": str,
+    "seconds": float,
+    "finished_at": str,
+    "notice": str,
+}
+CHUNK = 4096  # rows in a Parquet row group
+SEED = 0  # which images are left out of a mix is the same every time
+
+Step = Callable[[int, int | None], None]
+
+
+def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio: dict[str, float], step: Step) -> int:
+    """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all; returns how many.
+
+    format: "csv", "jsonl" or "parquet". step: told how many rows are written, of how many.
+    Raises VisiondError when the file cannot be written or the format's library is missing.
+    """
+    counts = reader.bin_counts()
+    wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
+    total = sum(wanted.values())
+    records = _counted(
+        _pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total
+    )
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        written = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format](partial, records)
+        os.replace(partial, file)
+    except OSError as error:
+        raise VisiondError(f"{file} cannot be written: {error.strerror}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return written
+
+
+def parse_ratio(text: str) -> dict[str, float]:
+    """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises ConfigError."""
+    try:
+        shares = {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(",") if part)}
+    except ValueError:
+        raise ConfigError([f'--ratio "{text}" is no mix; write it like A=0.4,B=0.4,C=0.2.']) from None
+    if any(share <= 0 for share in shares.values()):
+        raise ConfigError([f'--ratio "{text}": a share must be more than 0; leave out what you do not want.'])
+    return {name: share / sum(shares.values()) for name, share in shares.items()}
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """A record as one flat row with the keys of COLUMNS; what a stage did not say is None."""
+    document: dict[str, Any] = msgspec.json.decode(record.encode())
+    source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
+    caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
+    return {
+        "id": record.id,
+        "path": source["path"],
+        "bin": record.bin,
+        "format": record.format,
+        "width": record.width,
+        "height": record.height,
+        "bytes": source["bytes"],
+        "digest": source["digest"],
+        "text": "\n".join(line["text"] for line in ocr["lines"]) if ocr else None,
+        "text_boxes": ocr.get("count"),
+        "text_area_ratio": ocr.get("area_ratio"),
+        "objects": ", ".join(found["label"] for found in objects["detections"]) if objects else None,
+        "object_count": objects.get("count"),
+        "unique_objects": objects.get("unique"),
+        "spatial_dispersion": objects.get("dispersion"),
+        "caption": caption.get("text"),
+        "clip_similarity": caption.get("similarity"),
+        "tags": ", ".join(tag["label"] for tag in tags),
+        "seconds": sum(document["timings"].values()),
+        "finished_at": document["finished_at"],
+        "notice": document.get("notice", ""),
+    }
+
+
+def _mix(counts: dict[str, int], ratio: dict[str, float]) -> dict[str, int]:
+    """How many of each bin: as many as the scarcest bin allows at these shares."""
+    total = min(counts.get(name, 0) / share for name, share in ratio.items())
+    return {name: round(total * share) for name, share in ratio.items()}
+
+
+def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, int]) -> Iterator[Record]:
+    """So many records of each bin, evenly at random (Knuth's algorithm S), in one pass."""
+    chance = random.Random(SEED)
+    left, missing = dict(counts), dict(wanted)
+    for record in records:
+        if chance.random() * left[record.bin] < missing.get(record.bin, 0):
+            missing[record.bin] -= 1
+            yield record
+        left[record.bin] -= 1
+
+
+def _counted(records: Iterable[Record], step: Step, total: int) -> Iterator[Record]:
+    for done, record in enumerate(records, 1):
+        yield record
+        step(done, total)
+
+
+def _write_csv(file: Path, records: Iterable[Record]) -> int:
+    written = 0
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, COLUMNS)
+        writer.writeheader()
+        for written, record in enumerate(records, 1):
+            writer.writerow({key: _harmless(value) for key, value in row_of(record).items()})
+    return written
+
+
+def _harmless(value: Any) -> Any:
+    """A spreadsheet would run a cell that starts like a formula, and images say what their makers like."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _write_jsonl(file: Path, records: Iterable[Record]) -> int:
+    written = 0
+    with file.open("wb") as out:
+        for written, record in enumerate(records, 1):
+            out.write(record.encode())
+    return written
+
+
+def _write_parquet(file: Path, records: Iterable[Record]) -> int:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise VisiondError("Parquet wants pyarrow: pip install 'visiond[parquet]', or take --format jsonl.") from error
+    types = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    written = 0
+    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        for rows in _chunks(map(row_of, records)):
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+            written += len(rows)
+    return written
+
+
+def _chunks(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    chunk: list[dict[str, Any]] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

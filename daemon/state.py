@@ -1,0 +1,32 @@
+"""The daemon's own folder: what lies where, and who may use it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from daemon.errors import AlreadyRunning
+
+LEDGER = "ledger.sqlite"
+CONTROL = "control.sock"
+LOCK = "lock"
+
+
+@contextlib.contextmanager
+def lock_state(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process alone, until the end of the context or of the process. Raises AlreadyRunning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(
+                f"Another visiond works with {folder}. Stop it, or name another [state] path."
+            ) from None
+        yield
+    finally:
+        os.close(fd)

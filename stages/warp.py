@@ -1,0 +1,173 @@
+"""cv2's bilinear resize and perspective crop: by cv2 itself on the CPU, restated in torch on any other device.
+
+Pages and lines are uint8 [height, width, 3]. The two ways agree bit for bit in the resize, and in the crop but for one
+level in one pixel of several thousand, so that an answer does not depend on the device. That is why the torch way goes
+through cv2's integers, and cuts before it resizes where a single sampling would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+WEIGHT_UNIT = 2048  # cv2 resizes bytes with integers; this stands for a weight of 1
+TALL = 1.5  # a crop this much taller than wide is text that runs down: it is turned upright
+
+Taps = tuple[Tensor, Tensor, Tensor, Tensor]  # two inputs of each output and their weights, each [N, outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Where lines of text lie in their pages and how wide they become: arrays over the lines."""
+
+    page: NDArray[np.int64]  # which page of the batch
+    corners: NDArray[np.float32]  # [N, 4, 2], pixels of the page, clockwise from top left
+    width: NDArray[np.int64]  # pixels of the page, as the line lies there
+    height: NDArray[np.int64]
+    resized: NDArray[np.int64]  # columns at the recogniser's height, once upright
+    padded: NDArray[np.int64]  # columns with the padding that the line's answer is to see
+
+    def __len__(self) -> int:
+        return len(self.page)
+
+    def __getitem__(self, chosen: NDArray[np.int64]) -> Lines:
+        return Lines(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+
+def resize(page: Tensor, width: int, height: int) -> Tensor:
+    """cv2.resize with its default interpolation, bilinear without antialias."""
+    if page.shape[:2] == (height, width):
+        return page
+    if page.device.type == "cpu":
+        return torch.from_numpy(cv2.resize(page.numpy(), (width, height)))
+    return resize_in_torch(page, width, height)
+
+
+def cut(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+    """The lines upright, each resized to `height` rows and its own columns: uint8 [N, height, columns, 3].
+
+    What lies right of a line's own columns means nothing. Lines of one page must follow each other.
+    """
+    if pages[0].device.type == "cpu":
+        return cut_with_cv2(pages, lines, height, columns)
+    return cut_in_torch(pages, lines, height, columns)
+
+
+def cut_with_cv2(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+    cuts = np.zeros((len(lines), height, columns, 3), dtype=np.uint8)
+    for i, (wide, tall, resized) in enumerate(zip(*(a.tolist() for a in (lines.width, lines.height, lines.resized)))):
+        crop = crop_quad(pages[lines.page[i]].numpy(), lines.corners[i], wide, tall)
+        if tall >= TALL * wide:
+            crop = cv2.rotate(crop, cv2.ROTATE_90_COUNTERCLOCKWISE)
+        cuts[i, :, :resized] = cv2.resize(crop, (resized, height))
+    return torch.from_numpy(cuts)
+
+
+def crop_quad(page: NDArray[np.uint8], corners: NDArray[np.float32], width: int, height: int) -> NDArray[np.uint8]:
+    (left, top), (right, bottom) = corners[0].astype(int), corners[2].astype(int)
+    if np.array_equal(corners, [[left, top], [right, top], [right, bottom], [left, bottom]]):
+        return np.ascontiguousarray(page[top:bottom, left:right])  # the warp of an upright box copies its pixels
+    warp = cv2.getPerspectiveTransform(corners, frame(width, height))
+    return cv2.warpPerspective(page, warp, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+
+
+def frame(width: int, height: int) -> NDArray[np.float32]:
+    return np.array([[0, 0], [width, 0], [width, height], [0, height]], dtype=np.float32)
+
+
+def resize_in_torch(page: Tensor, width: int, height: int) -> Tensor:
+    sizes = torch.tensor([*page.shape[:2], height, width], dtype=torch.float64, device=page.device)[:, None]
+    left, right, left_weight, right_weight = (tap[0] for tap in find_taps(sizes[1], sizes[3], width, clamp=True))
+    upper, lower, upper_weight, lower_weight = (tap[0] for tap in find_taps(sizes[0], sizes[2], height))
+    wide = page[:, left].int() * left_weight[:, None] + page[:, right].int() * right_weight[:, None]
+    return blend(wide[upper], wide[lower], upper_weight[:, None, None], lower_weight[:, None, None])
+
+
+def find_taps(source: Tensor, target: Tensor, outputs: int, clamp: bool = False) -> Taps:
+    """Which two inputs each output of a bilinear resize blends, in cv2's arithmetic, from `source` to `target` [N] pixels.
+
+    clamp: whether outputs beyond the outermost centres take one input alone, as cv2 has it across, or blend it with
+    itself, as it has it down; the roundings differ.
+    """
+    scale = 1 / (target / source)[:, None]
+    position = ((torch.arange(outputs, dtype=torch.float64, device=source.device) + 0.5) * scale - 0.5).float()
+    first, last = position.floor(), source[:, None] - 1
+    fraction = position - first
+    if clamp:
+        fraction = fraction.masked_fill((first < 0) | (first >= last), 0)
+    weights = [(weight * WEIGHT_UNIT).round().int() for weight in (1 - fraction, fraction)]
+    taps = [tap.clamp(torch.zeros_like(last), last).long() for tap in (first, first + 1)]
+    return taps[0], taps[1], weights[0], weights[1]
+
+
+def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tensor) -> Tensor:
+    """cv2's second pass: from rows that are WEIGHT_UNIT times too bright, int32, to bytes."""
+    total = ((upper >> 4) * upper_weight >> 16) + ((lower >> 4) * lower_weight >> 16)
+    return (total + 2 >> 2).byte()
+
+
+def cut_in_torch(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+    """Crops are of all sizes, so their pixels lie one behind the other in one tensor until they are resized."""
+    ends = np.cumsum(lines.width * lines.height)
+    sizes = np.stack([lines.width, lines.height, lines.resized, ends - lines.width * lines.height])
+    frames = [frame(width, height) for width, height in zip(lines.width, lines.height, strict=True)]
+    maps = [cv2.getPerspectiveTransform(*pair) for pair in zip(frames, lines.corners, strict=True)]
+    table = torch.from_numpy(np.concatenate([sizes, np.reshape(maps, (-1, 9)).T])).to(pages[0].device)
+    across, down = locate(table, int(ends[-1]))
+    parts, start = [], 0
+    for last in np.flatnonzero(np.append(np.diff(lines.page), 1)):
+        parts.append(sample(pages[lines.page[last]], across[start : ends[last]], down[start : ends[last]]))
+        start = ends[last]
+    return resize_packed(torch.cat(parts), table[:4], height, columns)
+
+
+def locate(table: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """Where each of the `total` pixels of all crops lies in its page: x and y, float64.
+
+    table: float64 [13, N]; a line's width, height, resized width, first pixel, and the nine numbers of its perspective.
+    """
+    width, height, _, start = table[:4].long()
+    owner = torch.repeat_interleave(torch.arange(len(width), device=table.device), width * height, output_size=total)
+    offset = torch.arange(total, device=table.device) - start[owner]
+    y = offset // width[owner]
+    x = offset - y * width[owner]
+    across, down, depth = (a[owner] * x + b[owner] * y + c[owner] for a, b, c in table[4:].reshape(3, 3, -1))
+    return across / depth, down / depth
+
+
+def sample(page: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """The page between its pixels, bicubic (a = -0.75), its edge repeated without end: uint8 [points, 3]."""
+    height, width = page.shape[:2]
+    grid = torch.stack([across * (2 / (width - 1)) - 1, down * (2 / (height - 1)) - 1], dim=-1).float()
+    image = page.permute(2, 0, 1)[None].float()
+    pixels = F.grid_sample(image, grid[None, None], mode="bicubic", padding_mode="border", align_corners=True)
+    return pixels[0, :, 0].T.round().clamp(0, 255).byte()
+
+
+def resize_packed(pixels: Tensor, sizes: Tensor, height: int, columns: int) -> Tensor:
+    """Bilinear, from crops one behind the other; the tall ones are turned a quarter counterclockwise on the way."""
+    width, tall, resized, start = sizes
+    turned = tall >= TALL * width
+    left, right, *across_weights = find_taps(torch.where(turned, tall, width), resized, columns, clamp=True)
+    upper, lower, *down_weights = find_taps(torch.where(turned, width, tall), torch.full_like(width, height), height)
+    origin, row, column = (
+        (start + turned * (width - 1)).long(),
+        torch.where(turned, -1, width),
+        torch.where(turned, width, 1),
+    )
+    first, second = (tap * column.long()[:, None] for tap in (left, right))
+    first_weight, second_weight = (weight[:, None, :, None] for weight in across_weights)
+
+    def widen(rows: Tensor) -> Tensor:
+        starts = (origin[:, None] + rows * row.long()[:, None])[:, :, None]
+        near, far = (pixels[starts + offsets[:, None]].int() for offsets in (first, second))
+        return near * first_weight + far * second_weight
+
+    return blend(widen(upper), widen(lower), *(weight[:, :, None, None] for weight in down_weights))

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from stages.base import DeviceLost, OutOfMemory, StageSpec
+from stages.devices import dtype_of, hold_device, split_batches
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), OutOfMemory),
+        (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemory),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OutOfMemory),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), DeviceLost),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), DeviceLost),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), DeviceLost),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError),
+    ],
+)
+def test_a_device_error_gets_its_name(raised: Exception, expected: type[Exception]) -> None:
+    with pytest.raises(expected) as caught, hold_device(threading.Lock()):
+        raise raised
+    assert type(caught.value) is expected
+
+
+def test_the_lock_is_free_again_after_an_error() -> None:
+    lock = threading.Lock()
+    with pytest.raises(OutOfMemory), hold_device(lock):
+        assert lock.locked()
+        assert torch.is_inference_mode_enabled()
+        raise torch.OutOfMemoryError
+    assert not lock.locked()
+
+
+def test_an_unknown_dtype_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="float32, bfloat16, float16"):
+        dtype_of(StageSpec(name="clip", backend="transformers", dtype="int8"))
+
+
+def test_batches_are_as_full_as_they_may_be() -> None:
+    assert list(split_batches(range(5), 2)) == [range(0, 2), range(2, 4), range(4, 5)]

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import msgspec
+import pytest
+
+from stages import registry
+from stages.base import Caption, StageSpec
+
+
+def test_every_backend_named_is_there_and_runs_its_stage() -> None:
+    for stage, backends in registry.BACKENDS.items():
+        for path in backends.values():
+            module, _, name = path.partition(":")
+            assert getattr(import_module(module), name).name == stage
+
+
+def test_every_backend_has_a_version_for_its_fingerprint() -> None:
+    assert {backend for backends in registry.BACKENDS.values() for backend in backends} == set(registry.VERSIONS)
+
+
+def test_stages_run_in_the_order_of_the_pipeline() -> None:
+    assert registry.ORDER == ("ocr", "yolo", "clip", "blip")
+    assert [kind.key for kind in registry.STAGES.values()] == ["ocr", "objects", "clip", "caption"]
+
+
+def test_a_stage_is_built_from_its_spec() -> None:
+    spec = StageSpec(name="yolo", backend="fake")
+    stage = registry.build(spec, "cpu")
+    assert stage.spec is spec
+    assert stage.name == "yolo"
+
+
+@pytest.mark.parametrize(
+    ("stage", "backend", "message"),
+    [
+        ("yolo", "ultralytic", 'there is no backend for yolo called "ultralytic"; did you mean "ultralytics"?'),
+        ("ocr", "zzz", 'there is no backend for ocr called "zzz"; there are fake, ppocr.'),
+        ("clipp", "fake", 'there is no stage "clipp"; did you mean "clip"?'),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(stage: str, backend: str, message: str) -> None:
+    with pytest.raises(registry.UnknownName) as caught:
+        registry.build(StageSpec(name=stage, backend=backend), "cpu")
+    assert str(caught.value) == message
+
+
+def test_a_result_survives_its_way_through_json() -> None:
+    caption = Caption("a red circle", 0.5)
+    assert registry.decode("blip", msgspec.json.encode(caption)) == caption
+    with pytest.raises(registry.UnknownName):
+        registry.decode("blop", b"{}")
+
+
+def test_neither_the_registry_nor_packs_nor_fakes_load_torch() -> None:
+    program = (
+        "import sys, stages.registry as r, stages.packs, stages.fake\n"
+        "from stages.base import StageSpec\n"
+        "[r.build(StageSpec(name=name, backend='fake'), 'cpu').load() for name in r.ORDER]\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'ultralytics', 'huggingface_hub', 'cv2')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
