@@ -53,9 +53,7 @@ def _inboxes(config: Config) -> Iterator[Finding]:
         elif not os.access(inbox.path, os.R_OK | os.X_OK):
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; change its permissions.")
         elif inbox.on_success != "keep" and not os.access(inbox.path, os.W_OK):
-            yield Finding(
-                "error", f'inbox {inbox.path} cannot be written, which on_success = "{inbox.on_success}" needs.'
-            )
+            yield Finding("error", f'inbox {inbox.path} cannot be written, which on_success = "{inbox.on_success}" needs.')
         else:
             how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
@@ -85,9 +83,7 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
     available = next(
-        int(line.split()[1]) << 10
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemAvailable")
+        int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
     )
     if config.pipeline.slab_bytes > available // 2:
         yield Finding(
@@ -103,17 +99,13 @@ def _limits(config: Config) -> Iterator[Finding]:
             "warning", f"only {files} open files are allowed; raise it to {LEAST_OPEN_FILES} (ulimit -n, LimitNOFILE=)."
         )
     if WATCHES.exists() and int(WATCHES.read_text()) < LEAST_WATCHES:
-        yield Finding(
-            "warning", f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond polls."
-        )
+        yield Finding("warning", f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond polls.")
 
 
 def _gpus(_config: Config) -> Iterator[Finding]:
     gpus = list_gpus()
     for gpu in gpus:
-        yield Finding(
-            "ok", f"cuda:{gpu.index} is {gpu.name} with {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free."
-        )
+        yield Finding("ok", f"cuda:{gpu.index} is {gpu.name} with {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free.")
     if not gpus:
         yield Finding("warning", "no NVIDIA GPU is visible; stages run on the CPU.")
 
@@ -124,7 +116,7 @@ def _models(config: Config) -> Iterator[Finding]:
 
 def _rules(config: Config) -> Iterator[Finding]:
     if config.binning.rules:
-        yield from _try(lambda: judge_of(config) and f"binning rule {config.binning.rules} loads.")
+        yield from _try(lambda: f"{judge_of(config) and 'binning rule'} {config.binning.rules} loads.")
 
 
 def _try(statement: Callable[[], str]) -> Iterator[Finding]:

@@ -32,9 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-models_app = typer.Typer(
-    help="Packs of weights: list them, pull the standard one, verify digests.", no_args_is_help=True
-)
+models_app = typer.Typer(help="Packs of weights: list them, pull the standard one, verify digests.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 
 ConfigOption = Annotated[
@@ -98,9 +96,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def run(
     config: ConfigOption = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Work off what is there and exit: 0 all done, 1 some failed.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Work off what is there and exit: 0 all done, 1 some failed.")] = False,
 ) -> None:
     """Run the daemon. SIGTERM and Ctrl-C let what is in hand finish first.
 
@@ -173,10 +169,7 @@ def _show(record: Record) -> None:
     print_table(("text", "score"), ((line["text"], line["score"]) for line in document.get("ocr", {}).get("lines", [])))
     print_table(
         ("object", "score", "box"),
-        (
-            (d["label"], d["score"], [round(x) for x in d["box"]])
-            for d in document.get("objects", {}).get("detections", [])
-        ),
+        ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in document.get("objects", {}).get("detections", [])),
     )
     print_table(
         ("bin", "criterion", "value", "threshold", "passed"),
@@ -285,9 +278,7 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     placement = plan_placement(read_config(config))
     if as_json:
-        print_json(
-            {"segments": [{"stages": s.stages, "devices": s.devices} for s in placement.segments], "why": placement.why}
-        )
+        print_json({"segments": [{"stages": s.stages, "devices": s.devices} for s in placement.segments], "why": placement.why})
         return
     print_table(("stages", "devices"), ((" → ".join(s.stages), ", ".join(s.devices)) for s in placement.segments))
     print(placement.why)
@@ -324,8 +315,8 @@ def samples(
     from stages.training import scenes
 
     with Progress("images", total=count) as progress:
-        write = scenes.write_standard_job if standard else scenes.write_samples
-        write(folder, count, seed, lambda done: progress.step(done))
+        write = scenes.standard_job if standard else scenes.write_samples
+        write(folder, count, seed, progress.step)
     print(f"{count} images in {folder}")
 
 
@@ -358,9 +349,7 @@ def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> Non
         for p in found
     ]
     if as_json:
-        print_json(
-            [dict(zip(("name", "folder", "mebibytes", "stages", "description"), row, strict=True)) for row in rows]
-        )
+        print_json([dict(zip(("name", "folder", "mebibytes", "stages", "description"), row, strict=True)) for row in rows])
     else:
         print_table(("pack", "folder", "MiB", "stages", "what"), rows)
 

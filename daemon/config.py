@@ -87,12 +87,14 @@ class Output(Section):
     bins: Literal["none", "link", "copy", "move"] = Field(
         "none", description="How images get into their bin: a symbolic link, a copy, or the source itself."
     )
+    sinks: list[Literal["jsonl"]] = Field(
+        [],
+        description="Further outputs. jsonl: every record is appended to <results>.jsonl as well, at least once each, by id.",
+    )
 
 
 class State(Section):
-    path: Path = Field(
-        Path("state"), description="The daemon's own folder: ledger, lock, control socket, compile caches."
-    )
+    path: Path = Field(Path("state"), description="The daemon's own folder: ledger, lock, control socket, compile caches.")
 
 
 class SegmentTable(Section):
@@ -117,24 +119,16 @@ class PipelineSection(Section):
         0, ge=0, description="Worker processes on each device; 0: one on a CPU, measured defaults on a GPU."
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
-    decoders_per_worker: int = Field(
-        0, ge=0, description="Disposable decoder processes for each worker; 0: chosen by cores."
-    )
-    slab_bytes: ByteCount = Field(
-        256 << 20, ge=1 << 20, description="Shared memory for images in flight: the byte budget."
-    )
+    decoders_per_worker: int = Field(0, ge=0, description="Disposable decoder processes for each worker; 0: chosen by cores.")
+    slab_bytes: ByteCount = Field(256 << 20, ge=1 << 20, description="Shared memory for images in flight: the byte budget.")
     queue_images: int = Field(1024, ge=1, description="Most images waiting in front of each segment.")
     max_attempts: int = Field(3, ge=1, description="Tries of an image whose error may pass, before it is FAILED.")
     retry_seconds: float = Field(5.0, ge=0, description="Wait before the second try; doubled for each further one.")
     batch_timeout_seconds: float = Field(120.0, gt=0, description="A worker that takes longer over a batch is killed.")
-    load_timeout_seconds: float = Field(
-        600.0, gt=0, description="A worker that takes longer to load its models is killed."
-    )
+    load_timeout_seconds: float = Field(600.0, gt=0, description="A worker that takes longer to load its models is killed.")
     drain_seconds: float = Field(30.0, ge=0, description="Time for images in hand to finish on SIGTERM.")
     rescan_seconds: float = Field(30.0, gt=0, description="Every so often the folders are held against the ledger.")
-    reuse_results: bool = Field(
-        True, description="Whether the same bytes under the same models are answered from the ledger."
-    )
+    reuse_results: bool = Field(True, description="Whether the same bytes under the same models are answered from the ledger.")
     max_pixels: int = Field(100_000_000, ge=1, description="Larger images FAIL with reason pixels.")
     max_aspect_ratio: float = Field(50.0, ge=1, description="Longer images FAIL with reason aspect.")
     decode_seconds: float = Field(20.0, gt=0, description="CPU time of a decoder for one image.")
@@ -145,16 +139,12 @@ class PipelineSection(Section):
 
 
 class Models(Section):
-    pack: str = Field(
-        "mini", description='Which weights: "mini" (inside the package), "standard" (pulled once), or a folder.'
-    )
+    pack: str = Field("mini", description='Which weights: "mini" (inside the package), "standard" (pulled once), or a folder.')
     folder: Path = Field(Path("models"), description="Where pulled packs are kept.")
 
 
 class StageSection(Section):
-    backend: str = Field(
-        "", description='"fake" is a deterministic stand-in without a model; empty: what the pack names.'
-    )
+    backend: str = Field("", description='"fake" is a deterministic stand-in without a model; empty: what the pack names.')
     model: str = Field("", description="A folder of weights for this stage alone; empty: the pack's.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: bfloat16 on GPUs from Ampere on, float16 on older ones, float32 on a CPU."
@@ -175,15 +165,9 @@ class BinningSection(Section):
     text_area_threshold: Ratio = Field(0.2, description="A: text over more of the image's area.")
     object_count_threshold: int = Field(5, ge=0, description="B: more objects than this.")
     unique_objects_threshold: int = Field(3, ge=0, description="B: more kinds of object than this.")
-    spatial_dispersion_threshold: Ratio = Field(
-        0.3, description="B: centres of objects spread over more of the image's area."
-    )
-    clip_similarity_threshold: float = Field(
-        0.25, ge=-1, le=1, description="C: likeness of caption and image, reported."
-    )
-    rules: str = Field(
-        "", description='Your own rule, "module:function": it gets the record and returns the bin\'s name.'
-    )
+    spatial_dispersion_threshold: Ratio = Field(0.3, description="B: centres of objects spread over more of the image's area.")
+    clip_similarity_threshold: float = Field(0.25, ge=-1, le=1, description="C: likeness of caption and image, reported.")
+    rules: str = Field("", description='Your own rule, "module:function": it gets the record and returns the bin\'s name.')
 
     def thresholds(self) -> Thresholds:
         return Thresholds(
@@ -206,9 +190,7 @@ class Http(Section):
 
 class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is written.")
-    format: Literal["auto", "console", "json"] = Field(
-        "auto", description="auto: console on a terminal, json otherwise."
-    )
+    format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, json otherwise.")
 
 
 class Config(Section):
@@ -288,7 +270,7 @@ def _explain(problem: Any) -> str:
 
 def _keys_at(location: list[Any]) -> list[str]:
     """The keys that a table of the document may have."""
-    model: type[BaseModel] = Config
+    model: Any = Config
     for part in location:
         if isinstance(part, str):
             annotation = model.model_fields[part].annotation

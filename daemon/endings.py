@@ -61,7 +61,7 @@ class Judge:
         if self._rule:
             try:
                 name = apply_rule(self._rule, _document(job, verdict))
-            except Exception as error:  # the user's code
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
                 return self._failed(job, Failure(Reason.RULE, f"{type(error).__name__}: {error}"), now)
         return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, _encode(verdict.criteria))
 

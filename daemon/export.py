@@ -52,9 +52,7 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     counts = reader.bin_counts()
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
     total = sum(wanted.values())
-    records = _counted(
-        _pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total
-    )
+    records = _counted(_pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total)
     partial = file.with_name(f".{file.name}.partial")
     try:
         written = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format](partial, records)
@@ -135,8 +133,9 @@ def _write_csv(file: Path, records: Iterable[Record]) -> int:
     with file.open("w", newline="") as out:
         writer = csv.DictWriter(out, COLUMNS)
         writer.writeheader()
-        for written, record in enumerate(records, 1):
+        for record in records:
             writer.writerow({key: _harmless(value) for key, value in row_of(record).items()})
+            written += 1
     return written
 
 
@@ -148,8 +147,9 @@ def _harmless(value: Any) -> Any:
 def _write_jsonl(file: Path, records: Iterable[Record]) -> int:
     written = 0
     with file.open("wb") as out:
-        for written, record in enumerate(records, 1):
+        for record in records:
             out.write(record.encode())
+            written += 1
     return written
 
 

@@ -35,7 +35,7 @@ def list_gpus() -> list[Gpu]:
         if not available:
             return []
         handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        described = []
+        described: list[Gpu] = []
         for handle in _visible(handles):
             with contextlib.suppress(pynvml.NVMLError):
                 described.append(_describe(len(described), handle))

@@ -8,6 +8,7 @@ until it has its end; who works on it is a matter of the daemon's memory, so a c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import queue
@@ -283,7 +284,7 @@ class Ledger:
             return self._transact([work])[0]
         except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may pass
             return OSError(errno.EIO, f"the ledger cannot be written: {error}", str(self.path))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
             return error
 
     async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -347,9 +348,7 @@ def _open(path: Path) -> sqlite3.Connection:
             )
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise LedgerDamaged(
-            f"{path} cannot be used: {error}. Move it away and start again, or restore a copy."
-        ) from error
+        raise LedgerDamaged(f"{path} cannot be used: {error}. Move it away and start again, or restore a copy.") from error
     except (LedgerTooNew, LedgerDamaged):
         connection.close()
         raise
@@ -371,7 +370,5 @@ def _answer(group: list[tuple[Work, asyncio.Future[Any]]], answers: list[Any]) -
                 else:
                     future.set_result(answer)
 
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
         group[0][1].get_loop().call_soon_threadsafe(resolve)
-    except RuntimeError:
-        pass  # the loop has closed: nobody waits any more

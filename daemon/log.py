@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any, TextIO
 
 import structlog
@@ -31,11 +32,9 @@ def set_up(level: str = "info", format: str = "auto", stream: TextIO = sys.stder
     )
 
 
-def _escape(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+def _escape(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
     """Control characters, surrogates and direction overrides become visible escapes."""
-    return {
-        key: escape(value) if isinstance(value, str) and key != "exception" else value for key, value in event.items()
-    }
+    return {key: escape(value) if isinstance(value, str) and key != "exception" else value for key, value in event.items()}
 
 
 def escape(text: str) -> str:

@@ -103,11 +103,19 @@ ToWorker = Setup | Batch | Stop
 FromWorker = Ready | Reply | Beat | Farewell
 
 _encoder = msgspec.msgpack.Encoder()
-decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
-decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
     """The message as it goes over the socket, its length in front (32 bits, little endian)."""
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
+
+
+def decode_to_worker(body: bytes) -> ToWorker:
+    return _to_worker.decode(body)
+
+
+def decode_from_worker(body: bytes) -> FromWorker:
+    return _from_worker.decode(body)

@@ -32,12 +32,8 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         Info("visiond_build", "Version of visiond.", registry=registry).info({"version": __version__})
-        self.images = Counter(
-            "visiond_images", "Images that reached their end.", ["outcome", "reason"], registry=registry
-        )
-        self.retries = Counter(
-            "visiond_retries", "Tries that failed and are made again.", ["reason"], registry=registry
-        )
+        self.images = Counter("visiond_images", "Images that reached their end.", ["outcome", "reason"], registry=registry)
+        self.retries = Counter("visiond_retries", "Tries that failed and are made again.", ["reason"], registry=registry)
         self.image_seconds = Histogram(
             "visiond_image_duration_seconds",
             "From feeding an image to its durable result.",
@@ -47,9 +43,7 @@ class Metrics:
         self.wait_seconds = Histogram(
             "visiond_image_wait_seconds", "From seeing an image to feeding it.", registry=registry, buckets=LONG_SECONDS
         )
-        self.bins = Counter(
-            "visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"], registry=registry
-        )
+        self.bins = Counter("visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"], registry=registry)
         self.stage_seconds = Histogram(
             "visiond_stage_duration_seconds",
             "A stage's time over one batch.",
@@ -58,9 +52,7 @@ class Metrics:
             buckets=SECONDS,
         )
         self.stage_images = Counter("visiond_stage_images", "Images a stage answered.", ["stage"], registry=registry)
-        self.reused = Counter(
-            "visiond_reused_results", "Results answered from the ledger.", ["stage"], registry=registry
-        )
+        self.reused = Counter("visiond_reused_results", "Results answered from the ledger.", ["stage"], registry=registry)
         self.batch_images = Histogram(
             "visiond_batch_images",
             "Images in a batch sent to a worker.",
@@ -90,9 +82,7 @@ class Metrics:
         self.reconcile_found = Counter(
             "visiond_reconcile_found", "Files a later scan found that events had missed.", registry=registry
         )
-        self.watch_overflows = Counter(
-            "visiond_watch_overflows", "Times the kernel's event queue ran over.", registry=registry
-        )
+        self.watch_overflows = Counter("visiond_watch_overflows", "Times the kernel's event queue ran over.", registry=registry)
         self.paused = Gauge("visiond_paused", "1 while results cannot be written.", registry=registry)
         self.workers = Gauge("visiond_workers", "Workers by state.", ["segment", "state"], registry=registry)
         self.worker_restarts = Counter(
@@ -107,9 +97,7 @@ class Metrics:
         self.out_of_memory = Counter(
             "visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"], registry=registry
         )
-        self.worker_memory = Gauge(
-            "visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"], registry=registry
-        )
+        self.worker_memory = Gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"], registry=registry)
         self.worker_gpu_memory = Gauge(
             "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"], registry=registry
         )
@@ -189,9 +177,7 @@ class _Gpus(Collector):
     def _ask(self) -> Iterable[Metric]:
         labels = ["gpu", "uuid", "name"]
         memory = GaugeMetricFamily("visiond_gpu_memory_bytes", "GPU memory.", labels=[*labels, "kind"])
-        utilisation = GaugeMetricFamily(
-            "visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels
-        )
+        utilisation = GaugeMetricFamily("visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels)
         for gpu in list_gpus():
             label = [str(gpu.index), gpu.uuid, gpu.name]
             peak = self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import structlog
@@ -29,7 +29,7 @@ from daemon.messages import Item, Reply
 from daemon.metrics import Metrics
 from daemon.pool import Pool, Worker
 from daemon.records import Record
-from daemon.sinks import Sink, publish_records
+from daemon.sinks import Journal, Sink, publish_records
 from daemon.slab import Slab
 from daemon.watcher import Watcher
 from stages.base import Reason
@@ -71,6 +71,7 @@ class Pipeline:
         sinks: Mapping[int, Sink],
         metrics: Metrics,
         *,
+        journal: Journal | None = None,
         reuse_results: bool = True,
     ) -> None:
         self.ledger = ledger
@@ -80,6 +81,7 @@ class Pipeline:
         self.judge = judge
         self.sinks = sinks
         self.metrics = metrics
+        self.journal = journal
         self.reuse_results = reuse_results
         self.in_flight: dict[int, Job] = {}
         self.troubles: dict[str, str] = {}  # what cannot be written, and why
@@ -136,7 +138,7 @@ class Pipeline:
 
     async def admit(self, files: list[File]) -> None:
         """A row for each new version. A backlog of a million files is a million rows, not a million objects here."""
-        admitted = await self._persist("ledger", lambda: self.ledger.admit(files))
+        admitted = await self._persist("ledger", self.ledger.admit, files)
         self.metrics.admitted(admitted)
         if admitted.pending:
             self._admitted.set()
@@ -149,7 +151,7 @@ class Pipeline:
             self.in_flight |= {job.id: job for job in jobs}
             await self._read(jobs)
             if self.reuse_results:
-                await self._persist("ledger", lambda: self.ledger.recall([job for job in jobs if job.digest]))
+                await self._persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
             for job in jobs:
                 self.metrics.fed(job)
                 await self._pass_on(job)
@@ -158,9 +160,9 @@ class Pipeline:
         """The next jobs, waiting until there are some; none when there will be no more."""
         while not self._draining:
             self._admitted.clear()
-            if jobs := await self._persist("ledger", lambda: self.ledger.next_jobs(FEED, self.in_flight.keys())):
+            if jobs := await self._persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys()):
                 return jobs
-            pause = await self.ledger.seconds_to_next_try()
+            pause = await self._persist("ledger", self.ledger.seconds_to_next_try)
             if self._complete and pause is None and not self.in_flight:
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
@@ -173,9 +175,7 @@ class Pipeline:
         for job in jobs:
             job.fed_at = time.monotonic()
             if not self.slab.fits(job.version.size):
-                job.failure = Failure(
-                    Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
-                )
+                job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
                 continue
             job.extent = self.slab.try_reserve(job.version.size)
             if job.extent is None:
@@ -245,7 +245,7 @@ class Pipeline:
             if outcome.reason:
                 job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
         if onward := [job for job in jobs if self._next_lane(job)]:
-            await self._persist("ledger", lambda: self.ledger.keep(onward))  # a crash resumes at the next segment
+            await self._persist("ledger", self.ledger.keep, onward)  # a crash resumes at the next segment
         for job in jobs:
             await self._pass_on(job)
 
@@ -273,7 +273,7 @@ class Pipeline:
             while len(jobs) < FINISH and not self._ended.empty():
                 jobs.append(self._ended.get_nowait())
             endings = await to_thread.run_sync(self.judge.endings, jobs)
-            ended = await self._persist("ledger", lambda: self.ledger.end(endings))
+            ended = await self._persist("ledger", self.ledger.end, endings)
             await self._durable.put((endings, ended))
 
     async def publish(self) -> None:
@@ -288,8 +288,10 @@ class Pipeline:
             self._admitted.set()
 
     async def _place(self, records: Sequence[Record]) -> None:
-        placed = await self._persist("results", lambda: to_thread.run_sync(publish_records, records, self.sinks))
-        await self._persist("ledger", lambda: self.ledger.mark_emitted(placed))
+        placed = await self._persist("results", to_thread.run_sync, publish_records, records, self.sinks)
+        if self.journal:
+            await self._persist("journal", self.journal.append, records)
+        await self._persist("ledger", self.ledger.mark_emitted, placed)
 
     def _leave(self, ending: Ending, *, replaced: bool) -> None:
         job = ending.job
@@ -308,11 +310,11 @@ class Pipeline:
                 detail=ending.failure.detail,
             )
 
-    async def _persist(self, what: str, write: Callable[[], Awaitable[T]]) -> T:
+    async def _persist(self, what: str, write: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """Write until it works: a full or failing disk pauses the daemon, and loses nothing."""
         while True:
             try:
-                answer = await write()
+                answer = await write(*arguments)
             except OSError as error:
                 if what not in self.troubles:
                     log.error("paused", cannot_write=what, error=str(error))

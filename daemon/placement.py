@@ -45,8 +45,7 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores:
     stages = tuple(config.stage_names)
     if config.pipeline.segment:
         segments = tuple(
-            Segment(tuple(table.stages), _repeat(table.devices, table.workers_per_device))
-            for table in config.pipeline.segment
+            Segment(tuple(table.stages), _repeat(table.devices, table.workers_per_device)) for table in config.pipeline.segment
         )
         return Placement(segments, "as the [[pipeline.segment]] tables say")
     devices = config.pipeline.devices or [f"cuda:{gpu.index}" for gpu in gpus] or ["cpu"]

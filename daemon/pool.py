@@ -104,7 +104,8 @@ class Worker:
         try:
             self._writer.write(frame(Batch(number, items)))
             with anyio.fail_after(timeout_seconds):
-                return await future
+                reply: Reply = await future
+                return reply
         except TimeoutError:
             self.cause, self.timed_out = f"a batch was not done within {timeout_seconds:g} s", True
             await self.kill()
@@ -197,9 +198,7 @@ class PoolSettings:
 class Pool:
     """All workers of a segment, lent out by the slot: who has reserved one may send one batch."""
 
-    def __init__(
-        self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PoolSettings, metrics: Metrics
-    ) -> None:
+    def __init__(self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PoolSettings, metrics: Metrics) -> None:
         self.name = name
         self.seats = list(seats)
         self._slab_fd = slab_fd
@@ -292,9 +291,7 @@ class Pool:
             opened.set()
         if self._stopping:
             return
-        log.error(
-            "seat closed: its workers keep dying", worker=seat.setup.name, device=seat.device, cause=seat.last_cause
-        )
+        log.error("seat closed: its workers keep dying", worker=seat.setup.name, device=seat.device, cause=seat.last_cause)
         if all(other.state == "closed" for other in self.seats):
             raise NoWorkersLeft(f"No worker is left for {self.name}: {seat.last_cause}.")
 

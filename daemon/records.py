@@ -16,10 +16,10 @@ import msgspec
 from daemon.errors import LedgerDamaged
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
+from daemon.sidecar import SCHEMA
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
 
-SCHEMA = "visiond/1"
 
 _encode = msgspec.json.Encoder().encode
 

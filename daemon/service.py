@@ -25,7 +25,7 @@ from daemon.pipeline import Lane, Pipeline
 from daemon.placement import Placement, Segment, plan
 from daemon.pool import Pool, PoolSettings, Seat
 from daemon.records import Model, Reader
-from daemon.sinks import Sink
+from daemon.sinks import Journal, Sink
 from daemon.slab import Slab
 from daemon.state import CONTROL, LEDGER, lock_state
 from daemon.status import Snapshot, Status
@@ -56,6 +56,7 @@ class Service:
         self.config = config
         self.once = once
         self.show = show
+        self.working = False  # the models are loaded
         self.metrics = Metrics()
         self.notifier = Notifier()
 
@@ -66,6 +67,7 @@ class Service:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._obey_signals, pipeline)
                 await self._start_workers(tasks, pools)
+                self.working = True
                 self.notifier.ready()
                 log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once)
                 tasks.start_soon(self._report, pipeline, status)
@@ -90,9 +92,7 @@ class Service:
             ledger = Ledger(config.state.path / LEDGER)
             stack.callback(ledger.close)
             ledger.commit_seconds = metrics.commit_seconds.observe
-            models = [
-                Model(spec.name, spec.fingerprint, notice if spec.backend != "fake" else "") for spec in specs.values()
-            ]
+            models = [Model(spec.name, spec.fingerprint, notice if spec.backend != "fake" else "") for spec in specs.values()]
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], models)
             reader = Reader(ledger.path)
             stack.callback(reader.close)
@@ -100,10 +100,9 @@ class Service:
             stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
-            lanes = [
-                open_lane(segment, config, specs, gpus, placement, slab, metrics) for segment in placement.segments
-            ]
+            lanes = [open_lane(segment, config, specs, gpus, placement, slab, metrics) for segment in placement.segments]
             sinks = {number: Sink.of(inbox, config) for number, inbox in inboxes.items()}
+            journal = Journal(config.output.results.with_suffix(".jsonl")) if "jsonl" in config.output.sinks else None
             pipeline = Pipeline(
                 ledger,
                 watcher,
@@ -112,6 +111,7 @@ class Service:
                 judge_of(config),
                 sinks,
                 metrics,
+                journal=journal,
                 reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
@@ -130,6 +130,8 @@ class Service:
             async for signum in signals:
                 log.info("draining", signal=signum.name, in_flight=len(pipeline.in_flight))
                 self.notifier.stopping()
+                if not self.working:
+                    raise Hurried
                 pipeline.drain()
                 with anyio.move_on_after(self.config.pipeline.drain_seconds):
                     async for _ in signals:
@@ -166,7 +168,7 @@ async def run_service(config: Config, *, once: bool = False, show: Show | None =
     try:
         return await Service(config, once=once, show=show).run()
     except BaseExceptionGroup as group:
-        hurried, rest = group.split(Hurried)
+        _, rest = group.split(Hurried)
         if rest is None:
             return True
         error = next(_leaves(rest))
@@ -185,9 +187,7 @@ def check_inboxes(config: Config) -> None:
     """Raises ConfigError when an inbox is not there: creating it might hide a mount that is missing."""
     missing = [inbox.path for inbox in config.inbox if not inbox.path.is_dir()]
     if missing:
-        raise ConfigError(
-            [f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing]
-        )
+        raise ConfigError([f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing])
 
 
 def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:

@@ -13,8 +13,11 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import aiofiles
 import structlog
+from anyio import to_thread
 
 from daemon.config import Config, Inbox
 from daemon.jobs import JobStatus, Placed, Version
@@ -66,9 +69,7 @@ class Sink:
             return self._move(record, target)
         if self.bins_mode == "copy":
             _copy(record, target)
-        moved = (
-            self._move(record, os.path.join(self.done, record.path)) if self.on_success == "move" else Placed(record.id)
-        )
+        moved = self._move(record, os.path.join(self.done, record.path)) if self.on_success == "move" else Placed(record.id)
         if self.bins_mode == "link":
             _link(moved.location or record.location, target)
         if self.bins_mode != "none":
@@ -106,9 +107,28 @@ def write_sidecar(folder: bytes, record: Record) -> None:
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
             raise
-        write_whole(
-            os.path.join(folder, b"~" + hashlib.sha256(record.path).hexdigest().encode() + b".json"), record.encode()
-        )
+        write_whole(os.path.join(folder, b"~" + hashlib.sha256(record.path).hexdigest().encode() + b".json"), record.encode())
+
+
+class Journal:
+    """All records of all inboxes in one file of JSON lines, for programs that follow it. A crash may repeat a record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """Durable when it returns; a line that a crash has torn is ended first. Raises OSError."""
+        lines = b"".join(record.encode() for record in records if record.status is JobStatus.DONE)
+        if not lines:
+            return
+        async with aiofiles.open(self.path, "ab+") as file:
+            end = await file.seek(0, os.SEEK_END)
+            if end:
+                await file.seek(end - 1)
+                lines = lines if await file.read(1) == b"\n" else b"\n" + lines
+            await file.write(lines)
+            await file.flush()
+            await to_thread.run_sync(os.fsync, file.fileno())
 
 
 def sidecar_path(folder: bytes, path: bytes) -> bytes:

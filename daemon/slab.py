@@ -82,9 +82,7 @@ class Slab:
         size = _padded(length)
         for index, gap in enumerate(self._free):
             if gap.length >= size:
-                self._free[index : index + 1] = (
-                    [Extent(gap.offset + size, gap.length - size)] if gap.length > size else []
-                )
+                self._free[index : index + 1] = [Extent(gap.offset + size, gap.length - size)] if gap.length > size else []
                 self.used += size
                 return Extent(gap.offset, length)
         return None

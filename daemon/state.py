@@ -24,9 +24,7 @@ def lock_state(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunning(
-                f"Another visiond works with {folder}. Stop it, or name another [state] path."
-            ) from None
+            raise AlreadyRunning(f"Another visiond works with {folder}. Stop it, or name another [state] path.") from None
         yield
     finally:
         os.close(fd)

@@ -50,9 +50,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"{self.images_per_second:g} images/s")
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
-        return ", ".join(parts) + (
-            f"; paused: {self.paused}" if self.paused else "" if self.running else "; no daemon runs"
-        )
+        return ", ".join(parts) + (f"; paused: {self.paused}" if self.paused else "" if self.running else "; no daemon runs")
 
 
 class Status:
@@ -118,8 +116,7 @@ class Status:
     def ailments(self) -> list[str]:
         """Why the daemon is not healthy: a worker that is gone or silent. Empty when it is."""
         return [
-            f"{state['name']} on {state['device']} is {state['state']}"
-            + (f": {state['cause']}" if state["cause"] else "")
+            f"{state['name']} on {state['device']} is {state['state']}" + (f": {state['cause']}" if state["cause"] else "")
             for lane in self._pipeline.lanes
             for state in lane.pool.health()
             if state["state"] != "ready"
@@ -128,8 +125,7 @@ class Status:
     def is_dead(self) -> bool:
         """Whether some segment has no worker left, and none that is still starting."""
         return any(
-            all(state["state"] not in ("ready", "loading") for state in lane.pool.health())
-            for lane in self._pipeline.lanes
+            all(state["state"] not in ("ready", "loading") for state in lane.pool.health()) for lane in self._pipeline.lanes
         )
 
     def retried(self, images: int) -> None:

@@ -194,9 +194,7 @@ class Watcher:
             log.debug("folder cannot be read", path=os.fsdecode(where), error=error.strerror)
             return
         folder.missing = True
-        log.warning(
-            "inbox cannot be read; it is tried again at every scan", path=os.fsdecode(where), error=error.strerror
-        )
+        log.warning("inbox cannot be read; it is tried again at every scan", path=os.fsdecode(where), error=error.strerror)
 
     # The hints: events
 
@@ -319,9 +317,7 @@ def is_network_mount(path: Path) -> bool:
         fields, _, kind = line.partition(b" - ")
         mounts.append((fields.split()[4].decode("unicode_escape").encode("latin-1"), kind.split()[0]))
     target = os.fsencode(path.resolve())
-    holding = [
-        mount for mount in mounts if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")
-    ]
+    holding = [mount for mount in mounts if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")]
     return bool(holding and NETWORK_FILE_SYSTEMS.fullmatch(max(holding, key=lambda mount: len(mount[0]))[1]))
 
 

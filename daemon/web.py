@@ -6,6 +6,7 @@ The control socket lies in the state folder, so that the file system says who ma
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -51,7 +52,8 @@ async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger
         finally:
             for server in servers:
                 server.should_exit = server.force_exit = True
-    control.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(control)
 
 
 class Pages:
@@ -120,9 +122,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise ConfigError(
-            [f"http.listen: {host}:{port} cannot be had: {error.strerror}. Name another port."]
-        ) from error
+        raise ConfigError([f"http.listen: {host}:{port} cannot be had: {error.strerror}. Name another port."]) from error
 
 
 def _listen_control(path: Path) -> socket.socket:

@@ -154,7 +154,7 @@ class Chain:
             self.out_of_memory += 1
             if len(images) == 1:
                 return [ImageError(Reason.MEMORY, f"{stage.name}: {error}", transient=True)]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one batch, whatever its images make the model do
             if len(images) == 1:
                 traceback.print_exc()
                 return [ImageError(Reason.STAGE, f"{stage.name}: {type(error).__name__}: {error}", transient=True)]
@@ -228,7 +228,7 @@ def main() -> None:
     chain = Chain(setup, slab)
     try:
         seconds = chain.load()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - it is told to the daemon
         traceback.print_exc()
         _leave(line, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))
     line.send(Ready(seconds))
@@ -262,7 +262,7 @@ def _work(line: Line, chain: Chain, batches: queue.SimpleQueue[Batch | None]) ->
             reply = chain.run(batch)
         except DeviceLost as error:
             _leave(line, f"the device is lost: {error}", curable=True)
-        except BaseException as error:  # a defect: better a new process than a thread less
+        except BaseException as error:  # noqa: BLE001 - a defect: better a new process than a thread less
             traceback.print_exc()
             _leave(line, f"{type(error).__name__}: {error}", curable=True)
         else:

@@ -2,17 +2,17 @@
 
 Reference: Li et al., "BLIP: Bootstrapping Language-Image Pre-training", 2022, and transformers'
 BlipForConditionalGeneration.generate, whose greedy captions the tests hold this stage against token for token.
-
-Options: max_new_tokens (20), force_tokens (0; a caption may end only after so many, for benchmarks), prompt ("").
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor, nn
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
@@ -21,7 +21,14 @@ from stages.captioner import Captioner
 from stages.checkpoints import load_model, load_tokenizer
 from stages.clip import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device, settle, split_batches
+from stages.options import read_options
 from stages.resize import ImageProcessor
+
+
+class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_new_tokens: Annotated[int, Meta(ge=1)] = 20
+    force_tokens: Annotated[int, Meta(ge=0)] = 0  # exactly so many new tokens, for benchmarks; 0: until it ends
+    prompt: str = ""  # what every caption begins with
 
 
 class BlipStage(Stage):
@@ -29,6 +36,7 @@ class BlipStage(Stage):
     needs: ClassVar[tuple[str, ...]] = ("clip",)
 
     def load(self) -> None:
+        self.options = read_options(self.spec, BlipOptions)
         folder, dtype = self.spec.files["model"], dtype_of(self.spec)
         settings = BlipImageProcessor.from_pretrained(folder, local_files_only=True)
         self.prepare = ImageProcessor(settings, self.device, dtype)
@@ -38,7 +46,7 @@ class BlipStage(Stage):
         speed_up_attention(self.vision)
         self.tower = self._load_tower(dtype) if "clip" in self.spec.files else None
         with hold_device(self.lock):
-            self.captioner = Captioner(model, batch_size=self.spec.batch_size, **self._caption_settings(model))
+            self.captioner = self._make_captioner(model)
             self.captioner.step.capture()
             blank = torch.zeros(3, self.prepare.height, self.prepare.width, dtype=torch.uint8, device=self.device)
             self._forward([blank] * self.spec.batch_size)
@@ -68,16 +76,15 @@ class BlipStage(Stage):
             texts = self.tower.embed(tokens).cpu()
         return [compare_caption(*pair) for pair in zip(captions, texts, clips, strict=True)]
 
-    def _caption_settings(self, model: BlipForConditionalGeneration) -> dict[str, Any]:
-        options = self.spec.options
-        prompt = self.tokenizer(options.get("prompt", ""), add_special_tokens=False)["input_ids"]
-        most = int(options.get("max_new_tokens", 20))
-        least = int(options.get("force_tokens", 0))
-        return {
-            "prompt": [model.config.text_config.bos_token_id, *prompt],
-            "max_new_tokens": max(most, least) if "max_new_tokens" in options else least or most,
-            "min_new_tokens": least,
-        }
+    def _make_captioner(self, model: BlipForConditionalGeneration) -> Captioner:
+        prompt = self.tokenizer(self.options.prompt, add_special_tokens=False)["input_ids"]
+        return Captioner(
+            model,
+            prompt=[model.config.text_config.bos_token_id, *prompt],
+            max_new_tokens=self.options.force_tokens or self.options.max_new_tokens,
+            min_new_tokens=self.options.force_tokens,
+            batch_size=self.spec.batch_size,
+        )
 
     def _load_tower(self, dtype: torch.dtype) -> TextTower:
         folder = self.spec.files["clip"]

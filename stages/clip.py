@@ -2,8 +2,6 @@
 
 Reference: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", 2021, and
 transformers' CLIPModel and CLIPImageProcessor, which the tests hold this stage against.
-
-Options: labels (a list; else the pack's labels file), template ("a photo of a {}"), top_k (5).
 """
 
 from __future__ import annotations
@@ -11,24 +9,35 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPModel
 
 from stages.base import Clip, Embedding, Image, ImageError, Result, Stage, Tag
 from stages.checkpoints import load_model, load_tokenizer
 from stages.devices import dtype_of, hold_device, settle, split_batches
+from stages.options import read_options
 from stages.resize import ImageProcessor
 
 TEXTS_AT_ONCE = 256
+
+
+class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    labels: list[str] | None = None  # what images may be tagged with; None: the pack's labels file
+    template: Annotated[str, Meta(pattern=r"\{\}")] = "a photo of a {}"  # the text that stands for a label
+    top_k: Annotated[int, Meta(ge=0)] = 5  # tags of an image
 
 
 class ClipStage(Stage):
     name = "clip"
 
     def load(self) -> None:
+        self.options = read_options(self.spec, ClipOptions)
         folder, dtype = self.spec.files["model"], dtype_of(self.spec)
         model = load_model(CLIPModel, folder, dtype, self.device)
         settings = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
@@ -58,11 +67,11 @@ class ClipStage(Stage):
         features = self.projection(self.vision(pixel_values=self.prepare(pixels)).pooler_output)
         embeddings = F.normalize(features.float(), dim=-1)
         likelihoods = (embeddings @ self.label_logits.T).softmax(dim=-1)
-        scores, places = likelihoods.topk(min(int(self.spec.options.get("top_k", 5)), len(self.labels)))
+        scores, places = likelihoods.topk(min(self.options.top_k, len(self.labels)))
         return embeddings.cpu(), scores.cpu(), places.cpu()
 
     def _read_labels(self) -> list[str]:
-        labels = self.spec.options.get("labels")
+        labels = self.options.labels
         if labels is None and "labels" in self.spec.files:
             labels = Path(self.spec.files["labels"]).read_text(encoding="utf-8").splitlines()
         return [label.strip() for label in labels or [] if label.strip()]
@@ -70,8 +79,7 @@ class ClipStage(Stage):
     def _embed_labels(self, model: CLIPModel, folder: str) -> Tensor:
         """Unit text embeddings of the labels, [labels, dim]."""
         tower = TextTower(model, folder)
-        template = self.spec.options.get("template", "a photo of a {}")
-        texts = [template.format(label) for label in self.labels]
+        texts = [self.options.template.replace("{}", label) for label in self.labels]
         parts = [tower.embed(tower.tokenize(part)) for part in split_batches(texts, TEXTS_AT_ONCE)]
         return torch.cat(parts) if parts else torch.empty(0, model.config.projection_dim, device=self.device)
 

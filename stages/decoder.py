@@ -10,6 +10,7 @@ It imports neither torch nor numpy.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -83,16 +84,17 @@ def confine(parent: int, limits: Limits) -> None:
     """Give up what decoding does not need, and die with the parent."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when; a Ctrl-C reaches the whole group
         signal.signal(number, signal.SIG_IGN)
-    Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel should take this one first
+    with contextlib.suppress(OSError):  # a read-only /proc
+        Path("/proc/self/oom_score_adj").write_text("1000")  # short of memory, the kernel should take this one first
     libc = ctypes.CDLL(None, use_errno=True)
     libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)  # no network, where the kernel lets us; where not, go on
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent is gone")
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-    resource.setrlimit(resource.RLIMIT_AS, (limits.decode_bytes, limits.decode_bytes))
+    lower_limit(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+    lower_limit(resource.RLIMIT_AS, limits.decode_bytes)
 
 
 def silence() -> None:
@@ -100,7 +102,14 @@ def silence() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    lower_limit(resource.RLIMIT_FSIZE, 0)
+
+
+def lower_limit(which: int, most: int) -> None:
+    """Set a resource limit for good, unless a tighter one is in force."""
+    _, hard = resource.getrlimit(which)
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (limit, limit))
 
 
 def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
@@ -124,8 +133,9 @@ def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
 def allow_cpu_seconds(seconds: float) -> None:
     """SIGXCPU strikes when this process has used so much more processor time (the kernel counts whole seconds)."""
     used = resource.getrusage(resource.RUSAGE_SELF)
+    most = ceil(used.ru_utime + used.ru_stime + seconds)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (ceil(used.ru_utime + used.ru_stime + seconds), hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def answer(job: Job, memory: mmap.mmap) -> Reply:
@@ -139,7 +149,7 @@ def answer(job: Job, memory: mmap.mmap) -> Reply:
         return Reply(error.reason, error.detail)
     except MemoryError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 – libraries raise anything on bad bytes
         said = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
         return Reply(Reason.DECODER, f"{job.header.format}: {said}"[:DETAIL_CHARACTERS])
     return Reply()

@@ -1,13 +1,4 @@
-"""Stand-ins without a model: deterministic answers at a few microseconds each, and faults to order.
-
-They import no torch. Options of every fake stage:
-
-- latency_seconds, latency_per_image_seconds: how long a forward pass takes (of at most batch_size images).
-- fail: {marker: fault}. The fault strikes when an image's bytes hold the marker: "error" and "transient" are
-  that image's answer, "raise" is raised like a bug in a stage, "oom" raises OutOfMemory for a batch of more than
-  `oom_above` images (0), "lost" raises DeviceLost, "segfault" and "exit" end the process, "hang" keeps it busy
-  for ever with the interpreter lock held.
-"""
+"""Stand-ins without a model: deterministic answers at a few microseconds each, and faults to order. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +13,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import msgspec
 
 from stages.base import (
     Caption,
@@ -42,12 +35,28 @@ from stages.base import (
     StageSpec,
     Tag,
 )
-from stages.registry import UnknownName
+from stages.options import read_options
 
 VARIANTS = 64  # answers that differ, of each stage
 DIGESTED_BYTES = 4096  # of an image, so that large files cost no more than small ones
-FAULTS = ("error", "transient", "raise", "oom", "lost", "segfault", "exit", "hang")
 LABELS = ("cat", "dog", "car", "tree", "cup", "sign", "book")
+
+
+Fault = Literal["error", "transient", "raise", "oom", "lost", "segfault", "exit", "hang"]
+
+
+class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """fail: the fault that strikes when an image's bytes hold a marker, by marker.
+
+    "error" and "transient" are that image's answer; "raise" is raised like a bug in a stage, "oom" as OutOfMemory for
+    a batch of more than `oom_above` images, "lost" as DeviceLost; "segfault" and "exit" end the process; "hang" keeps
+    it for ever, with the interpreter lock held.
+    """
+
+    latency_seconds: float = 0.0  # of a forward pass, which takes batch_size images at most
+    latency_per_image_seconds: float = 0.0
+    fail: dict[str, Fault] = {}
+    oom_above: int = 0
 
 
 class FakeStage(Stage):
@@ -55,22 +64,16 @@ class FakeStage(Stage):
 
     def __init__(self, spec: StageSpec, device: str) -> None:
         super().__init__(spec, device)
-        options = spec.options
-        self.latency_seconds = float(options.get("latency_seconds", 0))
-        self.latency_per_image_seconds = float(options.get("latency_per_image_seconds", 0))
-        self.oom_above = int(options.get("oom_above", 0))
-        self.faults = {marker.encode(): fault for marker, fault in options.get("fail", {}).items()}
-        for fault in self.faults.values():
-            if fault not in FAULTS:
-                raise UnknownName("fault", fault, FAULTS)
+        self.options = read_options(spec, FakeOptions)
+        self.faults = {marker.encode(): fault for marker, fault in self.options.fail.items()}
 
     def load(self) -> None:
         pass
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         errors = [self._strike(image, len(images)) for image in images] if self.faults else [None] * len(images)
-        seconds = ceil(len(images) / self.spec.batch_size) * self.latency_seconds
-        seconds += len(images) * self.latency_per_image_seconds
+        seconds = ceil(len(images) / self.spec.batch_size) * self.options.latency_seconds
+        seconds += len(images) * self.options.latency_per_image_seconds
         if seconds > 0:
             with self.lock:
                 time.sleep(seconds)
@@ -82,12 +85,12 @@ class FakeStage(Stage):
     def _strike(self, image: Image, batch: int) -> ImageError | None:
         data = bytes(image.data)
         for marker, fault in self.faults.items():
-            if marker in data and (fault != "oom" or batch > self.oom_above):
+            if marker in data and (fault != "oom" or batch > self.options.oom_above):
                 return commit_fault(fault)
         return None
 
 
-def commit_fault(fault: str) -> ImageError:
+def commit_fault(fault: Fault) -> ImageError:
     """Do what a fault says, or return it where it is one image's answer."""
     match fault:
         case "raise":

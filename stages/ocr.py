@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -31,13 +32,14 @@ from torch import Tensor
 
 from stages.base import Image, ImageError, Line, Ocr, Result, Stage
 from stages.dbpost import Quads, area, find_boxes
-from stages.devices import dtype_of, hold_device, settle
+from stages.devices import dtype_of, hold_device, settle, split_batches
 from stages.onnxfile import WeightsError, weight_files
 from stages.ppocr import BLANK, LINE_HEIGHT, load_detector, load_recognizer
-from stages.warp import TALL, Lines, cut, resize
+from stages.warp import TALL, Lines, cut, join, resize
 
+WARM_WIDTHS = (320, 640, 1024)
 STRIDE = 32  # the detector's; the sides of its maps are multiples
-FLATTEST = 8  # width / height above which a page is padded
+FLATTEST, LOWEST = 8, 30  # width / height above which, and height up to which, a page is padded
 LONGEST_MAP = 8 * 736  # pixels: what rapidocr's rule makes of the flattest page without padding
 LINES_PADDED_ALIKE = 6
 NARROWEST_LINE, WIDEST_LINE = 320, 3200  # columns
@@ -77,8 +79,8 @@ class Plan:
         if min(page) < options.min_side:
             page = scale(page, options.min_side / min(page))
         padding = 0
-        if page[1] <= options.min_side or page[0] / page[1] > FLATTEST:
-            padding = abs(2 * max(page[0] // FLATTEST, options.min_side) - page[1]) // 2
+        if page[1] <= LOWEST or page[0] / page[1] > FLATTEST:
+            padding = abs(2 * max(page[0] // FLATTEST, LOWEST) - page[1]) // 2
         padded = (page[0], page[1] + 2 * padding)
         ratio = max(options.map_side / min(padded), 1.0)
         return cls((width, height), page, padding, scale(padded, min(ratio, LONGEST_MAP / max(padded))))
@@ -118,11 +120,134 @@ class OcrStage(Stage):
         settle(self.device)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
-        plans = [Plan.fit(image.pixels.shape[2], image.pixels.shape[1], self.options) for image in images]
+        plans = [Plan.fit(image.width, image.height, self.options) for image in images]
+        pages, quads = self._find(images, plans)
+        lines = join([lay_out(i, boxes) for i, boxes in enumerate(quads)])
+        texts = iter(self._read(pages, lines))
+        return [self._describe(plan, boxes, list(islice(texts, len(boxes)))) for plan, boxes in zip(plans, quads, strict=True)]
+
+    def _find(self, images: Sequence[Image], plans: Sequence[Plan]) -> tuple[list[Tensor], list[Quads]]:
+        """Each image's page, on the device, and the boxes of its lines, in pixels of the padded page."""
         pages: dict[int, Tensor] = {}
-        boxes: dict[int, Quads] = {}
-        for batch in self._batch_maps(plans):
+        quads: dict[int, Quads] = {}
+        for places in self._batch_maps(plans):
             with hold_device(self.lock):
-                pages.update((i, make_page(images[i].pixels, plans[i])) for i in batch)
-                masks, maps = self._detect([pages[i] for i in batch], plans[batch[0]])
-            ...
+                pages.update((i, make_page(images[i], plans[i])) for i in places)
+                masks, probabilities = self._detect([pages[i] for i in places], plans[places[0]].map)
+            for i, mask, probability in zip(places, masks, probabilities, strict=True):
+                size = pages[i].shape[1], pages[i].shape[0]
+                quads[i] = find_boxes(mask, probability, size, self.options.box_threshold, self.options.unclip_ratio)
+        return [pages[i] for i in range(len(images))], [quads[i] for i in range(len(images))]
+
+    def _batch_maps(self, plans: Sequence[Plan]) -> Iterator[Sequence[int]]:
+        """Places of images whose maps are of one size, as many as go through the detector at once."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, plan in enumerate(plans):
+            groups.setdefault(plan.map, []).append(i)
+        for (width, height), places in groups.items():
+            most = 1 if self.on_cpu else min(self.spec.batch_size, MAP_PIXELS // (width * height))
+            yield from split_batches(places, max(most, 1))
+
+    def _detect(self, pages: Sequence[Tensor], size: tuple[int, int]) -> tuple[NDArray[np.uint8], Any]:
+        """What find_boxes takes, on the host: the masks and the probabilities of pages whose maps are of one size."""
+        probabilities = self.detector(self._normalise(torch.stack([resize(page, *size) for page in pages])))
+        mask = probabilities > self.options.mask_threshold
+        mask[:, 1:] |= mask[:, :-1].clone()  # a dilation by 2×2
+        mask[:, :, 1:] |= mask[:, :, :-1].clone()
+        probabilities = probabilities.float()
+        if not self.on_cpu and self.dtype != torch.float32:
+            probabilities = (probabilities * 255).round().byte()  # a quarter of the bytes to copy
+        return to_host(mask.byte()), to_host(probabilities)
+
+    def _read(self, pages: Sequence[Tensor], lines: Lines) -> list[tuple[str, float]]:
+        """Each line's text and score."""
+        texts = [("", 0.0)] * len(lines)
+        for places, columns in self._batch_lines(lines):
+            with hold_device(self.lock):
+                classes, probabilities = self._recognize(pages, lines[places], columns)
+            for i, text in zip(places, decode(classes, probabilities, self.characters), strict=True):
+                texts[i] = text
+        return texts
+
+    def _batch_lines(self, lines: Lines) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """Places of lines that go through the recogniser at once, and how wide their tensor is."""
+        columns = lines.padded if self.on_cpu else bucket(lines.padded)
+        for width in np.unique(columns).tolist():
+            most = max((LINE_COLUMNS_CPU if self.on_cpu else LINE_COLUMNS) // width, 1)
+            for places in split_batches(np.flatnonzero(columns == width), most):
+                yield places, width
+
+    def _recognize(self, pages: Sequence[Tensor], lines: Lines, columns: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The likeliest class of each step and its probability, [N, steps] on the host."""
+        pixels = self._normalise(cut(pages, lines, LINE_HEIGHT, columns))
+        right = torch.from_numpy(lines.resized).to(self.device)[:, None, None, None]
+        pixels.masked_fill_(torch.arange(columns, device=self.device) >= right, 0)
+        widths = None if self.on_cpu else torch.from_numpy(lines.padded).to(self.device)
+        classes, probabilities = to_host(torch.stack([answer.float() for answer in self.recognizer(pixels, widths)]))
+        return classes.astype(np.int64), probabilities
+
+    def _normalise(self, pixels: Tensor) -> Tensor:
+        """uint8 [N, height, width, 3] to -1..1, [N, 3, height, width] with the channels last in memory."""
+        return pixels.float().mul_(2 / 255).sub_(1).to(self.dtype).permute(0, 3, 1, 2)
+
+    def _describe(self, plan: Plan, quads: Quads, texts: Sequence[tuple[str, float]]) -> Ocr:
+        told = [i for i, (text, score) in enumerate(texts) if text.strip() and score >= self.options.text_score]
+        boxes = plan.to_image(quads[told])
+        lines = [Line(*texts[i], tuple(map(tuple, box))) for i, box in zip(told, boxes.tolist(), strict=True)]
+        ratio = float(area(boxes).sum()) / (plan.image[0] * plan.image[1])
+        return Ocr(lines, len(lines), min(ratio, 1.0))
+
+    def _warm_up(self) -> None:
+        """A page of the commonest size and a line of each of a few widths."""
+        page = torch.zeros(960, 1280, 3, dtype=torch.uint8, device=self.device)
+        self._detect([page], (1280, 960))
+        for width in WARM_WIDTHS:
+            line = np.array([[[0, 0], [width, 0], [width, LINE_HEIGHT], [0, LINE_HEIGHT]]], dtype=np.float32)
+            self._recognize([page], lay_out(0, line), width)
+
+
+def make_page(image: Image, plan: Plan) -> Tensor:
+    """uint8 [height, width, 3], on the image's device."""
+    if image.pixels is None:
+        raise ValueError("ocr: an image came without its pixels.")
+    page = resize(image.pixels.permute(1, 2, 0).contiguous(), *plan.page)
+    return F.pad(page, (0, 0, 0, 0, plan.padding, plan.padding)) if plan.padding else page
+
+
+def lay_out(page: int, quads: Quads) -> Lines:
+    """One page's lines as rapidocr crops, resizes and pads them."""
+    edges = np.linalg.norm(quads - quads[:, [1, 2, 3, 0]], axis=2)  # top, right, bottom, left
+    width, height = np.maximum(edges[:, 0], edges[:, 2]).astype(np.int64), np.maximum(edges[:, 1], edges[:, 3]).astype(np.int64)
+    ratio = np.where(height >= TALL * width, height / width, width / height)
+    padded = np.empty(len(quads), dtype=np.int64)
+    for group in split_batches(np.argsort(ratio), LINES_PADDED_ALIKE):
+        padded[group] = min(max(int(LINE_HEIGHT * ratio[group].max()), NARROWEST_LINE), WIDEST_LINE)
+    resized = np.minimum(np.ceil(LINE_HEIGHT * ratio).astype(np.int64), padded)
+    return Lines(np.full(len(quads), page), quads, width, height, resized, padded)
+
+
+def bucket(columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Widths rounded up to the few that a GPU is given: multiples of 64, above 1024 of 256."""
+    step = np.where(columns > 1024, 256, 64)
+    return -(-columns // step) * step
+
+
+def decode(
+    classes: NDArray[np.int64], probabilities: NDArray[np.float32], characters: Sequence[str]
+) -> Iterator[tuple[str, float]]:
+    """Each row's text, repeats and blanks left out (greedy CTC), and the mean probability of what is left; ("", 0)."""
+    kept = classes != BLANK
+    kept[:, 1:] &= classes[:, 1:] != classes[:, :-1]
+    for row, chosen, likely in zip(classes, kept, probabilities, strict=True):
+        text = "".join([characters[place] for place in row[chosen].tolist()])
+        yield text, round(float(likely[chosen].mean()), 5) if text else 0.0
+
+
+def to_host(tensor: Tensor) -> NDArray[Any]:
+    """A tensor's values on the host; from a GPU by way of page-locked memory, which is several times faster."""
+    if tensor.device.type == "cpu":
+        return tensor.numpy()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return host.numpy()

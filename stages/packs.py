@@ -8,7 +8,6 @@ recorded at first sight under the models folder, in locks/.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,9 +26,6 @@ __all__ = ["Pack", "PackError", "open_pack", "pull_standard", "resolve", "resolv
 
 MINI = Path(__file__).parent / "mini"
 STANDARD = "standard"
-
-# The ocr stage's files: role → what the rapidocr wheel calls it.
-OCR_ROLES = {"detection": "det", "recognition": "rec"}
 
 # Options that change how fast or whether an answer comes, but not which.
 SILENT_OPTIONS = {"latency_seconds", "latency_per_image_seconds", "fail", "oom_above", "allow_pickle"}
@@ -203,12 +199,13 @@ def find_entry(pack: Pack, stage: str) -> StageEntry:
 
 
 def find_ocr_files() -> dict[str, str]:
-    """PP-OCRv6 small, which the rapidocr wheel carries. Absolute paths; rapidocr itself is not imported."""
-    found = importlib.util.find_spec("rapidocr")
-    if found is None or not found.submodule_search_locations:
-        raise PackError("the ocr stage takes its weights from the rapidocr package; run `pip install rapidocr`.")
-    models = Path(found.submodule_search_locations[0]) / "models"
-    return {role: str(models / f"PP-OCRv6_{short}_small.onnx") for role, short in OCR_ROLES.items()}
+    """Absolute paths of PP-OCRv6 small, which the rapidocr wheel carries. Raises PackError when it is not installed."""
+    from stages.onnxfile import WeightsError, weight_files  # numpy, which only those who resolve need
+
+    try:
+        return {role: str(path) for role, path in weight_files().items()}
+    except WeightsError as error:
+        raise PackError(str(error)) from error
 
 
 def check_files(pack: Pack, path: Path) -> dict[str, str]:

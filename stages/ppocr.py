@@ -173,7 +173,7 @@ def run_block(block: Any, hidden: Tensor, kept: Tensor | None = None) -> Tensor:
     hidden = block.token_conv(mask(hidden, kept))
     if not isinstance(block.token_squeeze_excitation, nn.Identity):
         hidden = hidden.mul_(excite(block.token_squeeze_excitation.convolutions, hidden, kept))
-    wide = torch._C._nn.gelu_(block.channel_conv1(hidden))
+    wide = torch.ops.aten.gelu_(block.channel_conv1(hidden))
     narrow = block.channel_conv2(wide)
     return narrow.add_(hidden) if block.has_residual else narrow
 

@@ -41,6 +41,10 @@ class Lines:
         return Lines(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
+def join(parts: Sequence[Lines]) -> Lines:
+    return Lines(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Lines)))
+
+
 def resize(page: Tensor, width: int, height: int) -> Tensor:
     """cv2.resize with its default interpolation, bilinear without antialias."""
     if page.shape[:2] == (height, width):

@@ -2,39 +2,51 @@
 
 Each image is letterboxed as ultralytics' predict does for one image alone; images of one canvas go through the
 network together. The tests hold boxes, classes and scores against ultralytics' own predict.
-
-Options: conf (0.25), iou (0.7), max_det (300), imgsz (the weights' own), allow_pickle (false).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import Annotated
 
+import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from stages.base import Detection, Image, ImageError, Objects, Result, Stage
 from stages.devices import dtype_of, hold_device, settle, split_batches
 from stages.letterbox import Letterbox, fill_canvases
+from stages.options import read_options
 from stages.yolonet import decode_in_float32, load_network, non_max_suppression, scale_boxes
 
 # ultralytics' suppression takes a last dimension of 6 for the answer of a network that needs none.
 FEWEST_CANDIDATES = 8
+
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    conf: Ratio = 0.25  # least score of a detection
+    iou: Ratio = 0.7  # of two boxes of a class that overlap more, the surer one stays
+    max_det: Count = 300
+    imgsz: Count | None = None  # the longer side as the network sees it; None: the weights' own
+    allow_pickle: bool = False  # whether a .pt file may be read
 
 
 class YoloStage(Stage):
     name = "yolo"
 
     def load(self) -> None:
-        options, dtype = self.spec.options, dtype_of(self.spec)
-        model, config = load_network(self.spec.files, allow_pickle=bool(options.get("allow_pickle", False)))
+        self.options, dtype = read_options(self.spec, YoloOptions), dtype_of(self.spec)
+        model, config = load_network(self.spec.files, allow_pickle=self.options.allow_pickle)
         self.names = [str(name) for name in config["names"]]
-        self.size = int(options.get("imgsz", config["imgsz"]))
+        self.size = self.options.imgsz or int(config["imgsz"])
         self.stride = int(model.stride.max())
-        if self.size <= 0 or self.size % self.stride:
+        if self.size % self.stride:
             raise ValueError(f"yolo: imgsz is {self.size}; choose a multiple of {self.stride}.")
-        self.confidence = float(options.get("conf", 0.25))
         self.model = model.fuse(verbose=False).to(self.device, dtype, memory_format=torch.channels_last)
         self.dtype, self.end2end = dtype, bool(model.end2end)
         if dtype != torch.float32:
@@ -64,15 +76,15 @@ class YoloStage(Stage):
         """What the network finds, on the host: what non_max_suppression takes, without most of what it drops."""
         batch = fill_canvases(pixels, boxes).to(self.dtype, memory_format=torch.channels_last)
         predictions: Tensor = self.model(batch)[0].float()
-        return (predictions if self.end2end else keep_confident(predictions, self.confidence)).cpu()
+        return (predictions if self.end2end else keep_confident(predictions, self.options.conf)).cpu()
 
     def _suppress(self, candidates: Tensor) -> list[Tensor]:
         """One [boxes, 6] for each image: corners on the canvas, score, class; highest score first."""
         found: list[Tensor] = non_max_suppression(
             candidates,
-            self.confidence,
-            float(self.spec.options.get("iou", 0.7)),
-            max_det=int(self.spec.options.get("max_det", 300)),
+            self.options.conf,
+            self.options.iou,
+            max_det=self.options.max_det,
             max_time_img=inf,  # else it gives up in the middle of a batch that takes long
             end2end=self.end2end,
         )

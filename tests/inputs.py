@@ -254,6 +254,8 @@ EXIF_MESS = {
 }
 BROKEN_PROFILE = chunk(b"iCCP", b"broken\0\0" + b"not deflate at all")
 
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
 ODD: list[Input] = [
     Input("jpeg", jpeg, None),
     Input("jpeg, subsampled", partial(jpeg, subsampling=2), None),
@@ -294,6 +296,7 @@ ODD: list[Input] = [
     Input("tiff, 16-bit grey", lambda: tiff(grey_16()), None),
     Input("tiff, float", lambda: tiff(picture().convert("L").convert("F")), None),
     *(Input(f"tiff, orientation {turn}", partial(oriented, turn, "TIFF"), None) for turn in (3, 6)),
+    Input("tiff, orientation in XMP alone", partial(tiff, tiffinfo={700: XMP}), None),
     Input("bmp", lambda: encode(picture(), "BMP"), None),
     Input("ppm", lambda: encode(picture(), "PPM"), None),
     Input("pgm, 16-bit", lambda: pnm(5, 2, 1, 65535, b"\x80\0\xff\xff"), None),

@@ -215,9 +215,7 @@ class Crowd:
 # Composing.
 
 
-def compose_photo(
-    draft: Draft, members: Sequence[Member], areas: tuple[float, float], *, anchored: bool = False
-) -> None:
+def compose_photo(draft: Draft, members: Sequence[Member], areas: tuple[float, float], *, anchored: bool = False) -> None:
     arranger = Arranger(draft.rng, draft.width, draft.height, (0, 0, draft.width, draft.height))
     sprites = arranger.arrange(members, areas, anchored=anchored)
     draft.paint_backdrop(color for _, color in members)

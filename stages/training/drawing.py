@@ -78,7 +78,8 @@ def fill_plain(width: int, height: int, color: Rgb) -> Pixels:
 def blend(under: Pixels, over: Pixels, mask: Pixels) -> Pixels:
     """`over` where the mask [height, width] is 255, `under` where it is 0, a mixture between."""
     share = mask.astype(np.float32) / 255
-    return cv2.blendLinear(over, under, share, 1 - share)
+    mixed: Pixels = cv2.blendLinear(over, under, share, 1 - share)
+    return mixed
 
 
 # Noise. Drawing random numbers for every pixel would cost more than all the rest, so scenes cut
@@ -108,7 +109,8 @@ def cut_clouds(width: int, height: int, rng: Random, cells_x: int, cells_y: int)
     """A random window of cells_x × cells_y of the cloud bank, stretched to [height, width]."""
     x, y = rng.randrange(768 - cells_x), rng.randrange(768 - cells_y)
     window = clouds()[y : y + cells_y, x : x + cells_x]
-    return cv2.resize(window, (width, height), interpolation=cv2.INTER_LINEAR)
+    stretched: Pixels = cv2.resize(window, (width, height), interpolation=cv2.INTER_LINEAR)
+    return stretched
 
 
 def add_texture(canvas: Pixels, rng: Random, strength: float, cells_x: int, cells_y: int) -> None:
@@ -148,9 +150,7 @@ def add_camera(canvas: Pixels, rng: Random, scale: float, *, keep_text: bool) ->
     if rng.random() < 0.25:
         quality = rng.randint(70, 85) if keep_text else rng.randint(35, 80)
         _, data = cv2.imencode(".jpg", canvas, [cv2.IMWRITE_JPEG_QUALITY, quality])
-        decoded = cv2.imdecode(data, cv2.IMREAD_COLOR)
-        assert decoded is not None  # it was encoded a line above
-        return decoded
+        canvas = np.asarray(cv2.imdecode(data, cv2.IMREAD_COLOR))
     return canvas
 
 
@@ -159,7 +159,8 @@ def add_camera(canvas: Pixels, rng: Random, scale: float, *, keep_text: bool) ->
 
 def fill_gradient(width: int, height: int, top: Rgb, bottom: Rgb) -> Pixels:
     column: Pixels = np.linspace(top, bottom, 16).round().astype(np.uint8)[:, None, :].repeat(2, axis=1)
-    return cv2.resize(column, (width, height), interpolation=cv2.INTER_LINEAR)
+    filled: Pixels = cv2.resize(column, (width, height), interpolation=cv2.INTER_LINEAR)
+    return filled
 
 
 def draw_plain(width: int, height: int, rng: Random, color: str) -> Pixels:
@@ -183,7 +184,8 @@ def _draw_sky(width: int, height: int, rng: Random) -> Pixels:
     sky = fill_gradient(width, height, vary((96, 160, 226), rng), vary((202, 226, 244), rng))
     veil = cut_clouds(width, height, rng, rng.randint(120, 260), rng.randint(80, 140))
     white = cv2.cvtColor(cv2.addWeighted(veil, 1, veil, 0, -120), cv2.COLOR_GRAY2RGB)
-    return cv2.addWeighted(sky, 1, white, rng.uniform(0.4, 1.0), 0)
+    veiled: Pixels = cv2.addWeighted(sky, 1, white, rng.uniform(0.4, 1.0), 0)
+    return veiled
 
 
 def _draw_ridge(canvas: Pixels, rng: Random, level: float, swing: float, color: Rgb) -> None:
@@ -196,9 +198,7 @@ def _draw_ridge(canvas: Pixels, rng: Random, level: float, swing: float, color: 
     cv2.fillPoly(canvas, [np.vstack([ridge, corners]).round().astype(np.int32)], color, cv2.LINE_AA)
 
 
-def _draw_ground(
-    width: int, height: int, rng: Random, far: Rgb, near: Rgb, hills: int, cells: tuple[int, int]
-) -> Pixels:
+def _draw_ground(width: int, height: int, rng: Random, far: Rgb, near: Rgb, hills: int, cells: tuple[int, int]) -> Pixels:
     """A sky over ground that begins at a horizon with hills."""
     canvas = _draw_sky(width, height, rng)
     level = rng.uniform(0.22, 0.42)

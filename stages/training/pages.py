@@ -278,29 +278,33 @@ def _draw_curves(sheet: Sheet, plot: Plot, colors: list[Rgb]) -> None:
 
 
 def _draw_pie(sheet: Sheet, colors: list[Rgb]) -> None:
-    """A pie with its legend beside it, or below it in an upright format."""
+    """A pie with its legend beside it, or below it where the sheet is not wide enough."""
     rng, em, parts = sheet.rng, sheet.em, sheet.rng.randint(4, 6)
-    font = load_font("DejaVuSans", em)  # its space is wide: others' made OCR read "Baker40%"
-    leading, top = 1.7 * em, 3.4 * em
+    leading, top, width = 1.7 * em, 3.4 * em, 12 * em
     legend = leading * (parts + 0.6)
-    if sheet.width > sheet.height:
+    if sheet.width > max(sheet.height, 28 * em):
         room = (sheet.width * 0.5, sheet.height - top - em)
-        x, y = sheet.width * 0.55, top + (room[1] - leading * parts) / 2
+        x, y = sheet.width * 0.54, top + (room[1] - leading * parts) / 2
     else:
         room = (float(sheet.width), sheet.height - top - legend)
-        x, y = sheet.width * 0.25, sheet.height - legend
+        x, y = (sheet.width - width) / 2, sheet.height - legend
     middle, start = (room[0] / 2, top + room[1] / 2), rng.uniform(0, 360)
     for share, name, color in zip(_split_hundred(rng, parts), rng.sample(NAMES, parts), colors, strict=False):
         _draw_slice(sheet, middle, min(room) * 0.45, (start, start + 3.6 * share), color)
-        corner = (round(x + 0.9 * em), round(y + 0.95 * em))
-        cv2.rectangle(sheet.pixels, (round(x), round(y + 0.3 * em)), corner, color, -1)
-        sheet.write(f"{name} {share}%", x + 1.6 * em, y, font)
+        _write_key(sheet, (x, y, width), color, name, f"{share}%")
         start, y = start + 3.6 * share, y + leading
 
 
-def _draw_slice(
-    sheet: Sheet, middle: tuple[float, float], radius: float, span: tuple[float, float], color: Rgb
-) -> None:
+def _write_key(sheet: Sheet, place: tuple[float, float, float], color: Rgb, name: str, value: str) -> None:
+    """One row of a legend at x, y, of this width: the colour, the name, the value at the right."""
+    (x, y, width), em, font = place, sheet.em, load_font("DejaVuSans", sheet.em)
+    corner = (round(x + 0.9 * em), round(y + 0.95 * em))
+    cv2.rectangle(sheet.pixels, (round(x), round(y + 0.3 * em)), corner, color, -1)
+    sheet.write(name, x + 1.6 * em, y, font)
+    sheet.write(value, x + width, y, font, align=1)
+
+
+def _draw_slice(sheet: Sheet, middle: tuple[float, float], radius: float, span: tuple[float, float], color: Rgb) -> None:
     angles = np.radians(np.linspace(*span, 40))
     arc = np.stack([middle[0] + radius * np.cos(angles), middle[1] + radius * np.sin(angles)], axis=1)
     contour = [(np.vstack([middle, arc]) * 16).round().astype(np.int32)]

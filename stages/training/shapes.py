@@ -61,9 +61,7 @@ SHAPES: Mapping[str, tuple[Layer, ...]] = {
     "triangle": ((0, (_polygon((0, -0.95), (0.9, 0.65), (-0.9, 0.65)),)),),
     "star": ((0, (_star(),)),),
     "heart": ((0, (_heart(),)),),
-    "arrow": (
-        (0, (_polygon((1, 0), (0.25, -0.7), (0.25, -0.26), (-1, -0.26), (-1, 0.26), (0.25, 0.26), (0.25, 0.7)),)),
-    ),
+    "arrow": ((0, (_polygon((1, 0), (0.25, -0.7), (0.25, -0.26), (-1, -0.26), (-1, 0.26), (0.25, 0.26), (0.25, 0.7)),)),),
     "cross": ((0, (_cross(),)),),
     "ring": ((0, (_ellipse(0, 0, 0.95), _ellipse(0, 0, 0.56))),),
     "moon": ((0, (_moon(),)),),
@@ -184,9 +182,7 @@ def choose_finish(rng: Random) -> Finish:
 
 def _light_patch(patch: Pixels, finish: Finish) -> None:
     y, x = np.mgrid[-1:1:9j, -1:1:9j]
-    bright = (
-        np.exp(-((x + 0.35) ** 2 + (y + 0.4) ** 2) / 0.5) - 0.35 if finish.round_gloss else -0.6 * x * 0.5 - 0.6 * y
-    )
+    bright = np.exp(-((x + 0.35) ** 2 + (y + 0.4) ** 2) / 0.5) - 0.35 if finish.round_gloss else -0.6 * x * 0.5 - 0.6 * y
     small = (200 * (1 + finish.gloss * bright)).clip(0, 255).astype(np.uint8)
     light = cv2.resize(cv2.cvtColor(small, cv2.COLOR_GRAY2RGB), (patch.shape[1], patch.shape[0]))
     cv2.multiply(patch, light, dst=patch, scale=1 / 200)

@@ -66,9 +66,7 @@ def _font_folder() -> Path:
     """The folder of the fonts inside matplotlib, found without importing it: that takes long and writes caches."""
     spec = importlib.util.find_spec("matplotlib")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(
-            "text scenes take their fonts from matplotlib, which is missing: pip install matplotlib"
-        )
+        raise FileNotFoundError("text scenes take their fonts from matplotlib, which is missing: pip install matplotlib")
     return Path(spec.submodule_search_locations[0], "mpl-data", "fonts", "ttf")
 
 

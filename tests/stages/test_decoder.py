@@ -287,8 +287,8 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
     assert (child / "oom_score_adj").read_text() == "1000\n"
     libraries = (child / "maps").read_text()
     assert "_imaging" in libraries
-    assert "torch" not in libraries
-    assert "numpy" not in libraries
+    assert "libtorch" not in libraries
+    assert "/numpy/" not in libraries
 
 
 def test_a_long_lived_child_may_use_its_time_for_every_image(make: Callable[..., Decoder]) -> None:
@@ -314,7 +314,7 @@ def test_a_heif_plug_in_is_used_when_there_is_one(
         "def register_heif_opener():\n"
         "    Image.register_open('HEIF', PngImagePlugin.PngImageFile)\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     assert make().decode(memoryview(png()), Header("HEIF", 96, 64, 1))[3, 3].tolist() == [200, 40, 40]
 
 

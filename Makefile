@@ -1,0 +1,55 @@
+# Everything goes on in .venv; nothing is installed elsewhere. `make demo` and `make test` are all one needs to know.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+UV := 0.13.8
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types faults bench gpu-test lock docs clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP)  ## make .venv with everything that requirements.lock names
+
+$(STAMP): requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: $(STAMP)  ## sample images and two photographs through the daemon, and a table of what came out
+	$(BIN)/visiond demo
+
+test: lint types  ## lint, types and every test
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+faults: $(STAMP)  ## the long forms of the fault tests, a line of figures each
+	$(BIN)/python -m tests.faults.kill --kills 20 --files 5000
+
+bench: $(STAMP)  ## what the daemon costs beside a bare loop, with fake stages
+	$(BIN)/python -m benchmarks.overhead
+
+gpu-test: $(STAMP)  ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+lock: $(STAMP)  ## resolve the dependencies anew
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra parquet \
+	  --extra train --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
+
+docs: $(STAMP)  ## what is generated: the configuration reference and the dashboard
+	$(BIN)/python -m daemon.reference > docs/configuration.md
+	$(BIN)/python -m daemon.sidecar > docs/sidecar.schema.json
+	$(BIN)/python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
+
+clean:  ## remove .venv and the demo
+	rm -rf .venv demo

@@ -1,0 +1,5 @@
+"""`python -m daemon` is `visiond`."""
+
+from daemon.cli import main
+
+main()

@@ -1,0 +1,56 @@
+"""The sidecar as others read it: schema "visiond/1". docs/sidecar.schema.json is made from these types."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stages.base import Caption, Clip, Objects, Ocr
+from stages.binning import Bin
+
+SCHEMA = "visiond/1"
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The file. `path_base64` is there when its name is not UTF-8; size and format when it could be read as an image."""
+
+    path: str  # in the inbox
+    path_base64: str = ""
+    bytes: int
+    digest: str = ""  # "sha256:…"
+    width: int = 0  # pixels of the upright image
+    height: int = 0
+    format: str = ""  # "JPEG", "PNG", …
+    seen_at: str  # RFC 3339, UTC
+
+
+class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A result; or, in the failed folder, `status`, `reason`, `detail` and `attempts` instead of one."""
+
+    schema: str
+    id: int  # its number in the ledger
+    source: Source
+    notice: str = ""  # what to know of the models that answered
+    ocr: Ocr | None = None
+    objects: Objects | None = None
+    clip: Clip | None = None
+    caption: Caption | None = None
+    bin: Bin | None = None
+    timings: dict[str, float] = {}  # stage → this image's share of the seconds
+    models: dict[str, str] = {}  # stage → fingerprint of the model
+    status: str = ""
+    reason: str = ""
+    detail: str = ""
+    attempts: int = 0
+    finished_at: str | None = None
+
+
+def json_schema() -> bytes:
+    """The JSON Schema (2020-12) of a sidecar."""
+    schema = msgspec.json.schema(Sidecar)
+    return (
+        msgspec.json.format(msgspec.json.encode({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})) + b"\n"
+    )
+
+
+if __name__ == "__main__":
+    print(json_schema().decode(), end="")

@@ -1,0 +1,405 @@
+"""A daemon as a real process in a folder of its own: configured, awaited on a real notify socket, asked, killed, judged.
+
+A `Place` is the folder: it writes daemon.toml, remembers what is dropped, and has the checker judge the outcome. A
+`Daemon` is one process at work there, as a context at whose end no process of it may be left.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import http.client
+import itertools
+import json
+import os
+import random
+import secrets
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests import checker
+
+STAGES = ("ocr", "yolo", "clip", "blip")
+PATIENCE = 40.0  # seconds that anything may take on a busy machine before a test gives up on it
+GLANCE = 0.02  # between two looks at something that sends no word
+TOKEN = "VISIOND_TEST_TOKEN"
+
+DEFAULTS: dict[str, Any] = {
+    "pipeline": {"slab_bytes": 16 << 20, "retry_seconds": 0.05, "rescan_seconds": 1.0, "workers_per_device": 1},
+    "http": {"listen": ""},
+    "log": {"format": "json"},
+    "stages": {name: {"backend": "fake"} for name in STAGES},
+}
+
+
+def picture(number: int, mark: bytes = b"") -> bytes:
+    """A whole image of 8 × 8 pixels, with bytes of its own for each number; `mark` stands behind its pixels."""
+    return b"P6\n8 8\n255\n" + hashlib.shake_256(b"%d" % number).digest(192) + mark
+
+
+def caption_of(data: bytes) -> str:
+    """What the fake captioner says of an image: so an answer that went to the wrong image shows."""
+    return f"a picture of {zlib.crc32(data[:4096]) % 64} things"
+
+
+def seeded(seed: int | None = None) -> random.Random:
+    """A source of chance whose seed is printed, so that pytest shows it when a test fails. VISIOND_SEED=… replays."""
+    chosen = seed if seed is not None else int(os.environ.get("VISIOND_SEED") or secrets.randbits(32))
+    print(f"VISIOND_SEED={chosen}")
+    return random.Random(chosen)
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
+    """Look until the condition holds; returns its value. For things that send no word of a change."""
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout:g} s in vain for {what}"
+        pause.wait(GLANCE)
+    return value
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Place:
+    """A folder with an inbox (or several), a configuration, and room for everything a daemon writes."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+        self.folder = folder
+        self.token = secrets.token_hex(8)
+        self.config = folder / "daemon.toml"
+        self.settings = _merge(DEFAULTS, settings or {})
+        self.settings.setdefault("inbox", [{"settle_seconds": 0.1}])
+        self.dropped: dict[str, dict[bytes, list[str]]] = {}  # inbox's name → path → digests
+        self._numbers = itertools.count()
+        for table in self.settings["inbox"]:
+            table.setdefault("path", f"inbox-{table['name']}" if table.get("name") else "inbox")
+            self.dropped[table.get("name", "")] = {}
+            self.inbox(table.get("name", "")).mkdir(parents=True, exist_ok=True)
+        self.staging = folder / "staging"
+        self.staging.mkdir(exist_ok=True)
+        self.configure()
+
+    def configure(self, settings: Mapping[str, Any] | None = None) -> None:
+        """Write daemon.toml, with further settings if there are any."""
+        self.settings = _merge(self.settings, settings or {})
+        self.config.write_text(to_toml(self.settings))
+
+    def inbox(self, name: str = "") -> Path:
+        table = next(table for table in self.settings["inbox"] if table.get("name", "") == name)
+        return self.folder / table["path"]
+
+    @property
+    def site(self) -> checker.Site:
+        output = {"results": "results", "failed": "failed", "done": "done", "bins_folder": "bins", "bins": "none"}
+        output |= self.settings.get("output", {})
+        folders = [self.folder / output[key] for key in ("results", "failed", "done", "bins_folder")]
+        return checker.Site(self.folder / "state" / "ledger.sqlite", *folders, bins_mode=output["bins"])
+
+    def drop(self, path: str | bytes, data: bytes, inbox: str = "") -> Path:
+        """A file that appears whole, by rename, as a good uploader does it."""
+        name = os.fsencode(path)
+        target = os.path.join(os.fsencode(self.inbox(inbox)), name)
+        staged = self.staging / f"{next(self._numbers)}"
+        staged.write_bytes(data)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.rename(staged, target)
+        self.expect(path, hashlib.sha256(data).hexdigest(), inbox)
+        return Path(os.fsdecode(target))
+
+    def drop_many(self, numbers: range, inbox: str = "") -> None:
+        for number in numbers:
+            self.drop(f"{number:05d}.ppm", picture(number), inbox)
+
+    def expect(self, path: str | bytes, digest: str = "", inbox: str = "") -> None:
+        """The checker is to look for a version of a file; no digest: it is no regular file."""
+        self.dropped[inbox].setdefault(os.fsencode(path), []).append(digest)
+
+    def sidecar(self, path: str, inbox: str = "") -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.site.results / inbox / f"{path}.json").read_bytes())
+        return document
+
+    def command(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`visiond` with these arguments and this place's configuration, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "daemon", *map(str, arguments)],
+            env={**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config), **environment},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            check=False,
+        )
+
+    def run_once(self) -> subprocess.CompletedProcess[str]:
+        return self.command("run", "--once")
+
+    def judge(self, *, finished: bool = True, deleted: frozenset[bytes] = frozenset()) -> checker.Verdict:
+        """The independent checker's verdict and, as the models are fakes, whether each answer went to its image."""
+        inboxes = [
+            checker.Inbox(self.inbox(name), dropped, name, self._on_success(name)) for name, dropped in self.dropped.items()
+        ]
+        verdict = checker.judge(self.site, inboxes, finished=finished, deleted=deleted)
+        verdict.wrong += self._misdirected_answers(inboxes)
+        return verdict
+
+    def assert_kept(self, **counts: int) -> checker.Verdict:
+        """The promise is kept, and so many images ended so."""
+        verdict = self.judge()
+        assert verdict.problems == []
+        assert verdict.counts == counts
+        return verdict
+
+    def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """An SQL query of the test's own, read-only."""
+        with contextlib.closing(_connect(self.site.ledger)) as connection:
+            return connection.execute(query, parameters).fetchall()
+
+    def processes(self) -> list[int]:
+        """Every living process that was started for this place, by the token in its environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and f"{TOKEN}={self.token}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def orphans(self, timeout: float = 5.0) -> list[int]:
+        """The processes that are still there after so long."""
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not self.processes(), "the end of all processes", timeout)
+        return self.processes()
+
+    def _on_success(self, name: str) -> str:
+        return str(next(t.get("on_success", "keep") for t in self.settings["inbox"] if t.get("name", "") == name))
+
+    def _misdirected_answers(self, inboxes: list[checker.Inbox]) -> list[str]:
+        wrong = []
+        site = self.site
+        for inbox in inboxes:
+            for path in inbox.dropped:
+                sidecar = Path(os.fsdecode(os.path.join(os.fsencode(site.results / inbox.name), path + b".json")))
+                sources = [Path(os.fsdecode(os.path.join(os.fsencode(f), path))) for f in (inbox.path, site.done / inbox.name)]
+                source = next((source for source in sources if source.is_file()), None)
+                if source is None or len(sidecar.name.encode(errors="surrogateescape")) > 255 or not sidecar.is_file():
+                    continue
+                if (said := json.loads(sidecar.read_bytes()).get("caption")) and said["text"] != caption_of(
+                    source.read_bytes()
+                ):
+                    wrong.append(f"{sidecar} has the answer of another image")
+        return wrong
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A message to systemd, and when it came (Unix seconds)."""
+
+    text: str
+    at: float
+
+
+class NotifySocket:
+    """The receiving end of sd_notify(3). A thread of its own reads, so that the daemon never waits for a test."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notices: list[Notice] = []
+        self._changed = threading.Condition()
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._thread = threading.Thread(target=self._read, name="notify")
+        self._thread.start()
+
+    def wait(self, condition: Callable[[list[Notice]], Any], timeout: float, alive: Callable[[], bool]) -> Any:
+        """Block until the notices so far fulfil the condition; its last value when time is up or the process has ended."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not (value := condition(self.notices)) and alive() and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, 0.2))
+            return value
+
+    def close(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.sendto(b"", str(self.path))
+        self._thread.join()
+        self._socket.close()
+        self.path.unlink()
+
+    def _read(self) -> None:
+        while message := self._socket.recv(4096):
+            with self._changed:
+                self.notices.append(Notice(message.decode(), time.time()))
+                self._changed.notify_all()
+
+
+class Daemon:
+    """`visiond run` at a place, from its start to its end. At the end of the context no process of it may be left."""
+
+    def __init__(self, place: Place, *, ready: bool = True, **environment: str) -> None:
+        self.place = place
+        self.notify = NotifySocket(place.folder / "notify")
+        self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
+        environment = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "daemon", "run", "--config", str(place.config)],
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if ready:
+            self.wait_ready()
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+        self.notify.close()
+        orphans = self.place.orphans()
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+        if error:
+            print(f"the daemon's log:\n{self._log.read_text()[-6000:]}")
+        else:
+            assert not orphans, f"processes {orphans} outlived the daemon"
+
+    # Waiting for it
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def wait_ready(self, timeout: float = PATIENCE) -> Notice:
+        """Block on the notify socket until it says READY."""
+        return self.wait_notice("READY=1", timeout)
+
+    def wait_notice(self, text: str, timeout: float = PATIENCE) -> Notice:
+        notice = self.notify.wait(lambda notices: next((n for n in notices if n.text == text), None), timeout, self.alive)
+        assert notice, f"no {text} from the daemon; its log:\n{self._log.read_text()[-6000:]}"
+        return notice
+
+    def wait_until(self, condition: Callable[[dict[str, Any]], Any], what: str, timeout: float = PATIENCE) -> dict[str, Any]:
+        """Ask for its status until the condition holds of it; returns that status."""
+        return wait_for(lambda: (status := self.status()) and condition(status) and status, what, timeout)
+
+    def wait_idle(self, ended: int, timeout: float = PATIENCE) -> dict[str, Any]:
+        """Until so many images have ended in this run and none is in hand."""
+        return self.wait_until(
+            lambda s: s["ended_in_this_run"] >= ended and not s["pending"] and not s["in_flight"], f"{ended} endings", timeout
+        )
+
+    def wait_event(self, event: str, timeout: float = PATIENCE, **fields: object) -> dict[str, Any]:
+        """Until a line of its log names this event with these fields."""
+        return wait_for(lambda: next(self.events(event, **fields), None), f'"{event}" {fields} in the log', timeout)
+
+    def wait_end(self, timeout: float = PATIENCE) -> int:
+        """Its exit status."""
+        return self.process.wait(timeout)
+
+    # Asking it
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """A request over the control socket: the status and the JSON."""
+        connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        try:
+            connection.sock.connect(str(self.place.folder / "state" / "control.sock"))
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.get("/api/status")[1]
+        return status
+
+    def workers(self) -> list[int]:
+        """Process ids of its workers."""
+        return [pid for pid in self.place.processes() if b"daemon.worker" in _command_of(pid)]
+
+    def events(self, event: str, **fields: object) -> Iterator[dict[str, Any]]:
+        """Lines of its log."""
+        for line in self._log.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry.get("event") == event and fields.items() <= entry.items():
+                    yield entry
+
+    def log_lines(self) -> int:
+        return len(self._log.read_bytes().splitlines())
+
+    # Ending it
+
+    def signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    def stop(self, timeout: float = PATIENCE) -> int:
+        """SIGTERM; returns its exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait_end(timeout)
+
+    def kill(self, *, group: bool = False) -> None:
+        """kill -9, the daemon alone or with all its children."""
+        if self.alive():
+            if group:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
+        self.process.wait(PATIENCE)
+
+
+def counts_of(place: Place) -> collections.Counter[str]:
+    """Rows by state, straight from the ledger."""
+    rows = place.rows("SELECT status, COUNT(*) FROM image GROUP BY status")
+    return collections.Counter({checker.STATUS_NAMES[status]: count for status, count in rows})
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+
+def to_toml(document: Mapping[str, Any], prefix: str = "") -> str:
+    """TOML of strings, numbers, booleans, lists, tables and lists of tables. JSON writes its values as TOML does."""
+    plain, tables = "", ""
+    for key, value in document.items():
+        name = f"{prefix}{json.dumps(key)}"
+        if isinstance(value, Mapping):
+            tables += f"[{name}]\n{to_toml(value, f'{name}.')}"
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            tables += "".join(f"[[{name}]]\n{to_toml(item, f'{name}.')}" for item in value)
+        else:
+            plain += f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}\n"
+    return plain + tables
+
+
+def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {key: _merge(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
+    for key, value in more.items():
+        held = merged.get(key)
+        merged[key] = _merge(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from daemon import config, reference
+
+ROOT = Path(__file__).parents[2]
+
+
+def uncommented(text: str) -> str:
+    """Text follows "# "; a # without a space is a key commented out."""
+    return re.sub(r"^#(?=\S)", "", text, flags=re.MULTILINE)
+
+
+def test_daemon_toml_uncommented_is_the_default_configuration() -> None:
+    document = tomllib.loads(uncommented((ROOT / "daemon.toml").read_text()))
+    assert config.parse(document, ROOT) == config.parse({}, ROOT)
+
+
+def test_daemon_toml_as_it_lies_is_the_default_configuration() -> None:
+    assert config.load(ROOT / "daemon.toml") == config.parse({}, ROOT)
+
+
+def test_daemon_toml_shows_every_key_that_has_a_default() -> None:
+    document = tomllib.loads(uncommented((ROOT / "daemon.toml").read_text()))
+    defaults = config.Config().model_dump()
+    shown = {name: table[0] if isinstance(table, list) else table for name, table in document.items()}
+    assert shown.keys() == defaults.keys()
+    for name, table in defaults.items():
+        assert shown[name].keys() == (table[0] if isinstance(table, list) else table).keys()
+
+
+@pytest.mark.parametrize("name", ["daemon.toml", "docs/configuration.md"])
+def test_what_is_made_from_the_descriptions_is_current(name: str) -> None:
+    option, write = (" --toml", reference.write_toml) if name.endswith(".toml") else ("", reference.write_markdown)
+    assert (ROOT / name).read_text() == write(), f"run: python -m daemon.reference{option} > {name}"
+
+
+def test_every_table_says_what_it_is_about() -> None:
+    assert [table.headers for table in reference.list_tables() if not table.about] == []
+
+
+def test_a_key_without_a_default_is_described_as_such() -> None:
+    (segment,) = [table for table in reference.list_tables() if table.headers == ["[[pipeline.segment]]"]]
+    assert [key.name for key in segment.keys if key.default is None] == ["stages", "devices"]
+
+
+def test_bounds_choices_and_sizes_are_told() -> None:
+    kinds = {key.name: key.kind for table in reference.list_tables() for key in table.keys}
+    assert kinds["slab_bytes"] == "size ≥ 1 MiB"
+    assert kinds["text_area_threshold"] == "number from 0 to 1"
+    assert kinds["drain_seconds"] == "number ≥ 0"
+    assert kinds["on_success"] == '"keep" | "move" | "delete"'
+    assert kinds["ignore"] == "list of text"

@@ -1,0 +1,95 @@
+"""Makers of the daemon's nouns, each with everything a test does not care about already filled in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
+from daemon.ledger import Ledger
+from daemon.messages import Output
+from daemon.records import Model, Record
+from stages import fake
+from stages.base import Reason
+from stages.binning import Thresholds, judge
+from stages.registry import ORDER
+
+MODELS = [Model(stage, f"{stage}-1", "") for stage in ORDER]
+VERSION = Version(device=1, inode=2, size=3, mtime_ns=4, ctime_ns=5)
+
+
+def make_file(path: bytes = b"a.jpg", *, inbox: int = 1, regular: bool = True, **version: int) -> File:
+    return File(inbox, path, VERSION._replace(**version), regular)
+
+
+def make_job(path: bytes = b"a.jpg", *, version: Version = VERSION, **fields: Any) -> Job:
+    return Job(
+        **{"id": 1, "inbox": 1, "path": path, "location": b"", "version": version, "attempts": 0, "seen_at": 1e9} | fields
+    )
+
+
+def make_outputs(variant: int = 3, stages: Iterable[str] = ORDER) -> dict[str, Output]:
+    """What the fake stages say of an image of 640 × 480. Variant 0 has neither text nor objects, 3 has three lines."""
+    answers = {
+        "ocr": fake.ocr_answer(variant, 640, 480),
+        "yolo": fake.yolo_answer(variant, 640, 480),
+        "clip": fake.clip_answer(variant),
+        "blip": fake.blip_answer(variant, similar=True),
+    }
+    return {stage: Output(msgspec.json.encode(answers[stage]), 0.25) for stage in stages}
+
+
+def read(job: Job, data: bytes = b"an image") -> Job:
+    """The job as it is once its bytes are in the slab and their header was looked at."""
+    job.digest, job.format, job.width, job.height = hashlib.sha256(data).digest(), "JPEG", 640, 480
+    return job
+
+
+def done(job: Job, variant: int = 3, data: bytes | None = None) -> Ending:
+    """The job's end with every stage's result; each path has its own bytes unless `data` says otherwise."""
+    read(job, job.path if data is None else data)
+    job.outputs = job.outputs or make_outputs(variant)
+    verdict = judge({stage: output.payload for stage, output in job.outputs.items()}, Thresholds())
+    return Ending(job, JobStatus.DONE, 2e9, job.attempts + 1, verdict.name, msgspec.json.encode(verdict.criteria))
+
+
+def failed(job: Job, reason: Reason = Reason.TRUNCATED, detail: str = "its end is missing") -> Ending:
+    return Ending(read(job), JobStatus.FAILED, 2e9, job.attempts + 1, failure=Failure(reason, detail))
+
+
+def postponed(job: Job, not_before: float) -> Ending:
+    failure = Failure(Reason.STAGE, "the stage stumbled", transient=True)
+    return Ending(job, JobStatus.PENDING, 2e9, job.attempts + 1, failure=failure, not_before=not_before)
+
+
+def make_record(inbox: Path, path: bytes = b"a.jpg", data: bytes | None = None, **fields: Any) -> Record:
+    """An image's record; with `data`, its source lies in the inbox with these bytes."""
+    location = os.path.join(os.fsencode(inbox), path)
+    if data is not None:
+        os.makedirs(os.path.dirname(location), exist_ok=True)
+        with open(location, "wb") as file:
+            file.write(data)
+        fields = {"version": Version.of(os.stat(location))} | fields
+    verdict = msgspec.json.encode(judge({name: o.payload for name, o in make_outputs().items()}, Thresholds()).criteria)
+    whole = {"id": 7, "inbox": 1, "inbox_path": os.fsencode(inbox), "path": path, "location": location, "version": VERSION}
+    whole |= {"status": JobStatus.DONE, "attempts": 1, "seen_at": 1e9, "finished_at": 2e9, "digest": bytes(32)}
+    whole |= {"format": "JPEG", "width": 640, "height": 480, "outputs": make_outputs(), "models": MODELS}
+    whole |= {"bin": "A", "criteria": verdict, "reason": "", "detail": ""}
+    return Record(**whole | fields)
+
+
+async def admit(ledger: Ledger, *paths: bytes) -> list[Job]:
+    """A job in hand for each path."""
+    await ledger.admit([make_file(path) for path in paths])
+    return await ledger.next_jobs(len(paths), ())
+
+
+async def complete(ledger: Ledger, *endings: Ending) -> Sequence[Record]:
+    """End these jobs; returns what is now to be published."""
+    await ledger.end(endings)
+    return [ledger.record_of(ending) for ending in endings if ending.status is not JobStatus.PENDING]

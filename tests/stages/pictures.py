@@ -1,0 +1,30 @@
+"""Pictures to run stages on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from stages.base import Image
+
+
+def wrap_pixels(pixels: np.ndarray) -> Image:
+    """pixels: [height, width, 3], RGB."""
+    height, width, _ = pixels.shape
+    return Image(memoryview(b""), "PNG", width, height, torch.from_numpy(pixels).permute(2, 0, 1))
+
+
+def draw_image(height: int, width: int, seed: int = 0) -> Image:
+    """Random blotches of one colour on another, so that resizing keeps something of them and no two look alike."""
+    random = np.random.default_rng(seed)
+    cells = random.integers(0, 256, (-(-height // 16), -(-width // 16), 3)) * random.uniform(0.2, 1, 3)
+    shade = cells + random.uniform(-120, 120, 3)
+    pixels = shade.clip(0, 255).astype(np.uint8).repeat(16, axis=0).repeat(16, axis=1)[:height, :width]
+    return wrap_pixels(np.ascontiguousarray(pixels))
+
+
+def read_photo(path: Path) -> Image:
+    return wrap_pixels(cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB))
