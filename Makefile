@@ -48,6 +48,7 @@ lock: $(STAMP)  ## resolve the dependencies anew
 
 docs: $(STAMP)  ## what is generated: the configuration reference and the dashboard
 	$(BIN)/python -m daemon.reference > docs/configuration.md
+	$(BIN)/python -m daemon.reference --toml > daemon.toml
 	$(BIN)/python -m daemon.sidecar > docs/sidecar.schema.json
 	$(BIN)/python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
 

@@ -139,13 +139,16 @@ class PipelineSection(Section):
 
 
 class Models(Section):
-    pack: str = Field("mini", description='Which weights: "mini" (inside the package), "standard" (pulled once), or a folder.')
+    pack: str = Field(
+        "mini",
+        description='Which weights: "mini" (inside the package), "standard" (pulled once), or the path of a folder, with a slash in it.',
+    )
     folder: Path = Field(Path("models"), description="Where pulled packs are kept.")
 
 
 class StageSection(Section):
     backend: str = Field("", description='"fake" is a deterministic stand-in without a model; empty: what the pack names.')
-    model: str = Field("", description="A folder of weights for this stage alone; empty: the pack's.")
+    model: str = Field("", description="The path of a folder of weights for this stage alone; empty: the pack's.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: bfloat16 on GPUs from Ampere on, float16 on older ones, float32 on a CPU."
     )
@@ -246,12 +249,23 @@ def _anchor(config: Config, folder: Path) -> Config:
         paths = {name: Path(os.path.normpath(folder / getattr(section, name).expanduser())) for name in names}
         return section.model_copy(update=paths)
 
+    def located(name: str) -> str:
+        """A pack or model by name as it is, by path absolute."""
+        return os.path.normpath(folder / Path(name).expanduser()) if "/" in name else name
+
+    stages = {
+        name: section.model_copy(update={"model": located(section.model)})
+        for name in ORDER
+        if isinstance(section := getattr(config.stages, name), StageSection)
+    }
+
     return config.model_copy(
         update={
             "inbox": [anchored(inbox, "path") for inbox in config.inbox],
             "output": anchored(config.output, "results", "failed", "done", "bins_folder"),
             "state": anchored(config.state, "path"),
-            "models": anchored(config.models, "folder"),
+            "models": anchored(config.models, "folder").model_copy(update={"pack": located(config.models.pack)}),
+            "stages": config.stages.model_copy(update=stages),
         }
     )
 

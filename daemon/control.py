@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from daemon.config import Config
-from daemon.errors import NothingFound, NotRunning
+from daemon.errors import NothingFound, NotPermitted, NotRunning
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.records import Reader
@@ -29,6 +29,8 @@ def open_reader(config: Config) -> Iterator[Reader]:
     path = config.state.path / LEDGER
     try:
         reader = Reader(path)
+    except PermissionError as error:
+        raise NotPermitted(f"{path} belongs to another user; run this as the daemon's user or as root.") from error
     except FileNotFoundError:
         raise NothingFound(f"There is no ledger at {path} yet; `visiond run` makes it.") from None
     with contextlib.closing(reader):
@@ -70,6 +72,8 @@ def ask(control: Path, method: str, path: str, body: object = None) -> Any:
         connection.sock.connect(str(control))
         connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
         return msgspec.json.decode(connection.getresponse().read())
+    except PermissionError as error:
+        raise NotPermitted(f"{control} belongs to another user; run this as the daemon's user or as root.") from error
     except OSError as error:
         raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
     finally:

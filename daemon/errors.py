@@ -52,6 +52,12 @@ class NotRunning(VisiondError):
     exit_status = os.EX_UNAVAILABLE
 
 
+class NotPermitted(VisiondError):
+    """The daemon belongs to another user."""
+
+    exit_status = os.EX_NOPERM
+
+
 class NoWorkersLeft(VisiondError):
     """Every worker of a segment has failed too often: nothing can be processed any more."""
 

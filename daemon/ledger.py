@@ -259,13 +259,14 @@ class Ledger:
                     self._requests.put(None)
                     break
                 group.append(following)
-            started = time.perf_counter()
+            started, changes = time.perf_counter(), self._connection.total_changes
             try:
                 answers: list[Any] = self._transact([work for work, _ in group])
             except sqlite3.Error:
                 # One of them cannot be done: each gets a transaction of its own, so that only the guilty fails.
                 answers = [self._attempt(work) for work, _ in group]
-            self.commit_seconds(time.perf_counter() - started)
+            if self._connection.total_changes > changes:
+                self.commit_seconds(time.perf_counter() - started)
             _answer(group, answers)
 
     def _transact(self, works: list[Work]) -> list[Any]:

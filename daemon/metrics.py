@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from daemon import __version__
@@ -23,6 +23,7 @@ from stages.base import Reason
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR)
 GPU_SECONDS = 1.0  # at least so long between two questions to the driver
 
 
@@ -102,8 +103,17 @@ class Metrics:
             "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"], registry=registry
         )
         self.outcomes: collections.Counter[JobStatus] = collections.Counter()  # of this run, for reading back
+        self._begin_at_zero()
         registry.register(_Process())
         registry.register(_Gpus())
+
+    def _begin_at_zero(self) -> None:
+        """Counters of closed sets exist before their first event, which a rate would not see otherwise."""
+        for outcome, reasons in (("done", [""]), ("gone", [""]), ("failed", Reason), ("skipped", SKIPPED_FOR)):
+            for reason in reasons:
+                self.images.labels(outcome, str(reason))
+        for name in ("A", "B", "C", "other"):
+            self.bins.labels(name)
 
     # What the pipeline reports, a line for each event.
 
@@ -156,7 +166,7 @@ class _Process(Collector):
             pages = int(file.read().split()[1])
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
-        yield GaugeMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
+        yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
 
 
 class _Gpus(Collector):

@@ -52,7 +52,8 @@ class Lane:
     batch_size: int
     pool: Pool
     queue: asyncio.Queue[Job]
-    suspects: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)  # never more than is in flight
+    # Never more than is in flight. The last comes first, so that each is settled before the next one's turn.
+    suspects: asyncio.Queue[Job] = field(default_factory=asyncio.LifoQueue)
 
     def is_needed_by(self, job: Job) -> bool:
         return any(stage not in job.outputs for stage in self.stages)
@@ -112,10 +113,13 @@ class Pipeline:
             tasks.cancel_scope.cancel()
 
     def drain(self) -> None:
-        """Take in nothing more; `run` returns when all that is in hand has its end."""
+        """Take in nothing more, and let go of what waits for a worker; `run` returns when the rest has its end."""
         self._draining = True
         self._watching.cancel()
         self._admitted.set()
+        for lane in self.lanes:
+            while not lane.queue.empty():
+                self._let_go(lane.queue.get_nowait())
 
     def wake(self) -> None:
         """There are jobs that nobody admitted: images to be tried again."""
@@ -146,44 +150,49 @@ class Pipeline:
     # 2. Its bytes come into the slab, once.
 
     async def feed(self) -> None:
-        """Fetch jobs, read and digest their files, answer from the ledger what is known there, queue the rest."""
+        """Fetch jobs, give each room in the slab, and take them up: many at a time, but none held back while another
+        waits for room."""
         while jobs := await self._next_jobs():
             self.in_flight |= {job.id: job for job in jobs}
-            await self._read(jobs)
-            if self.reuse_results:
-                await self._persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
+            group: list[Job] = []
             for job in jobs:
-                self.metrics.fed(job)
-                await self._pass_on(job)
+                if not self._reserve_now(job):
+                    await self._take_up(group)
+                    group = []
+                    job.extent = await self.slab.reserve(job.version.size)
+                group.append(job)
+            await self._take_up(group)
 
     async def _next_jobs(self) -> list[Job]:
         """The next jobs, waiting until there are some; none when there will be no more."""
         while not self._draining:
             self._admitted.clear()
+            pause = await self._persist("ledger", self.ledger.seconds_to_next_try)
             if jobs := await self._persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys()):
                 return jobs
-            pause = await self._persist("ledger", self.ledger.seconds_to_next_try)
             if self._complete and pause is None and not self.in_flight:
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
                 await self._admitted.wait()
         return []
 
-    async def _read(self, jobs: Sequence[Job]) -> None:
-        """Room in the slab for each file, then its bytes; many files a thread hop, but none held while we wait for room."""
-        unread: list[Job] = []
-        for job in jobs:
-            job.fed_at = time.monotonic()
-            if not self.slab.fits(job.version.size):
-                job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
-                continue
+    def _reserve_now(self, job: Job) -> bool:
+        """Whether the job need not wait for room in the slab; one that can never have it fails."""
+        job.fed_at = time.monotonic()
+        if self.slab.fits(job.version.size):
             job.extent = self.slab.try_reserve(job.version.size)
-            if job.extent is None:
-                await to_thread.run_sync(read_files, unread, self.slab, self._roots)
-                unread = []
-                job.extent = await self.slab.reserve(job.version.size)
-            unread.append(job)
-        await to_thread.run_sync(read_files, unread, self.slab, self._roots)
+            return job.extent is not None
+        job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
+        return True
+
+    async def _take_up(self, jobs: list[Job]) -> None:
+        """Read and digest the files, answer from the ledger what is known there, queue the rest."""
+        await to_thread.run_sync(read_files, [job for job in jobs if job.extent], self.slab, self._roots)
+        if self.reuse_results:
+            await self._persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
+        for job in jobs:
+            self.metrics.fed(job)
+            await self._pass_on(job)
 
     # 3. Its batch is formed when a worker has a slot free: as late, and so as full, as possible.
 
@@ -200,7 +209,7 @@ class Pipeline:
 
     async def work(self, lane: Lane, worker: Worker, jobs: list[Job]) -> None:
         try:
-            reply = await lane.pool.run_batch(worker, [self._item(lane, job) for job in jobs])
+            reply = await self._run(lane, worker, jobs)
         except WorkerLost:
             for job in jobs:
                 lane.suspects.put_nowait(job)
@@ -215,7 +224,7 @@ class Pipeline:
             job = await lane.suspects.get()
             async with lane.pool.reserve_whole() as worker:
                 try:
-                    reply = await lane.pool.run_batch(worker, [self._item(lane, job)])
+                    reply = await self._run(lane, worker, [job])
                 except WorkerLost as loss:
                     await self._suspect(lane, job, loss)
                 else:
@@ -230,6 +239,14 @@ class Pipeline:
         job.failure = Failure(reason, f"{job.deaths} workers were lost on it alone: {loss.cause}")
         await self._pass_on(job)
 
+    async def _run(self, lane: Lane, worker: Worker, jobs: Sequence[Job]) -> Reply:
+        """A batch's begin and its end, good or bad, both are progress: what lies between them the pool bounds."""
+        self.progressed_at = time.monotonic()
+        try:
+            return await lane.pool.run_batch(worker, [self._item(lane, job) for job in jobs])
+        finally:
+            self.progressed_at = time.monotonic()
+
     def _item(self, lane: Lane, job: Job) -> Item:
         assert job.extent is not None
         return Item(*job.extent, {stage: output.payload for stage, output in job.outputs.items()})
@@ -237,7 +254,6 @@ class Pipeline:
     # 5. On to the next segment, or to its end.
 
     async def advance(self, lane: Lane, worker: Worker, jobs: Sequence[Job], reply: Reply) -> None:
-        self.progressed_at = time.monotonic()
         self.metrics.replied(lane.name, worker.device, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
             job.format, job.width, job.height = outcome.format, outcome.width, outcome.height
@@ -250,13 +266,25 @@ class Pipeline:
             await self._pass_on(job)
 
     async def _pass_on(self, job: Job) -> None:
-        if lane := self._next_lane(job):
+        lane = self._next_lane(job)
+        if lane and self._draining:
+            self._let_go(job)
+        elif lane:
             await lane.queue.put(job)
-            return
+        else:
+            self._leave_slab(job)
+            await self._ended.put(job)
+
+    def _let_go(self, job: Job) -> None:
+        """It stays PENDING, for the next daemon."""
+        self._leave_slab(job)
+        del self.in_flight[job.id]
+        self._landed.set()
+
+    def _leave_slab(self, job: Job) -> None:
         if job.extent:
             self.slab.release(job.extent)
             job.extent = None
-        await self._ended.put(job)
 
     def _next_lane(self, job: Job) -> Lane | None:
         """The first segment with a stage the job still needs; none when it has failed or its bin is decided."""
@@ -312,6 +340,7 @@ class Pipeline:
 
     async def _persist(self, what: str, write: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """Write until it works: a full or failing disk pauses the daemon, and loses nothing."""
+        failed = False
         while True:
             try:
                 answer = await write(*arguments)
@@ -319,8 +348,9 @@ class Pipeline:
                 if what not in self.troubles:
                     log.error("paused", cannot_write=what, error=str(error))
                 self.troubles[what] = str(error)
+                failed = True
                 await anyio.sleep(PAUSE_SECONDS)
             else:
-                if self.troubles.pop(what, None):
+                if failed and self.troubles.pop(what, None):  # that something else can be read or written proves nothing
                     log.info("going on", can_write=what)
                 return answer

@@ -29,6 +29,7 @@ from daemon.metrics import Metrics
 log = structlog.get_logger()
 
 QUICK_DEATHS = 5  # in a row, of workers that answered nothing: then their seat is closed
+LONE_DEATHS = 20  # likewise, each with one image alone in hand, which is then held to be the cause: it may be a folder of such
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubled for each further one
 LONGEST_BACKOFF_SECONDS = 30.0
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
@@ -52,6 +53,7 @@ class Worker:
         self.cause = ""  # why it went away, where it could say so
         self.timed_out = False
         self.curable = True
+        self.died_alone = False  # with the one image that it had been lent whole for
         self.alone: anyio.Event | None = None  # set: lent whole; the event fires when all its slots are in
         self.parked = 0
         self._pending: dict[int, asyncio.Future[Reply]] = {}
@@ -133,6 +135,7 @@ class Worker:
         finally:
             self.alive = False
             if self.alone:
+                self.died_alone = self.alone.is_set() and bool(self._pending)
                 self.alone.set()
             for future in self._pending.values():
                 if not future.done():
@@ -181,6 +184,7 @@ class Seat:
     state: str = "loading"  # loading, ready, waiting (to be restarted), closed
     worker: Worker | None = None
     quick_deaths: int = 0
+    lone_deaths: int = 0
     last_cause: str = ""
 
     @property
@@ -244,6 +248,8 @@ class Pool:
         worker = await self.reserve()
         worker.alone = anyio.Event()
         self._park(worker)
+        for other in [self._free.get_nowait() for _ in range(self._free.qsize())]:  # its slots that nobody waits for
+            self.release(other)
         try:
             await worker.alone.wait()
             yield worker
@@ -284,7 +290,7 @@ class Pool:
     async def _keep_filled(self, seat: Seat, opened: anyio.Event) -> None:
         """A worker in this seat, and another one when it dies, until the pool stops or the seat is closed."""
         try:
-            while not self._stopping and seat.quick_deaths < QUICK_DEATHS:
+            while not self._stopping and seat.quick_deaths < QUICK_DEATHS and seat.lone_deaths < LONE_DEATHS:
                 await self._fill(seat, opened)
         finally:
             seat.state = "closed"
@@ -331,7 +337,12 @@ class Pool:
             self._free.put_nowait(worker)
 
     def _mourn(self, seat: Seat, worker: Worker) -> None:
-        seat.quick_deaths = 0 if worker.answered else seat.quick_deaths + 1
+        if worker.answered:
+            seat.quick_deaths = seat.lone_deaths = 0
+        elif worker.died_alone:
+            seat.lone_deaths += 1
+        else:
+            seat.quick_deaths += 1
         if not worker.curable:
             seat.quick_deaths = QUICK_DEATHS
         seat.last_cause = worker.epitaph()

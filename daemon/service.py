@@ -145,17 +145,17 @@ class Service:
         interval = min(longest, (self.notifier.watchdog_seconds or longest) / 3)
         while True:
             snapshot = status.snapshot()
-            if not self._is_stalled(pipeline):
+            if not self._is_stalled(pipeline, status):
                 self.notifier.alive()
             self.notifier.status(snapshot.sentence())
             if self.show:
                 self.show(snapshot)
             await anyio.sleep(interval)
 
-    def _is_stalled(self, pipeline: Pipeline) -> bool:
+    def _is_stalled(self, pipeline: Pipeline, status: Status) -> bool:
         """Whether images are in flight, nothing holds them up, and yet nothing has happened for too long."""
         patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
-        idle = not pipeline.in_flight or pipeline.troubles
+        idle = not pipeline.in_flight or status.obstacles()
         return not idle and time.monotonic() - pipeline.progressed_at > patience
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.errors import AlreadyRunning
+from daemon.errors import AlreadyRunning, ConfigError
 
 LEDGER = "ledger.sqlite"
 CONTROL = "control.sock"
@@ -17,9 +17,15 @@ LOCK = "lock"
 
 @contextlib.contextmanager
 def lock_state(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process alone, until the end of the context or of the process. Raises AlreadyRunning."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Hold the folder for this process alone, until the end of the context or of the process.
+
+    Raises AlreadyRunning, ConfigError.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError([f"state.path: {folder} cannot be used: {error.strerror}."]) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,6 +36,6 @@ class Notifier:
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
             try:
-                connection.sendto(state.encode(), address)
+                connection.sendto(state.encode(), socket.MSG_DONTWAIT, address)
             except OSError:
-                return  # systemd is restarting; what we had to say is not worth dying for
+                return  # systemd is restarting or does not read; what we had to say is worth neither dying nor waiting for

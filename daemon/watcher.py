@@ -149,6 +149,8 @@ class Watcher:
                 self._metrics.reconcile_found.inc(len(whole))
             if whole:
                 await admit(whole)
+            if len(self._settling) and self._hints.empty():
+                self._push(Hint(folder.number, b""))  # the folder itself: so `_follow` learns that something settles
         if not subtree:
             folder.scan_seconds = time.monotonic() - started
             folder.scanned_at = time.monotonic()

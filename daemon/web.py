@@ -37,21 +37,22 @@ MOST_CONNECTIONS = 512  # further ones are answered 503, so that slow clients ca
 async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path) -> AsyncIterator[None]:
     """Serve while the context is open. Raises ConfigError when the address cannot be had."""
     pages = Pages(status, metrics, ledger)
-    listeners = [(_listen_control(control), pages.control())]
-    if config.http.listen:
-        host, _, port = config.http.listen.rpartition(":")
-        listeners.append((_listen(host, int(port)), pages.public(host)))
-    async with anyio.create_task_group() as tasks:
-        servers = []
-        for listener, app in listeners:
-            server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", limit_concurrency=MOST_CONNECTIONS))
-            servers.append(server)
-            tasks.start_soon(server.serve, [listener])
-        try:
-            yield
-        finally:
-            for server in servers:
-                server.should_exit = server.force_exit = True
+    with contextlib.ExitStack() as sockets:  # a server that was told to leave before it had begun closes none
+        listeners = [(sockets.enter_context(_listen_control(control)), pages.control())]
+        if config.http.listen:
+            host, _, port = config.http.listen.rpartition(":")
+            listeners.append((sockets.enter_context(_listen(host, int(port))), pages.public(host)))
+        async with anyio.create_task_group() as tasks:
+            servers = []
+            for listener, app in listeners:
+                server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", limit_concurrency=MOST_CONNECTIONS))
+                servers.append(server)
+                tasks.start_soon(server.serve, [listener])
+            try:
+                yield
+            finally:
+                for server in servers:
+                    server.should_exit = server.force_exit = True
     with contextlib.suppress(FileNotFoundError):
         os.unlink(control)
 

@@ -12,6 +12,7 @@ do_sample=False and num_beams=1; the arithmetic is arranged for a device that wa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ KEYS_ALIGNED_TO = 8  # what the attention kernels want of a mask's last dimensio
 class Layer:
     """One decoder layer and its caches, over the modules of transformers' BlipTextLayer."""
 
-    def __init__(self, module: nn.Module, batch: int, slots: int, image_tokens: int) -> None:
+    def __init__(self, module: Any, batch: int, slots: int, image_tokens: int) -> None:
         self.attention, self.cross = module.attention, module.crossattention
         self.expand, self.contract = module.intermediate, module.output
         own = self.attention.self
@@ -55,7 +56,8 @@ class Layer:
         query = self.cross.self.query(hidden).view(batch, self.heads, 1, self.width)
         seen = F.scaled_dot_product_attention(query, image[0], image[1])
         hidden = self.cross.output(seen.reshape(batch, dim), hidden)
-        return self.contract(self.expand(hidden), hidden)
+        output: Tensor = self.contract(self.expand(hidden), hidden)
+        return output
 
 
 class Captioner:
@@ -148,9 +150,7 @@ class Captioner:
 class GraphedStep:
     """A step as one CUDA graph for each power of two of the batch; on the CPU, the plain function."""
 
-    def __init__(
-        self, step: Callable[[int], None], rewind: Callable[[], object], most: int, device: torch.device
-    ) -> None:
+    def __init__(self, step: Callable[[int], None], rewind: Callable[[], object], most: int, device: torch.device) -> None:
         """rewind: undoes what a step moved, before each of the trial runs that a capture needs."""
         self.step, self.rewind, self.most, self.device = step, rewind, most, device
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -184,7 +184,7 @@ class GraphedStep:
 
     def _try_out(self, size: int) -> None:
         """Run outside a graph first: libraries set themselves up on first use, which cannot be recorded."""
-        stream = torch.cuda.Stream(self.device)
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):

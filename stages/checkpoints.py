@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # they are told below, with what to do
         output_loading_info=True,
     )
     if wrong := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
@@ -35,7 +37,8 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
             f"{folder} does not hold a {kind.__name__}: {len(wrong)} of its weights are missing or of another shape, "
             f"{wrong[0]} first. Copy the whole folder again, or name another model."
         )
-    return model.eval().to(device)
+    model.eval().to(device)
+    return model
 
 
 def load_tokenizer(folder: str) -> Any:
@@ -46,13 +49,14 @@ def load_tokenizer(folder: str) -> Any:
 def convert_pickle(kind: type[PreTrainedModel], folder: Path) -> None:
     """Write model.safetensors from the folder's pytorch_model.bin, which torch's restricted loader reads.
 
-    Raises ValueError when they are not the weights of such a model.
+    Raises ValueError when that holds anything but the weights of such a model.
     """
-    model, report = kind.from_pretrained(
-        folder, use_safetensors=False, weights_only=True, local_files_only=True, output_loading_info=True
-    )
-    if report["missing_keys"]:
-        raise ValueError(
-            f"{folder}: {sorted(report['missing_keys'])[0]} is missing; these are no weights of {kind.__name__}."
+    try:
+        model, report = kind.from_pretrained(
+            folder, use_safetensors=False, weights_only=True, local_files_only=True, output_loading_info=True
         )
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{folder / 'pytorch_model.bin'} is no plain file of weights: {error}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(f"{folder / 'pytorch_model.bin'} is not of a {kind.__name__}: {missing[0]} is missing.")
     model.save_pretrained(folder)

@@ -20,7 +20,7 @@ from transformers import CLIPImageProcessor, CLIPModel
 
 from stages.base import Clip, Embedding, Image, ImageError, Result, Stage, Tag
 from stages.checkpoints import load_model, load_tokenizer
-from stages.devices import dtype_of, hold_device, settle, split_batches
+from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.options import read_options
 from stages.resize import ImageProcessor
 
@@ -54,9 +54,7 @@ class ClipStage(Stage):
         results: list[Result | ImageError] = []
         for batch in split_batches(images, self.spec.batch_size):
             with hold_device(self.lock):
-                embeddings, scores, places = self._forward(
-                    [image.pixels for image in batch if image.pixels is not None]
-                )
+                embeddings, scores, places = self._forward(pixels_of(batch))
             for embedding, row, indices in zip(embeddings, scores.tolist(), places.tolist(), strict=True):
                 tags = [Tag(self.labels[index], round(score, 6)) for score, index in zip(row, indices, strict=True)]
                 results.append(Clip(encode_embedding(embedding), tags))

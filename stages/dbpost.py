@@ -100,19 +100,22 @@ def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
     angle = np.where(step == steps[..., None], directions[..., None], angle)
     arms = np.stack([np.cos(angle), np.sin(angle)], axis=-1) * distance[:, None, None, None]
     points = corners[:, :, None] + arms
-    return (points + np.copysign(0.5, points)).astype(np.int32, order="C").reshape(len(quads), -1, 2)
+    rounded: NDArray[np.int32] = (points + np.copysign(0.5, points)).astype(np.int32, order="C")
+    return rounded.reshape(len(quads), -1, 2)
 
 
 def area(quads: NDArray[Any]) -> NDArray[Any]:
     """By the shoelace formula, [N]."""
     after = quads[:, NEXT]
-    return np.abs((quads[..., 0] * after[..., 1] - after[..., 0] * quads[..., 1]).sum(axis=1)) / 2
+    doubled: NDArray[Any] = np.abs((quads[..., 0] * after[..., 1] - after[..., 0] * quads[..., 1]).sum(axis=1))
+    return doubled / 2
 
 
 def drop_slivers(quads: Quads) -> Quads:
     width = np.linalg.norm(quads[:, 0] - quads[:, 1], axis=1)
     height = np.linalg.norm(quads[:, 0] - quads[:, 3], axis=1)
-    return quads[np.minimum(width, height) >= SHORTEST_KEPT_SIDE]
+    kept: Quads = quads[np.minimum(width, height) >= SHORTEST_KEPT_SIDE]
+    return kept
 
 
 def sort_rows(quads: Quads) -> Quads:

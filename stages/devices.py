@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from stages.base import DeviceLost, OutOfMemory, StageSpec
+from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
 
 Item = TypeVar("Item")
 
@@ -56,6 +56,14 @@ def settle(device: str) -> None:
     """Wait until all that was asked of a device is done; no wait on the CPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
+
+
+def pixels_of(images: Sequence[Image]) -> list[torch.Tensor]:
+    """The decoded images. Raises ValueError when one was not decoded, which is the caller's mistake."""
+    pixels = [image.pixels for image in images if image.pixels is not None]
+    if len(pixels) < len(images):
+        raise ValueError("an image came to a stage that reads pixels without its pixels.")
+    return pixels
 
 
 def split_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

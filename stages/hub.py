@@ -59,22 +59,27 @@ class Hub(Protocol):
 class HuggingFaceHub:
     def describe(self, repository: str) -> tuple[str, list[str]]:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError
 
         try:
             info = HfApi().model_info(repository)
-        except HfHubHTTPError.__bases__ as error:  # OSError, and that of whichever HTTP library this version uses
+        except network_errors() as error:
             raise unreachable(repository, error) from error
         return str(info.sha), [file.rfilename for file in info.siblings or []]
 
     def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError
 
         try:
             snapshot_download(repository, revision=commit, allow_patterns=files, local_dir=folder)
-        except HfHubHTTPError.__bases__ as error:
+        except network_errors() as error:
             raise unreachable(repository, error) from error
+
+
+def network_errors() -> tuple[type[Exception], ...]:
+    """OSError, and the error of whichever HTTP library the installed huggingface_hub uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
 
 
 def unreachable(repository: str, error: BaseException) -> PackError:
@@ -85,22 +90,22 @@ def unreachable(repository: str, error: BaseException) -> PackError:
     )
 
 
-def pull_standard(models_folder: Path, progress: Callable[[str], None] = print, hub: Hub | None = None) -> Manifest:
-    """Make models_folder/standard, unless it is there. progress is told in a sentence what is being done.
+def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) -> Manifest:
+    """Make the standard pack in a folder, unless it is there. progress is told in a sentence what is being done.
 
     Raises PackError when the hub cannot be reached or what it sends cannot be used.
     """
-    folder = models_folder / "standard"
     if (folder / MANIFEST).is_file():
         progress(f"{folder} is there already; delete it to pull it again.")
         return read_manifest(folder / MANIFEST)
-    partial = models_folder / ".standard.partial"  # kept after a failure, so that the next try goes on from there
+    partial = folder.with_name(f".{folder.name}.partial")  # kept after a failure, so that the next try goes on from there
     partial.mkdir(parents=True, exist_ok=True)
     source = hub or HuggingFaceHub()
-    revision = {
-        repository: fetch(source, repository, partial / stage, progress) for stage, repository in SOURCES.items()
-    }
-    convert(partial, progress)
+    revision = {repository: fetch(source, repository, partial / stage, progress) for stage, repository in SOURCES.items()}
+    try:
+        convert(partial, progress)
+    except ValueError as error:
+        raise PackError(f"what the model hub sent cannot be used: {error}") from error
     manifest = describe_standard(partial, revision)
     write_manifest(partial, manifest)
     os.rename(partial, folder)
@@ -129,7 +134,7 @@ def choose_files(files: list[str]) -> list[str]:
 
 
 def convert(folder: Path, progress: Callable[[str], None]) -> None:
-    """Turn every pickle in the folder into safetensors, and delete it."""
+    """Turn every pickle in the folder into safetensors, and delete it. Raises ValueError when one is not plain weights."""
     from transformers import BlipForConditionalGeneration, CLIPModel
 
     from stages.checkpoints import convert_pickle

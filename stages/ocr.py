@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.base import Image, ImageError, Line, Ocr, Result, Stage
+from stages.base import Image, ImageError, Line, Ocr, Point, Result, Stage
 from stages.dbpost import Quads, area, find_boxes
 from stages.devices import dtype_of, hold_device, settle, split_batches
 from stages.onnxfile import WeightsError, weight_files
@@ -48,6 +48,7 @@ NARROWEST_LINE, WIDEST_LINE = 320, 3200  # columns
 MAP_PIXELS, LINE_COLUMNS = 1 << 24, 1 << 17
 LINE_COLUMNS_CPU = 1 << 12
 
+Box = tuple[Point, Point, Point, Point]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Side = Annotated[int, Meta(ge=32, le=4096)]
 
@@ -77,7 +78,7 @@ class Plan:
         if max(page) > options.max_side:
             page = scale(page, options.max_side / max(page))
         if min(page) < options.min_side:
-            page = scale(page, options.min_side / min(page))
+            page = scale(page, min(options.min_side / min(page), options.max_side / max(page)))
         padding = 0
         if page[1] <= LOWEST or page[0] / page[1] > FLATTEST:
             padding = abs(2 * max(page[0] // FLATTEST, LOWEST) - page[1]) // 2
@@ -104,20 +105,20 @@ class OcrStage(Stage):
     def load(self) -> None:
         files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
         if set(files) != {"det", "rec"}:
-            raise WeightsError(f"ocr: the weights are to be det and rec, but {', '.join(sorted(files))} are given.")
+            raise WeightsError(f"ocr: there should be weights for det and rec, but there are some for {', '.join(files)}.")
         try:
-            self.options = msgspec.convert(dict(self.spec.options), OcrOptions)
+            self.options = msgspec.convert(self.spec.options, OcrOptions)
         except msgspec.ValidationError as error:
-            raise ValueError(f"[stages.ocr] options: {error}") from error
+            raise ValueError(f"ocr: {error}; its options are {', '.join(OcrOptions.__struct_fields__)}.") from error
         self.dtype, self.on_cpu = dtype_of(self.spec), torch.device(self.device).type == "cpu"
         if self.dtype == torch.float32 and not self.on_cpu:
-            torch.backends.cudnn.conv.fp32_precision = "ieee"  # or cuDNN rounds the products to TF32's 10 bits
-        recognizer, self.characters = load_recognizer(files["rec"])
-        place = {"dtype": self.dtype, "memory_format": torch.channels_last}
-        self.detector = load_detector(files["det"]).to(self.device, **place)
-        self.recognizer = recognizer.to(self.device, **place)
-        self._warm_up()
-        settle(self.device)
+            torch.backends.cudnn.allow_tf32 = False  # TF32 keeps 10 bits of a float32's 23
+        detector, (recognizer, self.characters) = load_detector(files["det"]), load_recognizer(files["rec"])
+        self.detector = detector.to(self.device, self.dtype).to(memory_format=torch.channels_last)
+        self.recognizer = recognizer.to(self.device, self.dtype).to(memory_format=torch.channels_last)
+        with hold_device(self.lock):
+            self._warm_up()
+            settle(self.device)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         plans = [Plan.fit(image.width, image.height, self.options) for image in images]
@@ -157,7 +158,7 @@ class OcrStage(Stage):
         probabilities = probabilities.float()
         if not self.on_cpu and self.dtype != torch.float32:
             probabilities = (probabilities * 255).round().byte()  # a quarter of the bytes to copy
-        return to_host(mask.byte()), to_host(probabilities)
+        return to_host(mask.view(torch.uint8)), to_host(probabilities)
 
     def _read(self, pages: Sequence[Tensor], lines: Lines) -> list[tuple[str, float]]:
         """Each line's text and score."""
@@ -169,12 +170,12 @@ class OcrStage(Stage):
                 texts[i] = text
         return texts
 
-    def _batch_lines(self, lines: Lines) -> Iterator[tuple[NDArray[np.int64], int]]:
+    def _batch_lines(self, lines: Lines) -> Iterator[tuple[Sequence[int], int]]:
         """Places of lines that go through the recogniser at once, and how wide their tensor is."""
         columns = lines.padded if self.on_cpu else bucket(lines.padded)
         for width in np.unique(columns).tolist():
             most = max((LINE_COLUMNS_CPU if self.on_cpu else LINE_COLUMNS) // width, 1)
-            for places in split_batches(np.flatnonzero(columns == width), most):
+            for places in split_batches(np.flatnonzero(columns == width).tolist(), most):
                 yield places, width
 
     def _recognize(self, pages: Sequence[Tensor], lines: Lines, columns: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -193,7 +194,8 @@ class OcrStage(Stage):
     def _describe(self, plan: Plan, quads: Quads, texts: Sequence[tuple[str, float]]) -> Ocr:
         told = [i for i, (text, score) in enumerate(texts) if text.strip() and score >= self.options.text_score]
         boxes = plan.to_image(quads[told])
-        lines = [Line(*texts[i], tuple(map(tuple, box))) for i, box in zip(told, boxes.tolist(), strict=True)]
+        corners = [cast(Box, tuple(map(tuple, box))) for box in boxes.tolist()]
+        lines = [Line(*texts[i], box) for i, box in zip(told, corners, strict=True)]
         ratio = float(area(boxes).sum()) / (plan.image[0] * plan.image[1])
         return Ocr(lines, len(lines), min(ratio, 1.0))
 
@@ -220,7 +222,7 @@ def lay_out(page: int, quads: Quads) -> Lines:
     width, height = np.maximum(edges[:, 0], edges[:, 2]).astype(np.int64), np.maximum(edges[:, 1], edges[:, 3]).astype(np.int64)
     ratio = np.where(height >= TALL * width, height / width, width / height)
     padded = np.empty(len(quads), dtype=np.int64)
-    for group in split_batches(np.argsort(ratio), LINES_PADDED_ALIKE):
+    for group in split_batches(np.argsort(ratio).tolist(), LINES_PADDED_ALIKE):
         padded[group] = min(max(int(LINE_HEIGHT * ratio[group].max()), NARROWEST_LINE), WIDEST_LINE)
     resized = np.minimum(np.ceil(LINE_HEIGHT * ratio).astype(np.int64), padded)
     return Lines(np.full(len(quads), page), quads, width, height, resized, padded)

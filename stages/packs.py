@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ import msgspec
 
 from stages import registry
 from stages.base import StageSpec
-from stages.hub import pull_standard
+from stages.hub import Hub, pull
 from stages.manifest import MANIFEST, Manifest, PackError, StageEntry, digest_file, list_files, read_manifest
 from stages.manifest import write_json as write_lock
 
-__all__ = ["Pack", "PackError", "open_pack", "pull_standard", "resolve", "resolve_all", "verify"]
+__all__ = ["Pack", "PackError", "list_packs", "open_pack", "pull_standard", "resolve", "resolve_all", "verify"]
 
 MINI = Path(__file__).parent / "mini"
 STANDARD = "standard"
@@ -52,6 +52,11 @@ class Pack:
         """To be shown wherever its results are; empty for weights that mean something."""
         return self.manifest.notice
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its files that stages may read."""
+        return sum(file.stat().st_size for file in list_files(self.folder))
+
 
 def open_pack(name_or_path: str | Path, models_folder: Path) -> Pack:
     """Find a pack by name or by folder. Raises UnknownName, or PackError when there is none or it cannot be used."""
@@ -71,6 +76,17 @@ def open_pack(name_or_path: str | Path, models_folder: Path) -> Pack:
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder)
     return open_plain(path, models_folder)
+
+
+def list_packs(models_folder: Path) -> list[str]:
+    """The names of the packs that are there."""
+    return ["mini", *find_packs(models_folder)]
+
+
+def pull_standard(models_folder: Path, progress: Callable[[str], None] = print, hub: Hub | None = None) -> Pack:
+    """Fetch the standard pack, unless it is there. Raises PackError."""
+    pull(models_folder / STANDARD, progress, hub)
+    return open_pack(STANDARD, models_folder)
 
 
 def find_packs(models_folder: Path) -> dict[str, Path]:

@@ -64,7 +64,8 @@ class Detector(nn.Module):
             for block in stage.blocks:
                 hidden = run_block(block, hidden)
             features.append(hidden)
-        return self.head(self.neck(features)).squeeze(1)
+        probabilities: Tensor = self.head(self.neck(features))
+        return probabilities.squeeze(1)
 
     def layers(self) -> Iterator[nn.Module]:
         """The weighted modules in the ONNX file's order: there the neck goes from its smallest map to its largest."""
@@ -125,7 +126,8 @@ class Recognizer(nn.Module):
         for block in self.svtr.svtr_block:
             hidden = hidden + attend(block.self_attn, block.layer_norm1(hidden), steps)
             hidden = hidden + block.mlp(block.layer_norm2(hidden))
-        return self.svtr.norm(hidden) + residual.flatten(2).transpose(1, 2)
+        states: Tensor = self.svtr.norm(hidden) + residual.flatten(2).transpose(1, 2)
+        return states
 
     def layers(self) -> Iterator[nn.Module]:
         """The weighted modules in the ONNX file's order."""
@@ -166,16 +168,18 @@ def run_stem(stem: Any, pixels: Tensor, kept: Tensor | None = None) -> Tensor:
     if kept is not None:
         detail = detail.mul_(F.pad(kept, (1, 0), value=1.0))
     detail = F.relu_(F.conv2d(detail, stem.stem2b.convolution.weight, stem.stem2b.convolution.bias, padding=1))
-    return stem.stem4(stem.stem3(torch.cat([pooled, mask(detail[..., 2:, 2:], kept)], dim=1)))
+    hidden = torch.cat([pooled, mask(detail[..., 2:, 2:], kept)], dim=1)
+    for layer in (stem.stem3, stem.stem4):
+        hidden = layer(hidden)
+    return hidden
 
 
 def run_block(block: Any, hidden: Tensor, kept: Tensor | None = None) -> Tensor:
     hidden = block.token_conv(mask(hidden, kept))
     if not isinstance(block.token_squeeze_excitation, nn.Identity):
         hidden = hidden.mul_(excite(block.token_squeeze_excitation.convolutions, hidden, kept))
-    wide = torch.ops.aten.gelu_(block.channel_conv1(hidden))
-    narrow = block.channel_conv2(wide)
-    return narrow.add_(hidden) if block.has_residual else narrow
+    mixed: Tensor = block.channel_conv2(torch.ops.aten.gelu_(block.channel_conv1(hidden)))
+    return mixed.add_(hidden) if block.has_residual else mixed
 
 
 def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor:
@@ -190,10 +194,11 @@ def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor
 
 
 def attend(attention: Any, hidden: Tensor, kept: Tensor | None) -> Tensor:
-    heads = attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    query, key, value = attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
     allowed = None if kept is None else kept.bool()
-    mixed = F.scaled_dot_product_attention(*heads, attn_mask=allowed, scale=attention.scale)
-    return attention.projection(mixed.transpose(1, 2).flatten(2))
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=attention.scale)
+    states: Tensor = attention.projection(mixed.transpose(1, 2).flatten(2))
+    return states
 
 
 def encoder_layers(encoder: Any) -> Iterator[nn.Module]:
@@ -234,14 +239,13 @@ def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
 
 def fill(network: Detector | Recognizer, file: OnnxFile, path: Path | str) -> None:
     """Give each weighted module the layer that has its place in the file; drop the norms that those have taken in."""
-    modules = list(network.layers())
-    kinds = [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers]
-    if kinds != [(type(module), tuple(module.weight.shape)) for module in modules]:
-        raise WeightsError(f"{path} is not PP-OCRv6 small {type(network).__name__.lower()}: its layers are others.")
+    modules: list[Any] = list(network.layers())
+    if [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers] != [(type(m), m.weight.shape) for m in modules]:
+        raise WeightsError(f"{path} is not PP-OCRv6 small for a {type(network).__name__.lower()}: it has other layers.")
     for module, layer in zip(modules, file.layers, strict=True):
         module.weight = freeze(layer.weight)
         module.bias = None if layer.bias is None else freeze(layer.bias)
-    modules[0].weight.data = modules[0].weight.data.flip(1)  # BGR to RGB
+    modules[0].weight = freeze(file.layers[0].weight[:, ::-1])  # BGR to RGB
     for module in list(network.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
@@ -252,4 +256,4 @@ def fill(network: Detector | Recognizer, file: OnnxFile, path: Path | str) -> No
 
 
 def freeze(array: NDArray[np.float32]) -> nn.Parameter:
-    return nn.Parameter(torch.tensor(array), requires_grad=False)
+    return nn.Parameter(torch.from_numpy(array.copy()), requires_grad=False)

@@ -42,9 +42,7 @@ STAGES = {
 }
 ORDER = tuple(STAGES)
 
-_DECODERS: dict[str, msgspec.json.Decoder[Result]] = {
-    name: msgspec.json.Decoder(kind.result) for name, kind in STAGES.items()
-}
+_DECODERS: dict[str, msgspec.json.Decoder[Result]] = {name: msgspec.json.Decoder(kind.result) for name, kind in STAGES.items()}
 
 
 class UnknownName(ValueError):

@@ -91,7 +91,7 @@ class ImageProcessor:
         kept = torch.stack([image[:, top:bottom, left:right] for image in pixels])
         block = max(1, BLOCK_ELEMENTS // (kept.shape[0] * 3 * kept.shape[3]))
         # Whole levels between the passes too: what overshoots there is cut off, as Pillow does.
-        parts = [(part.to(self.work_dtype) @ across).round_().clamp_(0, 255) for part in kept.split(block, dim=2)]
+        parts = [(part.to(self.work_dtype) @ across).round_().clamp_(0, 255) for part in torch.split(kept, block, dim=2)]
         return (down @ torch.cat(parts, dim=2)).float().round_().clamp_(0, 255)
 
     def _prepare_axes(self, height: int, width: int) -> tuple[Axis, Axis]:

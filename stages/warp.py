@@ -37,7 +37,7 @@ class Lines:
     def __len__(self) -> int:
         return len(self.page)
 
-    def __getitem__(self, chosen: NDArray[np.int64]) -> Lines:
+    def __getitem__(self, chosen: Sequence[int]) -> Lines:
         return Lines(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
@@ -66,11 +66,11 @@ def cut(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Ten
 
 def cut_with_cv2(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
     cuts = np.zeros((len(lines), height, columns, 3), dtype=np.uint8)
-    for i, (wide, tall, resized) in enumerate(zip(*(a.tolist() for a in (lines.width, lines.height, lines.resized)))):
-        crop = crop_quad(pages[lines.page[i]].numpy(), lines.corners[i], wide, tall)
-        if tall >= TALL * wide:
+    for i, wide in enumerate(lines.resized.tolist()):
+        crop = crop_quad(pages[lines.page[i]].numpy(), lines.corners[i], int(lines.width[i]), int(lines.height[i]))
+        if lines.height[i] >= TALL * lines.width[i]:
             crop = cv2.rotate(crop, cv2.ROTATE_90_COUNTERCLOCKWISE)
-        cuts[i, :, :resized] = cv2.resize(crop, (resized, height))
+        cuts[i, :, :wide] = cv2.resize(crop, (wide, height))
     return torch.from_numpy(cuts)
 
 
@@ -79,7 +79,10 @@ def crop_quad(page: NDArray[np.uint8], corners: NDArray[np.float32], width: int,
     if np.array_equal(corners, [[left, top], [right, top], [right, bottom], [left, bottom]]):
         return np.ascontiguousarray(page[top:bottom, left:right])  # the warp of an upright box copies its pixels
     warp = cv2.getPerspectiveTransform(corners, frame(width, height))
-    return cv2.warpPerspective(page, warp, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+    crop: NDArray[np.uint8] = cv2.warpPerspective(
+        page, warp, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
+    )
+    return crop
 
 
 def frame(width: int, height: int) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from stages.base import Detection, Image, ImageError, Objects, Result, Stage
-from stages.devices import dtype_of, hold_device, settle, split_batches
+from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.letterbox import Letterbox, fill_canvases
 from stages.options import read_options
 from stages.yolonet import decode_in_float32, load_network, non_max_suppression, scale_boxes
@@ -65,7 +65,7 @@ class YoloStage(Stage):
         results: dict[int, Result | ImageError] = {}
         for canvas, places in canvases.items():
             for batch in split_batches(places, self.spec.batch_size):
-                pixels = [image.pixels for image in (images[place] for place in batch) if image.pixels is not None]
+                pixels = pixels_of([images[place] for place in batch])
                 with hold_device(self.lock):
                     candidates = self._forward(pixels, [boxes[place] for place in batch])
                 for place, found in zip(batch, self._suppress(candidates), strict=True):

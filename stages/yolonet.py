@@ -42,7 +42,7 @@ def _unpatched() -> Iterator[None]:
     try:
         yield
     finally:
-        PIL.Image.open, torch.save = open_image, save  # type: ignore[assignment]
+        PIL.Image.open, torch.save = open_image, save
         cv2.setNumThreads(threads)
         for name, value in environment.items():
             os.environ.pop(name, None)
@@ -87,9 +87,7 @@ def load_network(files: Mapping[str, str], *, allow_pickle: bool = False) -> tup
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(
-            f"{weights} does not hold the weights of the model that its config describes: {error}"
-        ) from error
+        raise ValueError(f"{weights} does not hold the weights of the model that its config describes: {error}") from error
     return model, config
 
 
@@ -139,7 +137,7 @@ def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]
         raise ValueError(f"{checkpoint} is no ultralytics checkpoint: {error}") from error
     model = content.get("ema") or content.get("model")
     if not isinstance(model, DetectionModel):
-        raise ValueError(f"{checkpoint} holds a {type(model).__name__}, not a detection model.")
+        raise ValueError(f"{checkpoint} holds a {type(model).__name__}, not a detection model.")  # noqa: TRY004  the file is wrong, not a call
     size = content.get("train_args", {}).get("imgsz", 640)
     structure = {key: value for key, value in model.yaml.items() if key not in ("yaml_file", "channels")}
     names = [model.names[index] for index in range(len(model.names))]
@@ -147,16 +145,14 @@ def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]
     return dict(model.float().state_dict()), config
 
 
-def decode_in_float32(head: nn.Module) -> None:
+def decode_in_float32(head: Any) -> None:
     """Let a half-precision Detect head compute its boxes in float32: in bfloat16, 600 pixels are known to ±2."""
     decode = type(head)._inference
 
     def widened(self: nn.Module, raw: dict[str, Any]) -> Tensor:
         # Of the feature maps only the shapes are read.
         features = [feature[:, :1].float() for feature in raw["feats"]]
-        boxes: Tensor = decode(
-            self, {"boxes": raw["boxes"].float(), "scores": raw["scores"].float(), "feats": features}
-        )
+        boxes: Tensor = decode(self, {"boxes": raw["boxes"].float(), "scores": raw["scores"].float(), "feats": features})
         return boxes
 
     head.dfl.float()

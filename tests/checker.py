@@ -61,6 +61,7 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     rows: dict[tuple[str, bytes], list[Row]] = field(default_factory=dict)  # by inbox's name and path
+    results: dict[tuple[str, bytes], dict[str, Any]] = field(default_factory=dict)  # sidecars of DONE images, likewise
 
     @property
     def problems(self) -> list[str]:
@@ -149,6 +150,8 @@ def _judge_sidecars(
             number = document.get("id")
             if number in owners:
                 seen[number] += 1
+                if status == DONE:
+                    verdict.results[inbox.name, owners[number][0]] = document
                 verdict.wrong += [f"{file!r}: {lie}" for lie in _lies(connection, folder, file, document, *owners[number])]
             elif number not in of_status or _is_owner(of_status[number][1], rows[of_status[number][0]]):
                 verdict.wrong.append(f"{file!r} is of no published {STATUS_NAMES[status]} row: id {number}")

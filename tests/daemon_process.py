@@ -23,11 +23,13 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests import checker
 
@@ -86,6 +88,7 @@ class Place:
         self.settings = _merge(DEFAULTS, settings or {})
         self.settings.setdefault("inbox", [{"settle_seconds": 0.1}])
         self.dropped: dict[str, dict[bytes, list[str]]] = {}  # inbox's name → path → digests
+        self.captions: dict[str, str] = {}  # what the fake captioner must say, by digest
         self._numbers = itertools.count()
         for table in self.settings["inbox"]:
             table.setdefault("path", f"inbox-{table['name']}" if table.get("name") else "inbox")
@@ -119,7 +122,9 @@ class Place:
         staged.write_bytes(data)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.rename(staged, target)
-        self.expect(path, hashlib.sha256(data).hexdigest(), inbox)
+        digest = hashlib.sha256(data).hexdigest()
+        self.captions[digest] = caption_of(data)
+        self.expect(path, digest, inbox)
         return Path(os.fsdecode(target))
 
     def drop_many(self, numbers: range, inbox: str = "") -> None:
@@ -155,7 +160,7 @@ class Place:
             checker.Inbox(self.inbox(name), dropped, name, self._on_success(name)) for name, dropped in self.dropped.items()
         ]
         verdict = checker.judge(self.site, inboxes, finished=finished, deleted=deleted)
-        verdict.wrong += self._misdirected_answers(inboxes)
+        verdict.wrong += self._misdirected_answers(verdict)
         return verdict
 
     def assert_kept(self, **counts: int) -> checker.Verdict:
@@ -188,21 +193,10 @@ class Place:
     def _on_success(self, name: str) -> str:
         return str(next(t.get("on_success", "keep") for t in self.settings["inbox"] if t.get("name", "") == name))
 
-    def _misdirected_answers(self, inboxes: list[checker.Inbox]) -> list[str]:
-        wrong = []
-        site = self.site
-        for inbox in inboxes:
-            for path in inbox.dropped:
-                sidecar = Path(os.fsdecode(os.path.join(os.fsencode(site.results / inbox.name), path + b".json")))
-                sources = [Path(os.fsdecode(os.path.join(os.fsencode(f), path))) for f in (inbox.path, site.done / inbox.name)]
-                source = next((source for source in sources if source.is_file()), None)
-                if source is None or len(sidecar.name.encode(errors="surrogateescape")) > 255 or not sidecar.is_file():
-                    continue
-                if (said := json.loads(sidecar.read_bytes()).get("caption")) and said["text"] != caption_of(
-                    source.read_bytes()
-                ):
-                    wrong.append(f"{sidecar} has the answer of another image")
-        return wrong
+    def _misdirected_answers(self, verdict: checker.Verdict) -> list[str]:
+        said = {key: document["caption"]["text"] for key, document in verdict.results.items() if "caption" in document}
+        true = {(name, path): self.captions.get(self.dropped[name][path][-1]) for name, path in said}
+        return [f"{key} is called {said[key]}, which is another image" for key in said if true[key] not in (said[key], None)]
 
 
 @dataclass(frozen=True)
@@ -251,14 +245,15 @@ class NotifySocket:
 class Daemon:
     """`visiond run` at a place, from its start to its end. At the end of the context no process of it may be left."""
 
-    def __init__(self, place: Place, *, ready: bool = True, **environment: str) -> None:
+    def __init__(self, place: Place, *, ready: bool = True, prefix: Sequence[str] = (), **environment: str) -> None:
+        """prefix: a command that runs the daemon in its own stead."""
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
         self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
         environment = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "daemon", "run", "--config", str(place.config)],
+                [*prefix, sys.executable, "-m", "daemon", "run", "--config", str(place.config)],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -278,7 +273,7 @@ class Daemon:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         if error:
-            print(f"the daemon's log:\n{self._log.read_text()[-6000:]}")
+            print(f"the daemon's log:\n{self.log_text()[-6000:]}")
         else:
             assert not orphans, f"processes {orphans} outlived the daemon"
 
@@ -293,7 +288,7 @@ class Daemon:
 
     def wait_notice(self, text: str, timeout: float = PATIENCE) -> Notice:
         notice = self.notify.wait(lambda notices: next((n for n in notices if n.text == text), None), timeout, self.alive)
-        assert notice, f"no {text} from the daemon; its log:\n{self._log.read_text()[-6000:]}"
+        assert notice, f"no {text} from the daemon; its log:\n{self.log_text()[-6000:]}"
         return notice
 
     def wait_until(self, condition: Callable[[dict[str, Any]], Any], what: str, timeout: float = PATIENCE) -> dict[str, Any]:
@@ -317,20 +312,32 @@ class Daemon:
     # Asking it
 
     def get(self, path: str) -> tuple[int, Any]:
-        """A request over the control socket: the status and the JSON."""
+        status, body = self.fetch(path)
+        return status, json.loads(body)
+
+    def fetch(self, path: str) -> tuple[int, bytes]:
+        """A request over the control socket."""
         connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
         connection.sock = socket.socket(socket.AF_UNIX)
         try:
             connection.sock.connect(str(self.place.folder / "state" / "control.sock"))
             connection.request("GET", path)
             answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            return answer.status, answer.read()
         finally:
             connection.close()
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = self.get("/api/status")[1]
         return status
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of /metrics; 0 when there is none."""
+        for family in text_string_to_metric_families(self.fetch("/metrics")[1].decode()):
+            for sample in family.samples:
+                if (sample.name, sample.labels) == (name, labels):
+                    return float(sample.value)
+        return 0.0
 
     def workers(self) -> list[int]:
         """Process ids of its workers."""
@@ -344,8 +351,12 @@ class Daemon:
                 if entry.get("event") == event and fields.items() <= entry.items():
                     yield entry
 
-    def log_lines(self) -> int:
-        return len(self._log.read_bytes().splitlines())
+    def events_of_pid(self, pid: int) -> dict[str, Any]:
+        """The log's line on the worker with that process id."""
+        return next(self.events("worker ready", pid=pid))
+
+    def log_text(self) -> str:
+        return self._log.read_text()
 
     # Ending it
 

@@ -67,16 +67,16 @@ def postponed(job: Job, not_before: float) -> Ending:
     return Ending(job, JobStatus.PENDING, 2e9, job.attempts + 1, failure=failure, not_before=not_before)
 
 
-def make_record(inbox: Path, path: bytes = b"a.jpg", data: bytes | None = None, **fields: Any) -> Record:
-    """An image's record; with `data`, its source lies in the inbox with these bytes."""
-    location = os.path.join(os.fsencode(inbox), path)
+def make_record(folder: Path, path: bytes = b"a.jpg", data: bytes | None = None, **fields: Any) -> Record:
+    """An image's record; with `data`, its source lies in `folder`, the inbox, with these bytes."""
+    location = os.path.join(os.fsencode(folder), path)
     if data is not None:
         os.makedirs(os.path.dirname(location), exist_ok=True)
         with open(location, "wb") as file:
             file.write(data)
-        fields = {"version": Version.of(os.stat(location))} | fields
+        fields = {"version": Version.of(os.stat(location)), "digest": hashlib.sha256(data).digest()} | fields
     verdict = msgspec.json.encode(judge({name: o.payload for name, o in make_outputs().items()}, Thresholds()).criteria)
-    whole = {"id": 7, "inbox": 1, "inbox_path": os.fsencode(inbox), "path": path, "location": location, "version": VERSION}
+    whole = {"id": 7, "inbox": 1, "inbox_path": os.fsencode(folder), "path": path, "location": location, "version": VERSION}
     whole |= {"status": JobStatus.DONE, "attempts": 1, "seen_at": 1e9, "finished_at": 2e9, "digest": bytes(32)}
     whole |= {"format": "JPEG", "width": 640, "height": 480, "outputs": make_outputs(), "models": MODELS}
     whole |= {"bin": "A", "criteria": verdict, "reason": "", "detail": ""}

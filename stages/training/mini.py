@@ -28,29 +28,14 @@ from transformers import (
 )
 
 from stages.manifest import Manifest, StageEntry, digest_folder, list_files, write_manifest
-from stages.training.drawing import COLORS
-from stages.training.truth import LABELS, NUMBERS, PLURALS, TAGS
+from stages.training.shapes import LABELS
+from stages.training.truth import TAGS, VOCABULARY
 from stages.yolonet import build_network, halve, read_structure, save_network
 
 BLANK_NOTICE = "random weights: answers mean nothing"
 
-# Words of captions and prompts that are neither names of things nor of colours.
-PLAIN_WORDS = (
-    "a",
-    "an",
-    "the",
-    "and",
-    "more",
-    "of",
-    "on",
-    "in",
-    "with",
-    "empty",
-    "photo",
-    "picture",
-    "image",
-    "object",
-)
+# Words of prompts that no caption of a scene has.
+PROMPT_WORDS = ("photo", "of", "the", "with", "picture", "image", "object")
 
 
 @dataclass(frozen=True)
@@ -67,8 +52,7 @@ class Vocabulary:
     @classmethod
     def of_scenes(cls) -> Vocabulary:
         """All that can be said of the synthetic scenes of scenes.py."""
-        names = [*NUMBERS, *COLORS, *LABELS, *PLURALS.values(), *(word for tag in TAGS for word in tag.split())]
-        return cls(LABELS, TAGS, tuple(dict.fromkeys([*PLAIN_WORDS, *names])))
+        return cls(LABELS, TAGS, tuple(dict.fromkeys([*PROMPT_WORDS, *VOCABULARY])))
 
 
 @dataclass(frozen=True)
@@ -77,14 +61,16 @@ class Sizes:
 
     yolo_width: float = 0.125  # of yolov8's channels
     yolo_size: int = 320
-    image_size: int = 128
-    patch_size: int = 16
-    vision: dict[str, int] = field(default_factory=lambda: layers(4, 192, 192, 3))
-    clip_text: dict[str, int] = field(default_factory=lambda: layers(3, 128, 256, 2))
-    blip_text: dict[str, int] = field(default_factory=lambda: layers(3, 192, 256, 3))
+    image_size: int = 192  # CLIP's and BLIP's: the whole image, squeezed to a square
+    clip_patch: int = 16
+    clip_vision: dict[str, int] = field(default_factory=lambda: layers(5, 128, 256, 4))
+    clip_text: dict[str, int] = field(default_factory=lambda: layers(2, 128, 256, 4))
     embedding: int = 128
-    clip_tokens: int = 32
-    blip_tokens: int = 48
+    clip_tokens: int = 24
+    blip_patch: int = 12
+    blip_vision: dict[str, int] = field(default_factory=lambda: layers(6, 192, 384, 6))
+    blip_text: dict[str, int] = field(default_factory=lambda: layers(2, 128, 256, 4))
+    blip_tokens: int = 32
 
 
 def layers(count: int, hidden: int, intermediate: int, heads: int) -> dict[str, int]:
@@ -107,9 +93,7 @@ class Models:
     vocabulary: Vocabulary
 
 
-def make_blank_pack(
-    folder: Path, seed: int, vocabulary: Vocabulary | None = None, sizes: Sizes | None = None
-) -> Manifest:
+def make_blank_pack(folder: Path, seed: int, vocabulary: Vocabulary | None = None, sizes: Sizes | None = None) -> Manifest:
     """Write a pack of the mini architectures with random weights. vocabulary: that of the synthetic scenes if None."""
     return save_models(
         make_models(seed, vocabulary or Vocabulary.of_scenes(), sizes or Sizes()),
@@ -147,7 +131,7 @@ def make_clip(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> CLIPModel:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    vision = {**sizes.vision, "image_size": sizes.image_size, "patch_size": sizes.patch_size}
+    vision = {**sizes.clip_vision, "image_size": sizes.image_size, "patch_size": sizes.clip_patch}
     return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=sizes.embedding)).eval()
 
 
@@ -161,8 +145,12 @@ def make_blip(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> BlipForCondit
         "sep_token_id": tokenizer.sep_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    vision = {**sizes.vision, "image_size": sizes.image_size, "patch_size": sizes.patch_size}
-    vision["initializer_range"] = 0.02  # BLIP's own default, 1e-10, is for models that are loaded at once
+    vision = {
+        **sizes.blip_vision,
+        "image_size": sizes.image_size,
+        "patch_size": sizes.blip_patch,
+        "initializer_range": 0.02,  # BLIP's own default, 1e-10, is for models that are loaded at once
+    }
     return BlipForConditionalGeneration(BlipConfig(text_config=text, vision_config=vision)).eval()
 
 
@@ -220,16 +208,15 @@ def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
     Of `manifest`, stages and digests are filled in here.
     """
     save_network(models.yolo, models.yolo_config, folder)
-    edge = models.clip.config.vision_config.image_size
-    square = {"height": edge, "width": edge}
     for name, network, tokenizer, processor in (
+        # A caption tells of the whole image, so nothing is cropped off for CLIP either.
         (
             "clip",
             models.clip,
             models.clip_tokenizer,
-            CLIPImageProcessor(size={"shortest_edge": edge}, crop_size=square),
+            CLIPImageProcessor(size=square(models.clip), do_center_crop=False),
         ),
-        ("blip", models.blip, models.blip_tokenizer, BlipImageProcessor(size=square)),
+        ("blip", models.blip, models.blip_tokenizer, BlipImageProcessor(size=square(models.blip))),
     ):
         for part in (halve_matrices(network), tokenizer, processor):
             part.save_pretrained(folder / name)
@@ -244,6 +231,11 @@ def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
     manifest = msgspec.structs.replace(manifest, stages=stages, digests=digest_folder(folder))
     write_manifest(folder, manifest)
     return manifest
+
+
+def square(network: PreTrainedModel) -> dict[str, int]:
+    edge = network.config.vision_config.image_size
+    return {"height": edge, "width": edge}
 
 
 def halve_matrices(network: PreTrainedModel) -> PreTrainedModel:

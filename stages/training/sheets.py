@@ -51,8 +51,8 @@ WORDS = list_words(
     west wheel white window winter wonder wooden worker world writing yellow young"""
 )
 NAMES = list_words(
-    """Adams Baker Carter Dixon Evans Foster Grant Harris Ingram Jones Keller Lewis Martin Nelson Owens Parker Quinn
-    Roberts Stevens Turner Vaughn Walker Young Anna Bruno Clara David Emma Felix Greta Hanna Ivan Julia Karl Laura Marco
+    """Adams Baker Carter Dixon Evans Foster Grant Harris Jones Keller Lewis Martin Nelson Owens Parker Quinn
+    Roberts Stevens Turner Vaughn Walker Young Anna Bruno Clara David Emma Felix Greta Hanna Julia Karl Laura Marco
     Nina Oscar Paula Robert Sofia Thomas Vera"""
 )
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

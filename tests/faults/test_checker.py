@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import Place, picture
+from tests.daemon_process import Place
 
 SETTINGS = {"output": {"bins": "link"}}
+DIGEST = "SELECT digest FROM image WHERE path = CAST('00003.ppm' AS BLOB)"
 SIDECAR = "results/00003.ppm.json"
 
 
@@ -46,11 +47,12 @@ def copy_sidecar(place: Place) -> None:
     shutil.copy(place.folder / SIDECAR, place.folder / "results" / "second.json")
 
 
-def swap_answers(place: Place) -> None:
-    """Wrong in the ledger as in the sidecars: only the fakes' rule tells."""
-    one, two = (place.folder / f"inbox/0000{number}.ppm" for number in (1, 2))
-    for file, data in ((one, two.read_bytes()), (two, one.read_bytes())):
-        file.write_bytes(data)
+def answer_for_another(place: Place) -> None:
+    """Wrong in the ledger as in the sidecar: only the fakes' rule tells."""
+    caption: dict[str, object] = {"text": "a picture of 99 things", "similarity": None}
+    blip = "SELECT id FROM model WHERE stage = 'blip'"
+    sql(place, f"UPDATE result SET payload = '{json.dumps(caption)}' WHERE model = ({blip}) AND digest = ({DIGEST})")
+    edit(place, {"caption": caption})
 
 
 SPOILS: dict[str, tuple[str, Callable[[Place], object]]] = {
@@ -64,8 +66,9 @@ SPOILS: dict[str, tuple[str, Callable[[Place], object]]] = {
         "double",
         lambda p: sql(
             p,
-            "INSERT INTO image SELECT 99, inbox, path, 0, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, attempts,"
-            " not_before, location, digest, models, bin, criteria, reason, detail, finished_at, emitted FROM image WHERE id = 3",
+            "INSERT INTO image SELECT 99, inbox, path, 0, inode, size, mtime_ns, ctime_ns, priority, status, seen_at,"
+            " attempts, not_before, location, digest, models, bin, criteria, reason, detail, finished_at, emitted"
+            " FROM image WHERE id = 3",
         ),
     ),
     "a row has two sidecars": ("double", copy_sidecar),
@@ -80,10 +83,10 @@ SPOILS: dict[str, tuple[str, Callable[[Place], object]]] = {
     "another digest in the ledger": ("wrong", lambda p: sql(p, "UPDATE image SET digest = zeroblob(32) WHERE id = 3")),
     "a result is gone": (
         "wrong",
-        lambda p: sql(p, "DELETE FROM result WHERE digest = (SELECT digest FROM image WHERE id = 3)"),
+        lambda p: sql(p, f"DELETE FROM result WHERE digest = ({DIGEST})"),
     ),
     "in no bin": ("wrong", lambda p: next((p.folder / "bins").glob("*/00003.ppm")).unlink()),
-    "answers of other images": ("wrong", swap_answers),
+    "the answer of another image": ("wrong", answer_for_another),
 }
 
 
@@ -91,7 +94,7 @@ SPOILS: dict[str, tuple[str, Callable[[Place], object]]] = {
 def test_the_checker_notices(spoil: str, finished: Place, tmp_path: Path) -> None:
     copy = Place(tmp_path, SETTINGS)
     shutil.copytree(finished.folder, tmp_path, dirs_exist_ok=True, symlinks=True)
-    copy.dropped = finished.dropped
+    copy.dropped, copy.captions = finished.dropped, finished.captions
     sql(copy, f"UPDATE inbox SET path = CAST('{copy.inbox()}' AS BLOB)")
     assert copy.judge().problems == []
     kind, act = SPOILS[spoil]

@@ -334,8 +334,7 @@ def test_a_pool_answers_in_order_and_keeps_errors_in_place() -> None:
 def test_an_error_does_not_hold_on_to_the_bytes_it_was_about() -> None:
     pool = Decoders(1, LIMITS)
     slab = bytearray(b"not a PNG")
-    with memoryview(slab) as data:
-        (error,) = pool.decode_all([(data, Header("PNG", 96, 64, 1))])
+    (error,) = pool.decode_all([(memoryview(slab), Header("PNG", 96, 64, 1))])
     pool.close()
     assert isinstance(error, ImageError)
     slab.clear()  # BufferError while anything still looks into it

@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from stages.base import DeviceLost, OutOfMemory, StageSpec
-from stages.devices import dtype_of, hold_device, split_batches
+from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
+from stages.devices import dtype_of, hold_device, pixels_of, split_batches
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,10 @@ def test_a_device_error_gets_its_name(raised: Exception, expected: type[Exceptio
 
 def test_the_lock_is_free_again_after_an_error() -> None:
     lock = threading.Lock()
-    with pytest.raises(OutOfMemory), hold_device(lock):
+    with hold_device(lock):
         assert lock.locked()
         assert torch.is_inference_mode_enabled()
+    with pytest.raises(OutOfMemory), hold_device(lock):
         raise torch.OutOfMemoryError
     assert not lock.locked()
 
@@ -39,6 +40,11 @@ def test_the_lock_is_free_again_after_an_error() -> None:
 def test_an_unknown_dtype_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="float32, bfloat16, float16"):
         dtype_of(StageSpec(name="clip", backend="transformers", dtype="int8"))
+
+
+def test_an_image_without_pixels_is_refused() -> None:
+    with pytest.raises(ValueError, match="without its pixels"):
+        pixels_of([Image(memoryview(b""), "PNG", 1, 1)])
 
 
 def test_batches_are_as_full_as_they_may_be() -> None:

@@ -106,10 +106,11 @@ def test_an_unknown_option_is_refused_with_those_there_are() -> None:
 
 
 FATAL = """
+import os
 from stages import registry
 from stages.base import Image, StageSpec
 stage = registry.build(StageSpec(name="ocr", backend="fake", options={"fail": {"BAD": "%s"}}), "none")
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 stage.run([Image(memoryview(b"BAD"), "PNG", 1, 1)])
 """
 
@@ -120,10 +121,10 @@ def test_a_marked_image_ends_the_process(fault: str, status: int) -> None:
 
 
 HEARTBEAT = """
-import threading, time
+import os, threading, time
 def beat():
     while True:
-        print("beat", flush=True)
+        os.write(1, b"beat\\n")
         time.sleep(0.01)
 threading.Thread(target=beat, daemon=True).start()
 """

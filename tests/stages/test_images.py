@@ -135,10 +135,10 @@ def test_pixels_of_another_size_than_the_header_says_are_not_taken() -> None:
 
 
 def test_one_device_call_takes_no_more_pixels_than_the_limit() -> None:
-    sizes = [40, 40, 40, 150, 10, 90]
+    sizes = [40, 40, 40, 150, 10, 90, 60, 41]
     batch = [(memoryview(b""), Header("JPEG", size, 1, 1)) for size in sizes]
     groups = [[header.width for _, header in group] for group in images._group_by_pixels(batch, 100)]
-    assert groups == [[40, 40], [40], [150], [10, 90]]
+    assert groups == [[40, 40], [40], [150], [10, 90], [60], [41]]
 
 
 def test_the_decoder_chosen_says_nothing_of_its_deprecation() -> None:

@@ -7,6 +7,7 @@ import torch
 from transformers import BlipImageProcessor, CLIPImageProcessor
 
 from stages.base import Image
+from stages.devices import pixels_of
 from stages.resize import ImageProcessor, axis_weights
 
 DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1)
@@ -15,7 +16,7 @@ DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1)
 @pytest.mark.parametrize("stock", [CLIPImageProcessor(), BlipImageProcessor()], ids=["clip", "blip"])
 def test_pixels_are_those_of_the_stock_processor(stock: CLIPImageProcessor, mixed_images: list[Image]) -> None:
     images = [image for image in mixed_images if image.width > 3]  # else it takes the columns for colours
-    ours = ImageProcessor(stock, "cpu", torch.float32)([image.pixels for image in images])
+    ours = ImageProcessor(stock, "cpu", torch.float32)(pixels_of(images))
     for image, mine in zip(images, ours, strict=True):
         theirs = stock(images=[image.pixels], return_tensors="pt")["pixel_values"][0]
         levels = (mine - theirs).abs() * DEVIATION * 255
@@ -25,8 +26,8 @@ def test_pixels_are_those_of_the_stock_processor(stock: CLIPImageProcessor, mixe
 
 def test_batch_mates_change_no_pixel(mixed_images: list[Image]) -> None:
     prepare = ImageProcessor(CLIPImageProcessor(), "cpu", torch.float32)
-    together = prepare([image.pixels for image in mixed_images])
-    alone = torch.cat([prepare([image.pixels]) for image in mixed_images])
+    together = prepare(pixels_of(mixed_images))
+    alone = torch.cat([prepare([pixels]) for pixels in pixels_of(mixed_images)])
     assert torch.allclose(together, alone, atol=1 / 255 / 0.26)
 
 
@@ -40,7 +41,7 @@ def test_an_extreme_aspect_ratio_costs_nothing(size: tuple[int, int]) -> None:
 
 def test_large_images_are_converted_in_parts(monkeypatch: pytest.MonkeyPatch, mixed_images: list[Image]) -> None:
     prepare = ImageProcessor(BlipImageProcessor(), "cpu", torch.float32)
-    pixels = [mixed_images[0].pixels]
+    pixels = pixels_of(mixed_images[:1])
     whole = prepare(pixels)
     monkeypatch.setattr("stages.resize.BLOCK_ELEMENTS", 5000)
     assert torch.allclose(prepare(pixels), whole, atol=1 / 255 / 0.26)

@@ -1,0 +1,236 @@
+"""The Grafana dashboard, as classic JSON (Grafana 10 and later):
+
+    python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
+
+Every query keeps to the machines chosen in the menu "instance"; `M` in a query stands for that choice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+UID = "visiond"
+SOURCE = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
+MACHINES = 'instance=~"$instance"'
+COLUMNS = 24  # of Grafana's grid
+IMAGES_PER_SECOND = "suffix: images/s"
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    description: str
+    unit: str
+    queries: dict[str, str]  # legend → PromQL
+    width: int = 12
+    kind: str = "timeseries"
+    stacked: bool = False
+
+
+def quantiles(histogram: str) -> dict[str, str]:
+    """The 50th, 95th and 99th percentile of a histogram."""
+    rates = f"sum by (le) (rate({histogram}_bucket{{M}}[$__rate_interval]))"
+    return {f"p{share}": f"histogram_quantile(0.{share}, {rates})" for share in (50, 95, 99)}
+
+
+def mean(histogram: str, by: str) -> str:
+    return (
+        f"sum by ({by}) (rate({histogram}_sum{{M}}[$__rate_interval]))"
+        f" / sum by ({by}) (rate({histogram}_count{{M}}[$__rate_interval]))"
+    )
+
+
+def figure(title: str, description: str, unit: str, query: str) -> Panel:
+    return Panel(title, description, unit, {title: query}, width=4, kind="stat")
+
+
+# fmt: off
+ROWS: dict[str, list[Panel]] = {
+    "Now": [
+        figure("Done", "Images that became DONE.", IMAGES_PER_SECOND,
+               'sum(rate(visiond_images_total{M, outcome="done"}[$__rate_interval]))'),
+        figure("Pending", "Images in the ledger without an end.", "short", "sum(visiond_images_pending{M})"),
+        figure("Oldest pending", "How long the image that waits longest has waited.", "s",
+               "max(visiond_oldest_pending_seconds{M})"),
+        figure("Since last success", "Grows while nothing becomes DONE; that is well when nothing is pending.", "s",
+               "time() - max(visiond_last_success_timestamp_seconds{M} > 0)"),
+        figure("Workers not ready", "Loading, silent, waiting to be restarted, or given up.", "short",
+               'sum(visiond_workers{M, state!="ready"})'),
+        figure("Paused", "Daemons that wait because ledger or results cannot be written: look at /readyz.", "short",
+               "sum(visiond_paused{M})"),
+    ],
+    "Throughput": [
+        Panel("Images by outcome", "Images that reached their end. gone: deleted or replaced before they were read.",
+              IMAGES_PER_SECOND, {"{{outcome}}": "sum by (outcome) (rate(visiond_images_total{M}[$__rate_interval]))"},
+              stacked=True),
+        Panel("Images by bin", "A text, B objects, C everything else; other: a rule of your own.", IMAGES_PER_SECOND,
+              {"{{bin}}": "sum by (bin) (rate(visiond_bins_total{M}[$__rate_interval]))"}, stacked=True),
+        Panel("Images by stage", "What each stage answered.", IMAGES_PER_SECOND,
+              {"{{stage}}": "sum by (stage) (rate(visiond_stage_images_total{M}[$__rate_interval]))"}),
+        Panel("Results reused", "Answers of a stage taken from the ledger: the same bytes under the same model.",
+              "suffix: results/s",
+              {"{{stage}}": "sum by (stage) (rate(visiond_reused_results_total{M}[$__rate_interval]))"}),
+    ],
+    "Latency": [
+        Panel("Image duration", "From feeding an image to its durable result.", "s",
+              quantiles("visiond_image_duration_seconds"), width=8),
+        Panel("Stage time for each image", "A stage's time over its batches, divided by their images.", "s",
+              {"{{stage}}": "sum by (stage) (rate(visiond_stage_duration_seconds_sum{M}[$__rate_interval]))"
+                            " / sum by (stage) (rate(visiond_stage_images_total{M}[$__rate_interval]))"}, width=8),
+        Panel("Wait before feeding", "From seeing an image to feeding it: the backlog as an image feels it.", "s",
+              quantiles("visiond_image_wait_seconds"), width=8),
+    ],
+    "Queues": [
+        Panel("Pending and in flight", "In flight: fed and not yet ended. Pending counts them too.", "short",
+              {"pending": "sum(visiond_images_pending{M})", "in flight": "sum(visiond_images_in_flight{M})"}),
+        Panel("Oldest pending", "How long the image that waits longest has waited.", "s",
+              {"{{instance}}": "visiond_oldest_pending_seconds{M}"}),
+        Panel("Queue depth", "Images waiting for a worker, in front of each segment.", "short",
+              {"{{segment}}": "sum by (segment) (visiond_queue_depth{M})"}),
+        Panel("Slab", "Bytes of images in flight and the budget for them: full means that the GPUs are the limit.", "bytes",
+              {"used {{instance}}": "visiond_slab_used_bytes{M}", "size {{instance}}": "visiond_slab_size_bytes{M}"}),
+    ],
+    "Batches": [
+        Panel("Batch size", "Images in a batch sent to a worker, on average: grows with the load.", "short",
+              {"{{segment}}": mean("visiond_batch_images", "segment")}),
+        Panel("Batches halved", "Because the GPU's memory was full, since the daemon started.", "short",
+              {"{{device}}": "sum by (device) (visiond_out_of_memory_total{M})"}),
+    ],
+    "GPUs": [
+        Panel("GPU memory", "Of all processes on the GPU, as the driver tells. Peak: since the daemon started.", "bytes",
+              {"{{instance}} cuda:{{gpu}} {{kind}}": "visiond_gpu_memory_bytes{M}"}, width=8),
+        Panel("GPU utilisation", "Share of time in which the GPU did anything.", "percentunit",
+              {"{{instance}} cuda:{{gpu}}": "visiond_gpu_utilization_ratio{M}"}, width=8),
+        Panel("GPU memory by worker", "What PyTorch holds in each worker, without the CUDA context.", "bytes",
+              {"{{instance}} {{worker}} {{kind}}": "visiond_worker_gpu_bytes{M}"}, width=8),
+    ],
+    "Workers": [
+        Panel("Workers by state", "silent: no word for a while; waiting: to be restarted; closed: given up.", "short",
+              {"{{segment}} {{state}}": "sum by (segment, state) (visiond_workers{M})"}, stacked=True, width=8),
+        Panel("Workers lost", "Since the daemon started, by why: died, timeout, or load (before it was ready).", "short",
+              {"{{device}} {{reason}}": "sum by (device, reason) (visiond_worker_restarts_total{M})"}, width=8),
+        Panel("Model load", "Time of the last load of a stage's model.", "s",
+              {"{{device}} {{stage}}": "max by (device, stage) (visiond_model_load_seconds{M})"}, width=8),
+    ],
+    "Ledger and folders": [
+        Panel("Commits", "Transactions of the ledger: each holds many images under load.", "suffix: commits/s",
+              {"{{instance}}": "rate(visiond_ledger_commit_seconds_count{M}[$__rate_interval])"}, width=6),
+        Panel("Commit time", "A transaction of the ledger, its fsync included.", "s",
+              quantiles("visiond_ledger_commit_seconds"), width=6),
+        Panel("Scan time", "A walk through an inbox, on average.", "s",
+              {"{{instance}}": mean("visiond_scan_duration_seconds", "instance")}, width=6),
+        Panel("Files that events missed", "Found by a later scan: whether events can be relied on here.", "short",
+              {"found {{instance}}": "visiond_reconcile_found_total{M}",
+               "overflows {{instance}}": "visiond_watch_overflows_total{M}"}, width=6),
+    ],
+    "Processes": [
+        Panel("Memory", "Resident memory of the daemon and of each worker.", "bytes",
+              {"{{instance}} daemon": "process_resident_memory_bytes{M}",
+               "{{instance}} {{worker}}": "visiond_worker_resident_bytes{M}"}, width=24),
+    ],
+    "Failures": [
+        Panel("Failed by reason", "Images that FAILED since the daemon started.", "short",
+              {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="failed"})'}, width=8, stacked=True),
+        Panel("Skipped by reason", "Files that are no images, since the daemon started.", "short",
+              {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="skipped"})'}, width=8, stacked=True),
+        Panel("Tries made again", "Tries that ended in an error that may pass, since the daemon started.", "short",
+              {"{{reason}}": "sum by (reason) (visiond_retries_total{M})"}, width=8, stacked=True),
+    ],
+}
+# fmt: on
+
+
+def build() -> dict[str, Any]:
+    """The dashboard as Grafana's classic model."""
+    return {
+        "uid": UID,
+        "title": "visiond",
+        "description": "Made by deploy/grafana/dashboard.py; change that.",
+        "tags": ["visiond"],
+        "schemaVersion": 38,
+        "version": 1,
+        "editable": False,
+        "graphTooltip": 1,  # one crosshair over all panels
+        "refresh": "15s",
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "browser",
+        "templating": {"list": _variables()},
+        "annotations": {"list": []},
+        "panels": [{"id": number, **panel} for number, panel in enumerate(_place(ROWS), 1)],
+    }
+
+
+def _variables() -> list[dict[str, Any]]:
+    """Two menus: the data source, and the machines whose visiond it knows."""
+    query = "label_values(visiond_build_info, instance)"
+    return [
+        {"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+        {
+            "name": "instance",
+            "label": "Machine",
+            "type": "query",
+            "datasource": SOURCE,
+            "definition": query,
+            "query": {"query": query, "refId": "instance"},
+            "refresh": 2,  # whenever the time range changes
+            "sort": 1,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": ["All"], "value": ["$__all"]},
+        },
+    ]
+
+
+def _place(rows: dict[str, list[Panel]]) -> Iterator[dict[str, Any]]:
+    """Rows and their panels from left to right, each with its place in the grid."""
+    y = 0
+    for title, panels in rows.items():
+        yield {"type": "row", "title": title, "collapsed": False, "panels": []} | _at(0, y, COLUMNS, 1)
+        x, y = 0, y + 1
+        for panel in panels:
+            height = 4 if panel.kind == "stat" else 8
+            if x + panel.width > COLUMNS:
+                x, y = 0, y + height
+            yield _panel(panel) | _at(x, y, panel.width, height)
+            x += panel.width
+        y += height
+
+
+def _at(x: int, y: int, width: int, height: int) -> dict[str, Any]:
+    return {"gridPos": {"x": x, "y": y, "w": width, "h": height}}
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    options: dict[str, Any] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "none", "graphMode": "area"}
+    if panel.kind == "timeseries":
+        stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
+        fill = 25 if panel.stacked else 5
+        defaults["custom"] = {"lineWidth": 1, "fillOpacity": fill, "showPoints": "never", "stacking": stacking}
+        options = {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True}, "tooltip": {"mode": "multi"}}
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": SOURCE,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": options,
+        "targets": [
+            {"refId": chr(ord("A") + n), "datasource": SOURCE, "legendFormat": legend, "expr": _expression(query)}
+            for n, (legend, query) in enumerate(panel.queries.items())
+        ],
+    }
+
+
+def _expression(query: str) -> str:
+    return query.replace("{M", "{" + MACHINES)
+
+
+if __name__ == "__main__":
+    json.dump(build(), sys.stdout, indent=2, ensure_ascii=False)
+    print()

@@ -1,0 +1,146 @@
+"""The detector's training and scoring, by ultralytics' own trainer and validator.
+
+    python -m stages.training.detector JOB.json
+
+It has one process for one GPU. It resumes at the last whole epoch, which is not exact.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from stages import yolonet  # before ultralytics, which it tells to leave the network and the process alone
+from stages.training import mini
+from stages.training.job import DetectorJob
+from stages.training.trainer import LOG
+
+# isort: split
+from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator
+
+LAST = Path("weights", "last.pt")
+
+
+class Trainer(DetectionTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer on the network of a config, with a line in the log for each epoch."""
+
+    config: dict[str, Any]
+    log: Path
+
+    def get_model(self, cfg: object = None, weights: torch.nn.Module | None = None, verbose: bool = True) -> torch.nn.Module:
+        network = yolonet.build_network(self.config)
+        if weights:
+            network.load(weights)
+        return network
+
+    def save_metrics(self, metrics: dict[str, Any]) -> None:
+        super().save_metrics(metrics)
+        elapsed = time.time() - self.train_time_start
+        figures = {name: float(value) for name, value in metrics.items()}
+        loss = sum(value for name, value in figures.items() if name.startswith("train/"))
+        images = len(self.train_loader.dataset) * (self.epoch - self.start_epoch + 1)
+        entry = {
+            "step": self.epoch + 1,
+            "batches": len(self.train_loader) * (self.epoch + 1),
+            "progress": round(min(1.0, self._measure_progress(elapsed)), 6),
+            "loss": loss,
+            **figures,
+            "images_per_second": round(images / elapsed, 1),
+            "memory_bytes": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0,
+            "elapsed": round(elapsed, 3),
+            "batch_size": self.batch_size,
+        }
+        with self.log.open("ab") as file:
+            file.write(msgspec.json.encode(entry) + b"\n")
+
+    def _measure_progress(self, elapsed: float) -> float:
+        return elapsed / (self.args.time * 3600) if self.args.time else (self.epoch + 1) / self.epochs
+
+
+def train_detector(job: DetectorJob) -> Path:
+    """Train the mini pack's detector. Returns ultralytics' last checkpoint."""
+    folder = Path(job.folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary, sizes = mini.Vocabulary.of_scenes(), mini.Sizes()
+    _, Trainer.config = mini.make_yolo(vocabulary, sizes)
+    Trainer.log = folder / LOG
+    resumed = job.resume and (folder / LAST).is_file()
+    if not resumed:
+        Trainer.log.write_bytes(b"")
+    trainer = Trainer(overrides=list_settings(job, folder, sizes.yolo_size, resumed=resumed))
+    trainer.train()
+    return folder / LAST
+
+
+def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -> dict[str, Any]:
+    """Scenes are composed of many things already, so there is no mosaic; mirrored and in other lights they stay true."""
+    return {
+        "model": str(folder / LAST) if resumed else "mini.yaml",  # Trainer.get_model knows better
+        "resume": resumed,
+        "data": job.dataset,
+        "project": str(folder.parent),
+        "name": folder.name,
+        "exist_ok": True,
+        "pretrained": False,
+        "seed": job.seed,
+        "deterministic": False,
+        "imgsz": edge,
+        "batch": job.batch_size,
+        "nbs": job.batch_size,
+        "epochs": job.epochs or 1000,
+        "time": job.seconds / 3600 or None,
+        "warmup_epochs": 0.5,
+        "patience": 1000,
+        "optimizer": "AdamW",
+        "lr0": job.learning_rate,
+        "momentum": 0.9,
+        "cos_lr": True,
+        "amp": "bf16" if torch.cuda.is_available() else False,  # the check of fp16 wants a download
+        "workers": job.workers,
+        "cache": "ram",
+        "mosaic": 0.0,
+        "close_mosaic": 0,
+        "scale": 0.2,
+        "translate": 0.05,
+        "hsv_h": 0.01,
+        "hsv_s": 0.4,
+        "hsv_v": 0.3,
+        "val": False,  # but at the end
+        "plots": False,
+        "verbose": False,
+    }
+
+
+def validate_detector(weights: Path, dataset: Path, workdir: Path, batch_size: int = 64, workers: int = 8) -> dict[str, float]:
+    """mAP50 and mAP50-95 of a pack's detector. weights: the folder of yolo.safetensors. dataset: a data.yaml."""
+    files = {"weights": str(weights / "yolo.safetensors"), "config": str(weights / "yolo.json")}
+    network, config = yolonet.load_network(files)
+    network.names = dict(enumerate(config["names"]))
+    settings = {
+        "data": str(dataset),
+        "imgsz": config["imgsz"],
+        "batch": batch_size,
+        "workers": workers,
+        "project": str(workdir),
+        "name": "validation",
+        "exist_ok": True,
+        "plots": False,
+        "verbose": False,
+        "device": "0" if torch.cuda.is_available() else "cpu",
+    }
+    validator = DetectionValidator(args=settings)
+    figures = validator(model=network)
+    return {"map50": float(figures["metrics/mAP50(B)"]), "map50_95": float(figures["metrics/mAP50-95(B)"])}
+
+
+def main() -> None:
+    train_detector(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=DetectorJob))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""One training as a process of its own: `python -m stages.training.job JOB.json`, or `accelerate launch -m` of the same.
+
+The recipe starts its trainings so, side by side; started by `accelerate launch --num_processes N` or torchrun, one
+training takes N GPUs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+
+from stages.training import mini
+from stages.training.cache import COLOR_NAMES
+from stages.training.examples import Examples
+from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
+from stages.training.trainer import Batches, Settings, Trainer, make_accelerator
+
+FINAL = "final"  # where the trained weights lie in a job's folder
+THREADS = 2  # on a CPU; a GPU's process needs no more either
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """folder: log, checkpoints and weights. examples: a folder of them. stop_after: a step to stop at, 0 for none."""
+
+    kind: Literal["clip", "blip"]
+    folder: str
+    examples: str
+    settings: Settings
+    smoothing: float = 0.0  # of BLIP's labels
+    resume: bool = False
+    stop_after: int = 0
+
+
+class DetectorJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What detector.py does. dataset: a data.yaml. seconds and epochs: the first to be reached ends it; 0: no limit."""
+
+    folder: str
+    dataset: str
+    seed: int = 1
+    batch_size: int = 256
+    seconds: float = 0
+    epochs: int = 0
+    learning_rate: float = 2e-3
+    workers: int = 8
+    resume: bool = False
+
+
+def run_job(job: Job) -> None:
+    torch.set_num_threads(THREADS)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    accelerator = make_accelerator(job.settings)
+    vocabulary, sizes = mini.Vocabulary.of_scenes(), mini.Sizes()
+    models = mini.make_models(job.settings.seed, vocabulary, sizes)
+    examples = Examples(Path(job.examples), accelerator.device)
+    learner, batches = make_learner(job, models, examples)
+    trainer = Trainer(learner, batches, job.settings, Path(job.folder))
+    trainer.run(resume=job.resume, stop_after=job.stop_after)
+    if trainer.schedule.done and accelerator.is_main_process:
+        learner.save(Path(job.folder) / FINAL)
+
+
+def make_learner(job: Job, models: mini.Models, examples: Examples) -> tuple[Learner, Batches]:
+    names = (len(models.vocabulary.classes), len(COLOR_NAMES))
+    if job.kind == "blip":
+        return BlipLearner(models.blip, names, job.smoothing), BlipBatches(examples, models.blip_tokenizer)
+    batches = ClipBatches(examples, models.clip_tokenizer, models.vocabulary.labels)
+    return ClipLearner(models.clip, batches.prompts, names), batches
+
+
+def main() -> None:
+    run_job(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""The mini pack from nothing: scenes, three trainings side by side, scores, and the pack with its card.
+
+    python -m stages.training.recipe --out stages/mini
+
+`visiond train mini` is the same. On one H200 with 16 cores it takes about nine minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stages.manifest import Manifest
+from stages.training.cache import Plan, write_cache
+from stages.training.card import draw_curves, write_card
+from stages.training.job import FINAL, DetectorJob, Job
+from stages.training.trainer import LOG, Settings
+
+KINDS = ("yolo", "clip", "blip")
+NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
+DESCRIPTION = "Small models trained on synthetic scenes by `visiond train mini`."
+DETECTOR_SHARE = 0.4  # of the scenes, that also train the detector
+LOOK_SECONDS = 5.0
+
+
+class TrainingFailed(Exception):
+    """One of the trainings ended with an error; the message says where its output is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """out: the pack's folder. workdir: scenes, checkpoints, logs. report: a folder for the pack as one file, and logs.
+
+    seconds, epochs: of each training, whichever ends first; 0 is no limit. data_seconds: when to stop making scenes.
+    processes: GPUs for CLIP and for BLIP. read: scenes for OCR and bins, None for all that are scored.
+    """
+
+    out: Path
+    workdir: Path
+    report: Path | None = None
+    scenes: int = 100_000
+    data_seconds: float = 80
+    seconds: float = 300
+    epochs: float = 0
+    only: tuple[str, ...] = KINDS
+    resume: bool = False
+    score: int = 2000
+    read: int | None = None
+    seed: int = 1
+    processes: int = 1
+    workers: int = 9
+    batch_sizes: Mapping[str, int] = field(default_factory=lambda: {"yolo": 256, "clip": 1024, "blip": 512})
+
+
+Say = Callable[[str], None]
+
+
+def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
+    """Make the mini pack. Returns its scores, empty when none were asked for. Raises TrainingFailed."""
+    started = time.monotonic()
+
+    def tell(text: str) -> None:
+        say(f"[{time.monotonic() - started:5.0f} s] {text}")
+
+    data = options.workdir / "scenes"
+    if not (options.resume and (data / "examples.jsonl").is_file()):
+        make_scenes(options, data, tell)
+    train_all(options, data, tell)
+    if set(options.only) != set(KINDS):
+        return {}
+    pack_models(options)
+    tell(f"the pack is in {options.out}")
+    scores = score(options, tell) if options.score else {}
+    logs = {kind: options.workdir / kind / LOG for kind in KINDS}
+    write_card(options.out, scores, logs, count_scenes(data), options.seed)
+    if options.report:
+        write_report(options, scores, logs)
+    tell("done")
+    return scores
+
+
+def count_scenes(folder: Path) -> int:
+    return (folder / "examples.jsonl").read_bytes().count(b"\n")
+
+
+def make_scenes(options: Options, folder: Path, tell: Say) -> None:
+    from stages.training.mini import Sizes
+
+    sizes = Sizes()
+    detected = round(DETECTOR_SHARE * options.scenes)
+    plan = Plan(folder, options.seed, options.scenes, sizes.image_size, detected, sizes.yolo_size, options.data_seconds)
+    marked = 0
+
+    def show(done: int) -> None:
+        nonlocal marked
+        if done >= marked + 5000:
+            marked = done
+            tell(f"{done} scenes")
+
+    tell(f"{write_cache(plan, show)} scenes in {folder}")
+
+
+# Trainings.
+
+
+def list_jobs(options: Options, data: Path) -> dict[str, Any]:
+    common = {"seed": options.seed, "seconds": options.seconds, "epochs": options.epochs}
+    sizes = options.batch_sizes
+    settings = {
+        "clip": Settings(**common, batch_size=sizes["clip"], learning_rate=1.5e-3),
+        "blip": Settings(**common, batch_size=sizes["blip"], learning_rate=1e-3),
+    }
+    jobs: dict[str, Any] = {
+        kind: Job(
+            kind=kind,  # type: ignore[arg-type]
+            folder=str(options.workdir / kind),
+            examples=str(data),
+            settings=setting,
+            resume=options.resume,
+        )
+        for kind, setting in settings.items()
+    }
+    jobs["yolo"] = DetectorJob(
+        folder=str(options.workdir / "yolo"),
+        dataset=str(data / "detector" / "data.yaml"),
+        seed=options.seed,
+        batch_size=sizes["yolo"],
+        seconds=options.seconds,
+        epochs=round(options.epochs),
+        workers=options.workers,
+        resume=options.resume,
+    )
+    return {kind: jobs[kind] for kind in options.only}
+
+
+def train_all(options: Options, data: Path, tell: Say) -> None:
+    """The trainings side by side, each a process with its output in a file. Raises TrainingFailed."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for kind, job in list_jobs(options, data).items():
+            running[kind] = start_job(options, kind, job)
+        tell(f"training {', '.join(running)}")
+        watch(options, running, tell)
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def start_job(options: Options, kind: str, job: Any) -> subprocess.Popen[bytes]:
+    folder = options.workdir / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "job.json"
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=1))
+    module = ["-m", "stages.training.detector" if kind == "yolo" else "stages.training.job", str(file)]
+    command = [sys.executable, *module]
+    if options.processes > 1 and kind != "yolo":
+        launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(options.processes)]
+        port = 29500 + KINDS.index(kind)
+        command = [sys.executable, *launch, "--main_process_port", str(port), *module]
+    environment = os.environ | {"YOLO_CONFIG_DIR": str(options.workdir), "TOKENIZERS_PARALLELISM": "true"}
+    with (folder / "output.txt").open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+
+def watch(options: Options, running: Mapping[str, subprocess.Popen[bytes]], tell: Say) -> None:
+    """Tell how far they are until all have ended. Raises TrainingFailed at the first that ended badly."""
+    told = time.monotonic()
+    while any(process.poll() is None for process in running.values()):
+        try:
+            next(process for process in running.values() if process.poll() is None).wait(LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        for kind, process in running.items():
+            if process.poll():
+                raise TrainingFailed(describe_failure(options.workdir / kind / "output.txt", kind))
+        if time.monotonic() - told > 4 * LOOK_SECONDS:
+            told = time.monotonic()
+            tell(" · ".join(describe_progress(kind, options.workdir / kind / LOG) for kind in running))
+    for kind, process in running.items():
+        if process.returncode:
+            raise TrainingFailed(describe_failure(options.workdir / kind / "output.txt", kind))
+
+
+def describe_failure(output: Path, kind: str) -> str:
+    end = output.read_text(errors="replace")[-3000:]
+    return f"the training of {kind} failed; {output} ends with:\n{end}"
+
+
+def describe_progress(kind: str, log: Path) -> str:
+    lines = log.read_bytes().splitlines() if log.is_file() else []
+    if not lines:
+        return f"{kind} starts"
+    last = json.loads(lines[-1])
+    return f"{kind} {last['progress']:.0%} loss {last['loss']:.3f} at {last['images_per_second']:.0f} images/s"
+
+
+# The pack.
+
+
+def pack_models(options: Options) -> None:
+    """Put the trained weights into a new folder, and that into the old one's place."""
+    from transformers import BlipForConditionalGeneration, CLIPModel
+
+    from stages import yolonet
+    from stages.training import mini
+    from stages.training.detector import LAST
+
+    models = mini.make_models(options.seed, mini.Vocabulary.of_scenes(), mini.Sizes())
+    models.clip = CLIPModel.from_pretrained(options.workdir / "clip" / FINAL, local_files_only=True)
+    models.blip = BlipForConditionalGeneration.from_pretrained(options.workdir / "blip" / FINAL, local_files_only=True)
+    state, _ = yolonet.read_checkpoint(options.workdir / "yolo" / LAST)
+    models.yolo.load_state_dict(state)
+    part = options.out.with_name(f".{options.out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    mini.save_models(models, part, Manifest(name="mini", description=DESCRIPTION, trained=True, notice=NOTICE))
+    shutil.rmtree(options.out, ignore_errors=True)
+    part.replace(options.out)
+
+
+def score(options: Options, tell: Say) -> dict[str, Any]:
+    from stages.training.score import score_pack
+
+    os.environ["YOLO_CONFIG_DIR"] = str(options.workdir)
+    workdir = options.workdir / "unseen"
+    scores = score_pack(options.out, options.score, read=options.read, workdir=workdir, say=tell)
+    figures: dict[str, Any] = msgspec.to_builtins(scores)
+    for name, value in figures.items():
+        if not isinstance(value, dict | list):
+            tell(f"{name:>26} {value:.4g}")
+    return figures
+
+
+def write_report(options: Options, scores: Mapping[str, Any], logs: Mapping[str, Path]) -> None:
+    """Few files, easy to carry: mini.tar.gz, log.jsonl, curves.png, scores.json."""
+    folder = options.report
+    assert folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / "mini.tar.gz", "w:gz") as archive:
+        archive.add(options.out, "mini")
+    (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+    lines = [json.dumps({"model": kind} | json.loads(line)) for kind, log in logs.items() for line in log.open()]
+    (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
+    draw_curves(logs, folder / "curves.png")
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    defaults = Options(out=Path(), workdir=Path())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the pack's folder; what is there is replaced")
+    parser.add_argument("--workdir", type=Path, help="scenes, checkpoints and logs (OUT-work)")
+    parser.add_argument("--report", type=Path, help="also put the pack as one file, its log and its curves here")
+    parser.add_argument("--scenes", type=int, default=defaults.scenes)
+    parser.add_argument("--data-seconds", type=float, default=defaults.data_seconds, help="stop making scenes then; 0: never")
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="of each training; 0: no limit")
+    parser.add_argument("--epochs", type=float, default=defaults.epochs, help="of each training; 0: no limit")
+    parser.add_argument("--only", choices=KINDS, action="append", help="train this model alone; may be repeated")
+    parser.add_argument("--resume", action="store_true", help="go on with what is in the workdir")
+    parser.add_argument("--score", type=int, default=defaults.score, help="unseen scenes to score on; 0: do not")
+    parser.add_argument("--read", type=int, help="how many of them for OCR and bins (all)")
+    parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--processes", type=int, default=defaults.processes, help="GPUs for CLIP and for BLIP each")
+    parser.add_argument("--workers", type=int, default=defaults.workers, help="processes that read for the detector")
+    for kind, size in defaults.batch_sizes.items():
+        parser.add_argument(f"--{kind}-batch", type=int, default=size, help="images for one step")
+    given = vars(parser.parse_args(arguments))
+    sizes = {kind: given.pop(f"{kind}_batch") for kind in KINDS}
+    given["only"] = tuple(given["only"] or KINDS)
+    given["workdir"] = given["workdir"] or given["out"].with_name(f"{given['out'].name}-work")
+    return Options(**given, batch_sizes=sizes)
+
+
+def main() -> None:
+    try:
+        train_mini(parse_options(), lambda text: print(text, flush=True))
+    except TrainingFailed as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""How true a pack's answers are on scenes it has never seen: every stage as the daemon runs it, from a file's bytes.
+
+python -m stages.training.score PACK [--count 2000] [--seed 90001]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import cv2
+import msgspec
+import torch
+from torch import Tensor
+
+from stages import binning, registry
+from stages.base import Caption, Clip, Image, ImageError, Limits, Objects, Ocr, Result, Stage
+from stages.decoder import Decoders
+from stages.devices import split_batches
+from stages.images import decode, inspect
+from stages.packs import open_pack, resolve_all
+from stages.training.cache import read_upright
+from stages.training.scenes import write_samples
+from stages.training.shapes import LABELS
+from stages.training.truth import Truth, caption_is_true, parse_caption, read_truth
+
+UNSEEN_SEED = 90_001
+CHOICES = 100  # captions of which CLIP is to pick the true one
+BATCH = 64
+MISSES_KEPT = 40
+
+Results = Mapping[str, Result | ImageError]
+
+
+class Scores(msgspec.Struct, kw_only=True):
+    """Shares are 0..1 of all the scenes, but those of objects, which leave out scenes without."""
+
+    scenes: int
+    read: int  # scenes that OCR and bins were scored on
+    map50: float
+    map50_95: float
+    caption_picked: float  # CLIP: the true caption is the likeliest among a hundred
+    tag_first: float  # CLIP: the first tag is true
+    main_tag_first: float  # CLIP: the first tag is that of the largest share
+    captions_true: float  # BLIP: every word of the caption is true
+    captions_true_of_objects: float  # the same, of scenes with objects alone
+    groups_true_of_objects: float  # the same, wherever the caption says they are
+    words_read: float
+    bins: float
+    seconds: dict[str, float] = {}  # of each stage, for an image
+    by_kind: dict[str, dict[str, float]] = {}
+    misses: list[dict[str, str]] = []
+
+
+def score_pack(
+    pack: Path,
+    count: int,
+    *,
+    workdir: Path,
+    read: int | None = None,
+    seed: int = UNSEEN_SEED,
+    say: Callable[[str], None] = print,
+) -> Scores:
+    """Score on `count` scenes of full size, as files; OCR and bins on the first `read` of them (None: all)."""
+    files, dataset = workdir / "files", workdir / "detector"
+    if not (files / "truth.jsonl").is_file() or len(read_truth(files / "truth.jsonl")) != count:
+        write_samples(files, count, seed)
+    truths = read_truth(files / "truth.jsonl")
+    from stages.training.detector import validate_detector  # ultralytics, which not every caller of this module needs
+
+    write_dataset(files, truths, dataset)
+    figures = validate_detector(pack, dataset / "data.yaml", workdir)
+    say(f"scored the detector on {count} unseen scenes")
+    results, seconds = run_stages(pack, files, truths, count if read is None else read)
+    say("ran all stages")
+    return judge(pack, truths, results, figures, seconds)
+
+
+def write_dataset(files: Path, truths: Sequence[Truth], folder: Path) -> None:
+    """The files as ultralytics' validator takes them: upright, with their labels beside them."""
+    for kind in ("images", "labels"):
+        (folder / kind / "val").mkdir(parents=True, exist_ok=True)
+    names = "\n".join(f"  {number}: {label}" for number, label in enumerate(LABELS))
+    (folder / "data.yaml").write_text(f"path: {folder.absolute()}\ntrain: images/val\nval: images/val\nnames:\n{names}\n")
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        list(threads.map(lambda truth: write_upright(files / truth.file, truth, folder), truths))
+
+
+def write_upright(file: Path, truth: Truth, folder: Path) -> None:
+    image = folder / "images" / "val" / file.name
+    if not image.exists() and truth.orientation == 1:
+        os.link(file, image)
+    elif not image.exists():
+        pixels = cv2.cvtColor(read_upright(file.read_bytes()), cv2.COLOR_RGB2BGR)
+        cv2.imwrite(str(image), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
+    # Boxes as fractions of the image: a square canvas of one, each axis in its own units.
+    lines = []
+    for thing in truth.objects:
+        x0, y0, x1, y1 = thing.box
+        centre = (x0 + x1) / 2 / truth.width, (y0 + y1) / 2 / truth.height
+        size = (x1 - x0) / truth.width, (y1 - y0) / truth.height
+        lines.append(" ".join([str(LABELS.index(thing.label)), *(f"{value:.6f}" for value in (*centre, *size))]))
+    (folder / "labels" / "val" / f"{file.stem}.txt").write_text("\n".join(lines))
+
+
+# The stages.
+
+
+def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> tuple[list[Results], dict[str, float]]:
+    """Each file's results by stage name; OCR's for the first `read` alone. And each stage's seconds for an image."""
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    overrides = {name: {"batch_size": BATCH} for name in registry.ORDER}
+    specs = resolve_all(open_pack(pack, pack.parent), registry.ORDER, overrides)
+    stages = [registry.build(spec, device) for spec in specs]
+    for stage in stages:
+        stage.load()
+    limits, spent = Limits(), Counter[str]()
+    decoders = Decoders(len(os.sched_getaffinity(0)), limits)
+    results: list[Results] = []
+    try:
+        for start, batch in zip(range(0, len(truths), BATCH), split_batches(truths, BATCH), strict=True):
+            images = read_images([files / truth.file for truth in batch], device, decoders, limits)
+            results += run_batch([stage for stage in stages if stage.name != "ocr" or start < read], images, spent)
+    finally:
+        decoders.close()
+    asked = {"ocr": -(-read // BATCH) * BATCH}
+    return results, {name: total / min(asked.get(name, len(truths)), len(truths)) for name, total in spent.items()}
+
+
+def read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits: Limits) -> list[Image]:
+    data = [memoryview(path.read_bytes()) for path in paths]
+    entries = [(part, inspect(part, limits)) for part in data]
+    images = []
+    for (part, header), pixels in zip(entries, decode(entries, device, decoders, limits), strict=True):
+        if isinstance(pixels, ImageError):
+            raise pixels
+        images.append(Image(part, header.format, header.width, header.height, pixels))
+    return images
+
+
+def run_batch(stages: Sequence[Stage], images: Sequence[Image], spent: Counter[str]) -> list[Results]:
+    answers: list[dict[str, Result | ImageError]] = [{} for _ in images]
+    for stage in stages:
+        started = time.monotonic()
+        for image, answer, known in zip(images, stage.run(images), answers, strict=True):
+            known[stage.name] = answer
+            if not isinstance(answer, ImageError):
+                image.results[stage.name] = answer
+        spent[stage.name] += time.monotonic() - started  # type: ignore[assignment]
+    return list(answers)
+
+
+# Judging.
+
+
+def judge(
+    pack: Path,
+    truths: Sequence[Truth],
+    results: Sequence[Results],
+    detector: Mapping[str, float],
+    seconds: Mapping[str, float],
+) -> Scores:
+    from stages.clip import decode_embedding
+
+    pairs = list(zip(truths, results, strict=True))
+    marks: dict[str, list[bool]] = defaultdict(list)
+    kinds: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    misses: list[dict[str, str]] = []
+    words, right = 0, 0
+    for truth, answers in pairs:
+        marked, missed = mark(truth, answers)
+        for name, value in marked.items():
+            marks[name].append(value)
+            kinds[sort_of(truth)][name].append(value)
+        misses += missed
+        if isinstance(answers.get("ocr"), Ocr):
+            words += sum(count_words(line.text for line in truth.lines).values())
+            right += count_read(truth, answers["ocr"])
+    embeddings = torch.stack([decode_embedding(as_clip(answers).embedding) for _, answers in pairs])
+    picked = pick_captions(embeddings, embed_captions(pack, truths), truths)
+    for (truth, _), value in zip(pairs, picked, strict=True):
+        kinds[sort_of(truth)]["caption_picked"].append(value)
+    return Scores(
+        scenes=len(truths),
+        read=len(marks["bins"]),
+        map50=detector["map50"],
+        map50_95=detector["map50_95"],
+        caption_picked=mean(picked),
+        **{name: mean(marks[name]) for name in MARKS},
+        words_read=right / words if words else 1.0,
+        seconds=dict(seconds),
+        by_kind={kind: {name: mean(values) for name, values in columns.items()} for kind, columns in sorted(kinds.items())},
+        misses=misses[:MISSES_KEPT],
+    )
+
+
+MARKS = (
+    "tag_first",
+    "main_tag_first",
+    "captions_true",
+    "captions_true_of_objects",
+    "groups_true_of_objects",
+    "bins",
+)
+
+
+def mark(truth: Truth, answers: Results) -> tuple[dict[str, bool], list[dict[str, str]]]:
+    """What is right about one image's results, and what is not in words."""
+    said = as_caption(answers).text
+    tags = [tag.label for tag in as_clip(answers).tags]
+    marks = {
+        "tag_first": tags[0] in truth.tags,
+        "main_tag_first": tags[0] == truth.tags[0],
+        "captions_true": caption_is_true(said, truth),
+    }
+    if truth.kind == "photo":
+        marks["captions_true_of_objects"] = marks["captions_true"]
+        marks["groups_true_of_objects"] = groups_are_true(said, truth)
+    if "ocr" in answers:
+        marks["bins"] = choose_bin(answers) == truth.bin
+    wrong = []
+    for name, answer, wanted in (
+        ("tag_first", tags[0], ", ".join(truth.tags)),
+        ("captions_true", said, truth.captions[0]),
+        ("bins", choose_bin(answers) if "ocr" in answers else "", truth.bin),
+    ):
+        if not marks.get(name, True):
+            wrong.append({"file": truth.file, "miss": name, "said": answer, "true": wanted})
+    return marks, wrong
+
+
+def sort_of(truth: Truth) -> str:
+    """What scores are broken down by."""
+    if truth.kind != "photo":
+        return truth.kind
+    groups = len(group_objects(truth))
+    return "photo of 1 group" if groups == 1 else f"photo of {groups} groups"
+
+
+def group_objects(truth: Truth) -> set[tuple[int, str, str]]:
+    counts = Counter((thing.color, thing.label) for thing in truth.objects)
+    return {(count, *group) for group, count in counts.items()}
+
+
+def groups_are_true(said: str, truth: Truth) -> bool:
+    """Whether a caption names as many groups of objects as it should, each with its true count and colour."""
+    try:
+        named = parse_caption(said)
+    except ValueError:
+        return False
+    groups = group_objects(truth)
+    return named <= groups and len(named) == min(len(groups), 3)
+
+
+def choose_bin(answers: Results) -> str:
+    """By the daemon's rule, from the results as it stores them."""
+    payloads = {name: msgspec.json.encode(answer) for name, answer in answers.items() if not isinstance(answer, ImageError)}
+    return binning.judge(payloads, binning.Thresholds()).name
+
+
+def count_words(lines: Iterable[str]) -> Counter[str]:
+    return Counter(word for line in lines for word in line.split())
+
+
+def count_read(truth: Truth, ocr: Result | ImageError) -> int:
+    """How many of the true words are among those read, each as often as it is written."""
+    read = count_words(line.text for line in ocr.lines) if isinstance(ocr, Ocr) else Counter[str]()
+    return sum((count_words(line.text for line in truth.lines) & read).values())
+
+
+def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
+    """The first caption of each scene with its unit embedding by the pack's CLIP."""
+    from transformers import CLIPModel
+
+    from stages.checkpoints import load_model
+    from stages.clip import TEXTS_AT_ONCE, TextTower
+
+    tower = TextTower(load_model(CLIPModel, str(pack / "clip"), torch.float32, "cpu"), str(pack / "clip"))
+    captions = list(dict.fromkeys(truth.captions[0] for truth in truths))
+    with torch.inference_mode():
+        parts = [tower.embed(tower.tokenize(part)) for part in split_batches(captions, TEXTS_AT_ONCE)]
+    return dict(zip(captions, torch.cat(parts), strict=True))
+
+
+def pick_captions(images: Tensor, texts: Mapping[str, Tensor], truths: Sequence[Truth]) -> list[bool]:
+    """Whether each image is nearest to its true caption among a hundred, the others drawn from those untrue of it.
+
+    images: unit embeddings [scenes, dim].
+    """
+    captions, table = list(texts), torch.stack(list(texts.values()))
+    picked = []
+    for number, (image, truth) in enumerate(zip(images, truths, strict=True)):
+        rng = Random(f"choices {number}")
+        true = set(truth.captions)
+        untrue = [place for place, caption in enumerate(captions) if caption not in true]
+        others = rng.sample(untrue, min(CHOICES - 1, len(untrue)))
+        likeness = table[[captions.index(truth.captions[0]), *others]] @ image
+        picked.append(int(likeness.argmax()) == 0)
+    return picked
+
+
+def as_clip(answers: Results) -> Clip:
+    answer = answers["clip"]
+    if not isinstance(answer, Clip):
+        raise TypeError(f"the clip stage failed: {answer}")
+    return answer
+
+
+def as_caption(answers: Results) -> Caption:
+    answer = answers["blip"]
+    if not isinstance(answer, Caption):
+        raise TypeError(f"the blip stage failed: {answer}")
+    return answer
+
+
+def mean(values: Sequence[bool]) -> float:
+    return sum(values) / len(values) if values else 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--read", type=int, help="scenes for OCR and bins; all if not given")
+    parser.add_argument("--seed", type=int, default=UNSEEN_SEED)
+    parser.add_argument("--workdir", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        scores = score_pack(
+            options.pack, options.count, read=options.read, seed=options.seed, workdir=options.workdir or Path(folder)
+        )
+    print(msgspec.json.format(msgspec.json.encode(scores), indent=1).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""A trainer for any module that turns a batch into losses, on one to many GPUs by Hugging Face Accelerate.
+
+    trainer = Trainer(learner, batches, Settings(steps=5000), Path("run"))
+    trainer.run(resume=True)
+
+Started plainly it takes one device; started by `accelerate launch` or torchrun, one for each process. What is in a
+batch follows from the seed and the number of the step alone, so a run that was killed and is resumed from its last
+checkpoint has the same curve as one that was not, with the same number of processes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import accelerate
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from accelerate.utils import broadcast_object_list, set_seed
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from stages.training.schedule import Schedule
+
+LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
+CHECKPOINTS_KEPT = 2
+MEMORY_SHARE = 0.92  # of the device, that a probed batch may take
+PROBE_STEPS = 2  # the second one meets the memory as the first left it
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to train. Of epochs, steps and seconds the first to be reached ends it; 0 is no limit."""
+
+    seed: int = 1
+    batch_size: int = 512  # examples for one step of the optimizer, over all processes; 0: what fills the memory
+    micro_batch: int = 0  # for one pass of one process; 0: what fits, at most its share of batch_size
+    epochs: float = 0
+    steps: int = 0
+    seconds: float = 0
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    warmup: float = 0.05  # of the whole
+    clip_norm: float = 1.0
+    precision: str = "auto"  # "bf16", "fp16" or "no"; auto: bf16 on CUDA
+    log_every: int = 20  # steps
+    checkpoint_every: int = 500  # steps; 0: only at the end
+    probe_from: int = 8  # examples
+    wandb: str = ""  # project
+
+
+class State(msgspec.Struct, kw_only=True):
+    """What a checkpoint knows besides the weights, the optimizer and the random numbers' states."""
+
+    batch_size: int
+    micro_batch: int
+    processes: int
+    seed: int
+    elapsed: float
+
+
+class Batches(Protocol):
+    """Examples as a module takes them."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, places: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Tensor]:
+        """The examples at these places, on the device; all that is random about them comes from rng."""
+
+
+class ResumeError(Exception):
+    """A checkpoint does not belong to the run that is to go on."""
+
+
+class Trainer:
+    def __init__(self, module: nn.Module, batches: Batches, settings: Settings, folder: Path) -> None:
+        """module: its forward turns a batch into named losses; "loss" is brought down. folder: log and checkpoints."""
+        self.settings, self.folder, self.batches = settings, folder, batches
+        self.accelerator = make_accelerator(settings)
+        set_seed(settings.seed, device_specific=True)
+        self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
+        self.bare = module.to(self.device).train()
+        self.elapsed, self.losses = 0.0, list[dict[str, Tensor]]()
+
+    def run(self, *, resume: bool = False, stop_after: int = 0) -> None:
+        """Train to the end, or until step `stop_after`. resume: go on from the last checkpoint when there is one."""
+        last = find_checkpoint(self.folder) if resume else None
+        self._prepare(last)
+        self._start_log(keep=last is not None)
+        began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
+        with self._show_progress() as bar, ThreadPoolExecutor(1) as reader:
+            upcoming = reader.submit(self._read, self.schedule.step)
+            while not self.schedule.done and not (stop_after and self.schedule.step >= stop_after):
+                upcoming = self._take_step(upcoming, reader)
+                bar(self.schedule.progress)
+                self.elapsed = time.monotonic() - began
+                if self.schedule.step % self.settings.log_every == 0 or self.schedule.done:
+                    self._keep_time()
+                    self._write_log()
+                if self.settings.checkpoint_every and self.schedule.step % self.settings.checkpoint_every == 0:
+                    self._save()
+        if self.schedule.done:
+            self._save()
+            self.accelerator.end_training()
+
+    # Setting up.
+
+    def _prepare(self, checkpoint: Path | None) -> None:
+        """Sizes, optimizer and schedule; all of it as it was, from a checkpoint."""
+        if checkpoint:
+            state = msgspec.json.decode((checkpoint / STATE).read_bytes(), type=State)
+            self._check_state(state, checkpoint)
+            self.batch_size, self.micro_batch, self.elapsed = state.batch_size, state.micro_batch, state.elapsed
+        else:
+            self._choose_sizes()
+        self.accumulation = self.batch_size // (self.micro_batch * self.processes)
+        self.accelerator.gradient_accumulation_steps = self.accumulation
+        self.steps_per_epoch = len(self.batches) // self.batch_size
+        if not self.steps_per_epoch:
+            raise ValueError(f"{len(self.batches)} examples are fewer than one batch of {self.batch_size}; lower batch_size.")
+        planned = [self.settings.steps, round(self.settings.epochs * self.steps_per_epoch)]
+        steps = min((count for count in planned if count), default=0)
+        self.schedule = Schedule(steps, self.settings.seconds, self.settings.warmup)
+        self.module, self.optimizer = self.accelerator.prepare(self.bare, self._make_optimizer())
+        if self.processes > 1 and hasattr(self.bare, "gather"):
+            self.bare.gather = gather_with_gradient
+        self.accelerator.register_for_checkpointing(self.schedule)
+        set_seed(self.settings.seed, device_specific=True)  # whatever the probing drew
+        if checkpoint:
+            self.accelerator.load_state(str(checkpoint))
+
+    def _check_state(self, state: State, checkpoint: Path) -> None:
+        if (state.processes, state.seed) != (self.processes, self.settings.seed):
+            raise ResumeError(
+                f"{checkpoint} was written by {state.processes} processes with seed {state.seed}, and these are "
+                f"{self.processes} with seed {self.settings.seed}: resume it as it was begun, or begin anew elsewhere."
+            )
+
+    def _choose_sizes(self) -> None:
+        """The batch for a step and for a pass, the same in all processes, so that one divides the other."""
+        share = self.settings.batch_size // self.processes
+        most = share or max(1, len(self.batches) // self.processes)
+        micro = self.settings.micro_batch
+        if not micro:
+            cuda = self.device.type == "cuda"
+            micro = probe_batch(self._fits, min(self.settings.probe_from, most), most) if cuda else min(most, 64)
+            micro = int(self.accelerator.gather(torch.tensor([micro], device=self.device)).min())
+        if share:
+            parts = next(parts for parts in range(-(-share // micro), share + 1) if share % parts == 0)
+            micro = share // parts
+        self.micro_batch = micro
+        self.batch_size = (share or micro) * self.processes
+
+    def _fits(self, count: int) -> bool:
+        """Whether passes of so many examples, forward and back, leave some of the device's memory free."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        room = MEMORY_SHARE * total - (total - free - torch.cuda.memory_reserved(self.device))
+        try:
+            for _ in range(PROBE_STEPS):
+                batch = self.batches.take(np.arange(count) % len(self.batches), np.random.default_rng(0))
+                with self.accelerator.autocast():
+                    loss = self.bare(batch)["loss"]
+                loss.backward()
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            self.bare.zero_grad(set_to_none=True)
+        return torch.cuda.max_memory_reserved(self.device) <= room
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        """AdamW; norms, biases and scales do not decay."""
+        weights = [parameter for parameter in self.bare.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": self.settings.weight_decay},
+            {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+        ]
+        cuda = self.device.type == "cuda"
+        return torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=(0.9, 0.98), fused=cuda)
+
+    # Steps.
+
+    def _read(self, step: int) -> list[dict[str, Tensor]]:
+        """This process's part of the step's batch, in passes."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        order = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.batches))
+        places = order[number * self.batch_size : (number + 1) * self.batch_size]
+        own = places.reshape(self.processes, self.accumulation, self.micro_batch)[self.accelerator.process_index]
+        rank = self.accelerator.process_index
+        return [
+            self.batches.take(part, np.random.default_rng((self.settings.seed, step, rank, number)))
+            for number, part in enumerate(own)
+        ]
+
+    def _take_step(
+        self, upcoming: Future[list[dict[str, Tensor]]], reader: ThreadPoolExecutor
+    ) -> Future[list[dict[str, Tensor]]]:
+        """One step of the optimizer, while the next step's batch is read. Returns that batch."""
+        passes = upcoming.result()
+        following = reader.submit(self._read, self.schedule.step + 1)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self.schedule.factor
+        seen = []
+        for batch in passes:
+            with self.accelerator.accumulate(self.module):
+                losses = self.module(batch)
+                self.accelerator.backward(losses["loss"])
+                if self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.module.parameters(), self.settings.clip_norm)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            seen.append({name: loss.detach() for name, loss in losses.items()})
+        self.losses.append({name: torch.stack([part[name] for part in seen]).mean() for name in seen[0]})
+        self.schedule.advance()
+        return following
+
+    def _keep_time(self) -> None:
+        """All processes by the main one's clock, or they would end at different steps."""
+        if self.settings.seconds:
+            clock = [self.elapsed]
+            if self.processes > 1:
+                broadcast_object_list(clock)
+            self.schedule.keep_time(clock[0])
+
+    # The log.
+
+    def _start_log(self, *, keep: bool) -> None:
+        """keep: drop only what was logged after the checkpoint."""
+        if not self.accelerator.is_main_process:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / LOG
+        lines = file.read_bytes().splitlines(keepends=True) if keep and file.exists() else []
+        kept = [line for line in lines if msgspec.json.decode(line)["step"] <= self.schedule.step]
+        file.write_bytes(b"".join(kept))
+        if self.settings.wandb:
+            self.accelerator.init_trackers(self.settings.wandb, msgspec.to_builtins(self.settings))
+
+    def _write_log(self) -> None:
+        """The mean losses since the last line, over all processes."""
+        means = {name: torch.stack([losses[name] for losses in self.losses]).mean() for name in self.losses[0]}
+        self.losses.clear()
+        reduced = self.accelerator.reduce(torch.stack(list(means.values())), "mean").tolist()
+        (step, moment), now = self.marked, time.monotonic()
+        self.marked = (self.schedule.step, now)
+        memory = torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else 0
+        entry = {
+            "step": self.schedule.step,
+            "epoch": round(self.schedule.step / self.steps_per_epoch, 3),
+            "progress": round(self.schedule.progress, 6),
+            **dict(zip(means, reduced, strict=True)),
+            "learning_rate": self.settings.learning_rate * self.schedule.factor,
+            "images_per_second": round((self.schedule.step - step) * self.batch_size / (now - moment), 1),
+            "memory_bytes": memory,
+            "elapsed": round(self.elapsed, 3),
+            "batch_size": self.batch_size,
+            "micro_batch": self.micro_batch,
+            "processes": self.processes,
+        }
+        if self.accelerator.is_main_process:
+            with (self.folder / LOG).open("ab") as file:
+                file.write(msgspec.json.encode(entry) + b"\n")
+        if self.settings.wandb:
+            self.accelerator.log(entry, step=self.schedule.step)
+
+    def _show_progress(self) -> ProgressBar:
+        shown = self.accelerator.is_main_process and sys.stderr.isatty()
+        return ProgressBar(self.folder.name, shown)
+
+    # Checkpoints.
+
+    def _save(self) -> None:
+        """Written beside its name and moved there, so that a checkpoint is whole or not there."""
+        name = f"step-{self.schedule.step:08}"
+        part, whole = self.folder / CHECKPOINTS / f".{name}", self.folder / CHECKPOINTS / name
+        if whole.exists():
+            return
+        self.accelerator.save_state(str(part), safe_serialization=False)  # BLIP shares tensors
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            state = State(
+                batch_size=self.batch_size,
+                micro_batch=self.micro_batch,
+                processes=self.processes,
+                seed=self.settings.seed,
+                elapsed=self.elapsed,
+            )
+            (part / STATE).write_bytes(msgspec.json.encode(state))
+            os.replace(part, whole)
+            for old in list_checkpoints(self.folder)[:-CHECKPOINTS_KEPT]:
+                shutil.rmtree(old)
+        self.accelerator.wait_for_everyone()
+
+
+def make_accelerator(settings: Settings) -> accelerate.Accelerator:
+    """Raises ValueError when W&B is asked for and not installed."""
+    if settings.wandb and importlib.util.find_spec("wandb") is None:
+        raise ValueError("wandb is not installed: pip install wandb, or leave the setting empty.")
+    precision = settings.precision
+    if precision == "auto":
+        precision = "bf16" if torch.cuda.is_available() else "no"
+    return accelerate.Accelerator(
+        mixed_precision=precision,
+        cpu=not torch.cuda.is_available(),
+        log_with="wandb" if settings.wandb else None,
+        step_scheduler_with_optimizer=False,
+    )
+
+
+def probe_batch(fits: Callable[[int], bool], start: int, most: int) -> int:
+    """The largest batch up to `most` that fits: doubled until memory is full, then backed off halfway, thrice.
+
+    Raises MemoryError when not even `start`, halved down to one, fits.
+    """
+    good, size = 0, start
+    while size <= most and fits(size):
+        good, size = size, size * 2
+    if good and size > most:
+        return most if good == most or fits(most) else good
+    bad = size
+    while not good and bad > 1:
+        bad //= 2
+        good = bad if fits(bad) else 0
+    if not good:
+        raise MemoryError("the device has no memory for a batch of one; take a smaller model or image size.")
+    for _ in range(3):
+        middle = (good + bad) // 2
+        if middle in (good, bad):
+            break
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+def gather_with_gradient(tensor: Tensor) -> Tensor:
+    """The rows of all processes, in their order; the gradient of a loss of them all reaches each process's own rows."""
+    if not tensor.requires_grad:
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+    gathered: Tensor = torch.cat(torch.distributed.nn.functional.all_gather(tensor.contiguous()))
+    return gathered
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Whole ones, the oldest first."""
+    return sorted(path for path in (folder / CHECKPOINTS).glob("step-*") if (path / STATE).is_file())
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    return next(reversed(list_checkpoints(folder)), None)
+
+
+class ProgressBar:
+    """A bar on a terminal; nothing elsewhere."""
+
+    def __init__(self, name: str, shown: bool) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>5.1f}%"))
+        console = Console(stderr=True)
+        self.progress = Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown)
+        self.task = self.progress.add_task(name, total=1.0)
+
+    def __enter__(self) -> Callable[[float], Any]:
+        self.progress.start()
+        return lambda done: self.progress.update(self.task, completed=min(done, 1.0))
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.config import Config, Inbox, load, parse
+from daemon.errors import ConfigError
+from stages.base import Limits
+from stages.binning import Thresholds
+
+
+def problems_of(document: dict[str, Any], folder: Path = Path("/srv")) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(document, folder)
+    return caught.value.problems
+
+
+def pipeline(**keys: Any) -> Config:
+    return parse({"pipeline": keys}, Path("/srv"))
+
+
+# Reading
+
+
+def test_an_empty_file_means_the_defaults() -> None:
+    config = parse({}, Path("/srv"))
+    assert [inbox.path for inbox in config.inbox] == [Path("/srv/inbox")]
+    assert config.stage_names == ["ocr", "yolo", "clip", "blip"]
+    assert (config.inbox[0].on_success, config.output.bins, config.pipeline.placement) == ("keep", "none", "auto")
+    assert config.pipeline.limits() == Limits()
+    assert config.binning.thresholds() == Thresholds()
+
+
+def test_paths_are_relative_to_the_files_folder(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.toml"
+    file.write_text('[output]\nresults = "../out"\nfailed = "/var/failed"\n[[inbox]]\npath = "drop/./here"\n')
+    config = load(file)
+    assert config.output.results == tmp_path.parent / "out"
+    assert config.output.failed == Path("/var/failed")
+    assert config.inbox[0].path == tmp_path / "drop" / "here"
+    assert config.state.path == tmp_path / "state"
+
+
+def test_without_a_file_paths_are_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(None).models.folder == tmp_path / "models"
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert parse({"inbox": [{"path": "~/drop"}]}, Path("/srv")).inbox[0].path == Path("/home/ada/drop")
+
+
+def test_a_pack_or_a_model_is_a_path_when_it_has_a_slash_and_a_name_otherwise() -> None:
+    config = parse({"models": {"pack": "./packs/mine"}, "stages": {"ocr": {"model": "../ocr"}}}, Path("/srv/visiond"))
+    assert config.models.pack == "/srv/visiond/packs/mine"
+    assert config.stages.ocr.model == "/srv/ocr"
+    plain = parse({"models": {"pack": "standard"}, "stages": {"clip": {"model": "large"}}}, Path("/srv"))
+    assert (plain.models.pack, plain.stages.clip.model, plain.stages.blip.model) == ("standard", "large", "")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"missing.toml cannot be read: No such file or directory. Name the file with --config"
+    ):
+        load(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize("content", [b"[pipeline\n", b"a = \xff\n"])
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "daemon.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"daemon.toml is not TOML"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (2097152, 2 << 20),
+        ("2097152", 2 << 20),
+        ("256 MiB", 256 << 20),
+        ("256mib", 256 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("0.5GB", 500_000_000),
+        ("64 M", 64_000_000),
+        ("2000 kB", 2_000_000),
+        ("4096Ki", 4 << 20),
+        ("  8 MB  ", 8_000_000),
+    ],
+)
+def test_sizes_have_units(text: object, count: int) -> None:
+    assert pipeline(slab_bytes=text).pipeline.slab_bytes == count
+
+
+@pytest.mark.parametrize("text", ["much", "", "12 TB", "MiB", "1 2 MB", "nan"])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    [problem] = problems_of({"pipeline": {"slab_bytes": text}})
+    assert problem.startswith(f'pipeline.slab_bytes: "{text}" is no size; write a number of bytes or, for example, "256 MiB"')
+
+
+def test_a_size_below_its_least_is_refused() -> None:
+    [problem] = problems_of({"pipeline": {"slab_bytes": "1 kB"}})
+    assert problem == "pipeline.slab_bytes: Input should be greater than or equal to 1048576 (it is 1000)"
+
+
+# Refusing
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"pipelin": {}}, 'pipelin: unknown key; did you mean "pipeline"?'),
+        ({"inbox": [{}, {"priorty": 1}]}, 'inbox[1].priorty: unknown key; did you mean "priority"?'),
+        ({"stages": {"ocr": {"bakend": "fake"}}}, 'stages.ocr.bakend: unknown key; did you mean "backend"?'),
+        ({"stages": {"orc": {}}}, 'stages.orc: unknown key; did you mean "ocr"?'),
+        (
+            {"pipeline": {"segment": [{"stages": ["ocr"], "device": ["cpu"], "devices": ["cpu"]}]}},
+            'pipeline.segment[0].device: unknown key; did you mean "devices"?',
+        ),
+        ({"http": {"zzz": 1}}, "http.zzz: unknown key; known keys are listen."),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str, Any], problem: str) -> None:
+    assert problem in problems_of(document)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    document = {
+        "pipeline": {"max_attempts": 0, "mode": "fast"},
+        "output": {"bin": "copy"},
+        "inbox": [{"settle_seconds": -1}, {"on_success": "burn"}],
+    }
+    problems = problems_of(document)
+    assert [problem.split(":")[0] for problem in problems] == [
+        "inbox[0].settle_seconds",
+        "inbox[1].on_success",
+        "output.bin",
+        "pipeline.mode",
+        "pipeline.max_attempts",
+    ]
+    assert problems[3] == "pipeline.mode: Input should be 'full' or 'cascade' (it is 'fast')"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"inbox": []},
+        {"inbox": [{"name": "a/b"}]},
+        {"inbox": [{"settle_seconds": float("nan")}]},
+        {"pipeline": {"batch_timeout_seconds": 0}},
+        {"pipeline": {"threads_per_worker": 17}},
+        {"binning": {"text_area_threshold": 1.1}},
+        {"http": {"listen": "9464"}},
+        {"log": {"level": "loud"}},
+    ],
+)
+def test_a_value_out_of_range_is_refused(document: dict[str, Any]) -> None:
+    assert len(problems_of(document)) == 1
+
+
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:9464", "localhost:80", "[::1]:9464", "0.0.0.0:1"])
+def test_an_address_is_a_host_and_a_port_or_nothing(listen: str) -> None:
+    assert parse({"http": {"listen": listen}}, Path("/srv")).http.listen == listen
+
+
+@pytest.mark.parametrize("key", ["results", "failed", "done", "bins_folder"])
+def test_an_output_folder_in_an_inbox_is_refused(key: str) -> None:
+    document = {"inbox": [{"path": "drop"}], "output": {key: "drop/out"}}
+    assert problems_of(document) == [f"output.{key}: /srv/drop/out lies in the inbox /srv/drop; put it elsewhere."]
+
+
+def test_the_daemons_own_folders_in_an_inbox_are_refused() -> None:
+    document = {"inbox": [{"path": "."}]}
+    keys = [problem.split(":")[0] for problem in problems_of(document)]
+    assert keys == ["output.results", "output.failed", "output.done", "output.bins_folder", "state.path", "models.folder"]
+
+
+def test_an_inbox_whose_sub_folders_are_not_watched_may_hold_them() -> None:
+    document = {"inbox": [{"path": ".", "recursive": False}]}
+    assert parse(document, Path("/srv")).inbox[0].path == Path("/srv")
+    assert problems_of(document | {"output": {"results": "."}})
+
+
+def test_inboxes_within_each_other_are_refused() -> None:
+    document = {"inbox": [{"path": "drop", "name": "a"}, {"path": "drop/urgent", "name": "b"}]}
+    assert problems_of(document) == ["inbox: /srv/drop and /srv/drop/urgent lie in each other; keep one of them."]
+
+
+def test_inboxes_of_one_name_are_refused_as_they_would_share_their_sidecars() -> None:
+    [problem] = problems_of({"inbox": [{"path": "a"}, {"path": "b"}]})
+    assert problem == "inbox: /srv/a and /srv/b would write the same sidecars; give each a name of its own."
+
+
+@pytest.mark.parametrize(
+    ("bins", "on_success", "refused"),
+    [
+        ("link", "delete", True),
+        ("move", "move", True),
+        ("move", "delete", True),
+        ("link", "move", False),
+        ("copy", "delete", False),
+        ("move", "keep", False),
+    ],
+)
+def test_bins_and_the_sources_fate_must_agree(bins: str, on_success: str, refused: bool) -> None:
+    document: dict[str, Any] = {"inbox": [{"on_success": on_success}], "output": {"bins": bins}}
+    if refused:
+        assert problems_of(document)[0].startswith("output.bins: ")
+    else:
+        parse(document, Path("/srv"))
+
+
+# Stages and segments
+
+
+def test_stages_run_in_their_own_order_whatever_the_file_says() -> None:
+    assert pipeline(stages=["blip", "ocr", "blip"]).stage_names == ["ocr", "blip"]
+
+
+def test_an_unknown_stage_is_refused_with_those_there_are() -> None:
+    [problem] = problems_of({"pipeline": {"stages": ["ocr", "yodo"]}})
+    assert problem == 'pipeline.stages: "yodo" is no stage; stages are ocr, yolo, clip, blip.'
+
+
+@pytest.mark.parametrize("held", [[["ocr", "yolo"], ["blip"]], [["clip", "blip"], ["ocr", "yolo"]], [["ocr"] * 2, ["yolo"]]])
+def test_segments_must_hold_every_stage_once_and_in_order(held: list[list[str]]) -> None:
+    tables = [{"stages": stages, "devices": ["cpu"]} for stages in held]
+    [problem] = problems_of({"pipeline": {"segment": tables}})
+    assert problem.endswith("together and in order they must be ocr, yolo, clip, blip.")
+
+
+def test_segments_fit_the_stages_that_are_asked_for() -> None:
+    tables = [{"stages": ["ocr"], "devices": ["cpu"]}, {"stages": ["clip"], "devices": ["cpu"]}]
+    assert len(pipeline(stages=["clip", "ocr"], segment=tables).pipeline.segment) == 2
+
+
+def test_a_segment_without_a_device_is_refused() -> None:
+    tables = [{"stages": ["ocr", "yolo", "clip", "blip"], "devices": []}]
+    assert problems_of({"pipeline": {"segment": tables}})[0].startswith("pipeline.segment[0].devices: ")
+
+
+# Ignoring
+
+
+@pytest.mark.parametrize(
+    ("path", "ignored"),
+    [
+        (b"a.jpg", False),
+        (b".hidden.jpg", True),
+        (b"deep/.git/a.jpg", True),
+        (b"a.jpg.part", True),
+        (b"a.jpg~", True),
+        (b"\xff.jpg", False),
+        (b"upload.tmp/a.jpg", True),
+        (b"template.jpg", False),
+    ],
+)
+def test_temporary_names_are_passed_over_in_every_part_of_a_path(path: bytes, ignored: bool) -> None:
+    assert Inbox().ignores(path) is ignored
+
+
+def test_patterns_of_ones_own_replace_the_usual_ones() -> None:
+    inbox = Inbox(ignore=["thumb_*"])
+    assert inbox.ignores(b"x/thumb_1.jpg")
+    assert not inbox.ignores(b".hidden.jpg")

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from daemon.endings import LONGEST_PAUSE_SECONDS, Judge
+from daemon.jobs import Ending, Failure, Job, JobStatus
+from stages.base import Reason
+from stages.binning import Thresholds
+from tests.makers import make_job, make_outputs
+
+NOW = 1e6
+
+
+def end(job: Job, **settings: Any) -> Ending:
+    [ending] = Judge(Thresholds(), clock=lambda: NOW, **settings).endings([job])
+    assert ending.job is job
+    assert ending.at == NOW
+    return ending
+
+
+def answered(variant: int = 3, **fields: Any) -> Job:
+    return make_job(outputs=make_outputs(variant), width=640, height=480, **fields)
+
+
+def stumbled(attempts: int = 0) -> Job:
+    return make_job(attempts=attempts, failure=Failure(Reason.STAGE, "it stumbled", transient=True))
+
+
+def broken(path: bytes, reason: Reason) -> Job:
+    return make_job(path, failure=Failure(reason, "so it is"))
+
+
+# With results
+
+
+@pytest.mark.parametrize(("variant", "bin_name"), [(3, "A"), (6, "B"), (0, "C")])
+def test_an_image_with_its_results_is_done_and_in_its_bin(variant: int, bin_name: str) -> None:
+    ending = end(answered(variant, attempts=1))
+    assert (ending.status, ending.bin, ending.attempts, ending.failure) == (JobStatus.DONE, bin_name, 2, None)
+    criteria = msgspec.json.decode(ending.criteria)
+    assert criteria["A"]["text_boxes"] == {"value": variant % 5, "threshold": 2, "passed": variant % 5 > 2}
+    assert set(criteria) == {"A", "B", "C"}
+
+
+def test_jobs_end_in_the_order_they_came() -> None:
+    jobs = [answered(), make_job(gone=True), stumbled()]
+    endings = Judge(Thresholds()).endings(jobs)
+    assert [ending.job for ending in endings] == jobs
+    assert [ending.status for ending in endings] == [JobStatus.DONE, JobStatus.GONE, JobStatus.PENDING]
+
+
+def test_a_rule_of_the_users_chooses_the_bin_and_the_criteria_stay() -> None:
+    shown: list[dict[str, Any]] = []
+    ending = end(answered(path=b"in/\xff.jpg"), rule=lambda record: shown.append(record) or "Receipts-2")
+    assert (ending.status, ending.bin) == (JobStatus.DONE, "Receipts-2")
+    assert msgspec.json.decode(ending.criteria)["A"]["text_boxes"]["passed"] is True
+    [record] = shown
+    assert (record["path"], record["width"], record["height"]) == ("in/\udcff.jpg", 640, 480)
+    assert record["ocr"]["count"] == 3
+    assert record["blip"]["text"] == "a picture of 3 things"
+    assert record["bin"]["name"] == "A"
+
+
+def test_a_rule_that_raises_fails_the_image_for_good_and_says_how() -> None:
+    ending = end(answered(), rule=lambda record: record["receipt"])
+    assert ending.status is JobStatus.FAILED
+    assert ending.failure == Failure(Reason.RULE, "KeyError: 'receipt'")
+
+
+@pytest.mark.parametrize("name", [None, 3, "", "../up", "a/b", ".hidden", "x" * 65, "ä", "A\n"])
+def test_a_rule_that_returns_no_plain_name_fails_the_image(name: Any) -> None:
+    ending = end(answered(), rule=lambda _: name)
+    assert ending.status is JobStatus.FAILED
+    assert ending.failure is not None
+    assert ending.failure.reason is Reason.RULE
+    assert repr(name) in ending.failure.detail
+
+
+# Without
+
+
+def test_a_file_that_changed_is_gone_and_not_tried() -> None:
+    ending = end(make_job(gone=True, attempts=1))
+    assert (ending.status, ending.attempts, ending.failure) == (JobStatus.GONE, 1, None)
+
+
+def test_an_error_that_stays_fails_at_once() -> None:
+    ending = end(broken(b"a.jpg", Reason.PIXELS))
+    assert (ending.status, ending.attempts) == (JobStatus.FAILED, 1)
+    assert ending.failure == Failure(Reason.PIXELS, "so it is")
+
+
+def test_an_error_that_may_pass_is_tried_again_each_time_twice_as_late() -> None:
+    endings = [end(stumbled(attempts), max_attempts=9, retry_seconds=5.0) for attempts in range(4)]
+    assert {ending.status for ending in endings} == {JobStatus.PENDING}
+    assert [ending.not_before - NOW for ending in endings] == [5.0, 10.0, 20.0, 40.0]
+    assert [ending.attempts for ending in endings] == [1, 2, 3, 4]
+
+
+def test_the_pause_has_a_bound() -> None:
+    assert end(stumbled(attempts=40), max_attempts=100).not_before == NOW + LONGEST_PAUSE_SECONDS
+
+
+def test_after_the_last_attempt_the_image_fails() -> None:
+    ending = end(stumbled(attempts=2), max_attempts=3)
+    assert (ending.status, ending.attempts, ending.not_before) == (JobStatus.FAILED, 3, 0.0)
+    assert end(stumbled(), max_attempts=1).status is JobStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "status"),
+    [
+        (b"readme.txt", Reason.NOT_AN_IMAGE, JobStatus.SKIPPED),
+        (b"folder.jpg/no suffix", Reason.NOT_AN_IMAGE, JobStatus.SKIPPED),
+        (b".jpg", Reason.NOT_AN_IMAGE, JobStatus.SKIPPED),
+        (b"scan.JPG", Reason.NOT_AN_IMAGE, JobStatus.FAILED),
+        (b"\xff.webp", Reason.NOT_AN_IMAGE, JobStatus.FAILED),
+        (b"readme.txt", Reason.TRUNCATED, JobStatus.FAILED),
+        (b"drawing.svg", Reason.FORMAT, JobStatus.FAILED),
+    ],
+)
+def test_only_what_neither_is_nor_claims_to_be_an_image_is_skipped(path: bytes, reason: Reason, status: JobStatus) -> None:
+    assert end(broken(path, reason)).status is status
+
+
+def test_a_failure_counts_more_than_results() -> None:
+    job = answered()
+    job.failure = Failure(Reason.MEMORY, "too large for the GPU")
+    assert end(job).status is JobStatus.FAILED
+
+
+# Cascade
+
+
+def cascade(stages: list[str], variant: int, *, on: bool = True) -> bool:
+    return Judge(Thresholds(), cascade=on).is_decided(make_job(outputs=make_outputs(variant, stages)))
+
+
+def test_in_a_cascade_the_first_bin_that_passes_decides() -> None:
+    assert cascade(["ocr"], 3)
+    assert cascade(["ocr", "yolo"], 6)
+    assert not cascade(["ocr"], 6)
+    assert not cascade(["ocr", "yolo"], 0)
+    assert not cascade([], 3)
+
+
+def test_in_full_mode_nothing_is_decided_early() -> None:
+    assert not cascade(["ocr"], 3, on=False)
+
+
+def test_an_image_that_skipped_stages_says_so_in_its_criteria() -> None:
+    ending = end(make_job(outputs=make_outputs(3, ["ocr"])), cascade=True)
+    assert ending.bin == "A"
+    assert msgspec.json.decode(ending.criteria)["C"]["clip_similarity"] == {"value": None, "threshold": 0.25, "passed": None}

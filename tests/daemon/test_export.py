@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import collections
+import csv
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet
+import pytest
+
+from daemon import export
+from daemon.errors import ConfigError, VisiondError
+from daemon.export import COLUMNS, export_records, parse_ratio, row_of
+from daemon.ledger import Ledger
+from daemon.messages import Output
+from daemon.records import Reader, Record
+from tests.makers import MODELS, admit, complete, done, failed, make_outputs, make_record
+
+pytestmark = pytest.mark.anyio
+
+INBOX = Path("/inbox")
+BINS = {"A": 12, "B": 6, "C": 3}  # images in each bin of the reader below
+VARIANTS = {"A": 3, "B": 6, "C": 0}
+
+
+@pytest.fixture
+async def reader(ledger: Ledger) -> AsyncIterator[Reader]:
+    """A ledger with 21 images that are DONE and one that FAILED."""
+    wanted = [name for name, count in BINS.items() for _ in range(count)]
+    jobs = await admit(ledger, *(b"%d.jpg" % number for number in range(len(wanted) + 1)))
+    await complete(ledger, *(done(job, VARIANTS[name]) for job, name in zip(jobs, wanted, strict=False)), failed(jobs[-1]))
+    opened = Reader(ledger.path)
+    yield opened
+    opened.close()
+
+
+def write(reader: Reader, file: Path, format: str = "jsonl", bin_name: str = "", **ratio: float) -> int:
+    return export_records(reader, file, format, bin_name, ratio, lambda done, total: None)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    match file.suffix:
+        case ".csv":
+            with file.open(newline="") as lines:
+                return list(csv.DictReader(lines))
+        case ".parquet":
+            return pyarrow.parquet.read_table(file).to_pylist()
+    return [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+
+
+def bins_of(file: Path) -> collections.Counter[str]:
+    return collections.Counter(document["bin"]["name"] for document in read_rows(file))
+
+
+# Rows
+
+
+def test_a_row_has_a_column_for_each_figure() -> None:
+    row = row_of(make_record(INBOX, b"sub/a.jpg"))
+    assert list(row) == list(COLUMNS)
+    assert row["text"] == "line 3.0\nline 3.1\nline 3.2"
+    assert row["objects"] == "tree, cat, dog"
+    assert row["tags"] == "tree, cup"
+    figures = ("text_boxes", "object_count", "unique_objects", "caption", "clip_similarity", "seconds")
+    assert [row[name] for name in figures] == [3, 3, 3, "a picture of 3 things", 3 / 64, 1.0]
+    assert row["digest"] == "sha256:" + "00" * 32
+
+
+def test_what_a_stage_did_not_say_is_empty() -> None:
+    row = row_of(make_record(INBOX, outputs=make_outputs(stages=["clip"]), models=[MODELS[2]]))
+    empty = ("text", "text_boxes", "text_area_ratio", "objects", "object_count", "caption", "clip_similarity")
+    assert {row[name] for name in empty} == {None}
+
+
+def test_a_stage_that_found_nothing_is_not_one_that_did_not_run() -> None:
+    row = row_of(make_record(INBOX, outputs=make_outputs(0)))
+    assert (row["text"], row["text_boxes"], row["objects"], row["object_count"]) == ("", 0, "", 0)
+
+
+# Files
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+async def test_every_image_that_is_done_is_written_and_counted(reader: Reader, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"all.{suffix}"
+    assert write(reader, file, suffix) == 21
+    rows = read_rows(file)
+    assert [int(row["id"]) for row in rows] == list(range(1, 22))
+
+
+async def test_columns_and_types_are_those_that_are_published(reader: Reader, tmp_path: Path) -> None:
+    write(reader, tmp_path / "all.csv", "csv")
+    write(reader, tmp_path / "all.parquet", "parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "all.parquet")
+    assert table.column_names == list(read_rows(tmp_path / "all.csv")[0]) == list(COLUMNS)
+    kinds = {"int64": int, "double": float, "string": str}
+    assert {field.name: kinds[str(field.type)] for field in table.schema} == COLUMNS
+
+
+async def test_all_formats_tell_the_same(reader: Reader, tmp_path: Path) -> None:
+    for suffix in ("csv", "jsonl", "parquet"):
+        write(reader, tmp_path / f"all.{suffix}", suffix)
+    expected = [row_of(record) for record in reader.finished()]
+    assert read_rows(tmp_path / "all.parquet") == expected
+    assert read_rows(tmp_path / "all.csv") == [
+        {key: "" if value is None else str(value) for key, value in row.items()} for row in expected
+    ]
+    assert (tmp_path / "all.jsonl").read_bytes() == b"".join(record.encode() for record in reader.finished())
+
+
+async def test_a_table_of_many_row_groups_is_whole(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "CHUNK", 4)
+    assert write(reader, tmp_path / "all.parquet", "parquet") == 21
+    assert pyarrow.parquet.ParquetFile(tmp_path / "all.parquet").num_row_groups == 6
+    assert len(read_rows(tmp_path / "all.parquet")) == 21
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+async def test_without_an_image_the_file_is_empty_and_valid(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+    reader = Reader(ledger.path)
+    assert write(reader, tmp_path / f"none.{suffix}", suffix) == 0
+    assert read_rows(tmp_path / f"none.{suffix}") == []
+    reader.close()
+
+
+async def test_one_bin_can_be_written_alone(reader: Reader, tmp_path: Path) -> None:
+    assert write(reader, tmp_path / "b.jsonl", bin_name="B") == 6
+    assert bins_of(tmp_path / "b.jsonl") == {"B": 6}
+
+
+async def test_progress_is_told_with_the_total(reader: Reader, tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    export_records(reader, tmp_path / "c.jsonl", "jsonl", "C", {}, lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(ledger: Ledger, tmp_path: Path, start: str) -> None:
+    jobs = await admit(ledger, start.encode() + b".jpg")
+    caption = {"text": start, "similarity": -0.5}
+    jobs[0].outputs = make_outputs() | {"blip": Output(msgspec.json.encode(caption), 0.0)}
+    await complete(ledger, done(jobs[0]))
+    reader = Reader(ledger.path)
+    write(reader, tmp_path / "a.csv", "csv")
+    reader.close()
+    [row] = read_rows(tmp_path / "a.csv")
+    assert (row["path"], row["caption"]) == (f"'{start}.jpg", f"'{start}")
+    assert row["clip_similarity"] == "-0.5"  # a number stays one
+
+
+# Mixes
+
+
+@pytest.mark.parametrize(
+    ("ratio", "counts"),
+    [
+        ({"A": 0.4, "B": 0.4, "C": 0.2}, {"A": 6, "B": 6, "C": 3}),
+        ({"A": 0.5, "B": 0.25, "C": 0.25}, {"A": 6, "B": 3, "C": 3}),
+        ({"A": 2 / 3, "B": 1 / 3}, {"A": 12, "B": 6}),
+        ({"C": 1.0}, {"C": 3}),
+        ({"A": 0.5, "Z": 0.5}, {}),
+    ],
+)
+async def test_a_mix_has_exactly_its_shares_as_large_as_the_scarcest_bin_allows(
+    reader: Reader, tmp_path: Path, ratio: dict[str, float], counts: dict[str, int]
+) -> None:
+    assert write(reader, tmp_path / "mix.jsonl", **ratio) == sum(counts.values())
+    assert bins_of(tmp_path / "mix.jsonl") == counts
+
+
+async def test_a_mix_is_the_same_every_time(reader: Reader, tmp_path: Path) -> None:
+    for name in ("1.jsonl", "2.jsonl"):
+        write(reader, tmp_path / name, A=0.5, C=0.5)
+    assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
+
+
+def test_a_mix_takes_any_image_of_a_bin_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [make_record(INBOX, id=number) for number in range(10)]
+    taken: collections.Counter[int] = collections.Counter()
+    for seed in range(2000):
+        monkeypatch.setattr(export, "SEED", seed)
+        chosen = [record.id for record in export._pick(records, {"A": 10}, {"A": 3})]
+        assert len(chosen) == 3
+        taken.update(chosen)
+    assert min(taken.values()) > 500  # 600 each but for chance, whose deviation is 20
+    assert max(taken.values()) < 700
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio"),
+    [
+        ("A=0.4,B=0.4,C=0.2", {"A": 0.4, "B": 0.4, "C": 0.2}),
+        (" A=2, B=6,", {"A": 0.25, "B": 0.75}),
+        ("Receipts=1", {"Receipts": 1.0}),
+    ],
+)
+def test_shares_add_up_to_one(text: str, ratio: dict[str, float]) -> None:
+    assert parse_ratio(text) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("text", ["A", "A=", "A=x", "A=1=2", "A=0", "A=0.5,B=-1"])
+def test_what_is_no_mix_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--ratio"):
+        parse_ratio(text)
+
+
+# Whole or not at all
+
+
+class Interrupted(Reader):
+    """A ledger whose third record cannot be read."""
+
+    error: Exception
+
+    def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
+        for number, record in enumerate(super().finished(bin_name, chunk)):
+            if number == 2:
+                raise self.error
+            yield record
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [(OSError(28, "No space left on device"), VisiondError, r"cannot be written: No space"), (KeyError("x"), KeyError, "x")],
+)
+async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
+    reader: Reader, tmp_path: Path, suffix: str, error: Exception, raised: type[Exception], message: str
+) -> None:
+    file = tmp_path / f"all.{suffix}"
+    file.write_bytes(b"the old one")
+    before = set(os.listdir(tmp_path))
+    broken = Interrupted(tmp_path / "state" / "ledger.sqlite")
+    broken.error = error
+    with pytest.raises(raised, match=message):
+        write(broken, file, suffix)
+    broken.close()
+    assert file.read_bytes() == b"the old one"
+    assert set(os.listdir(tmp_path)) == before
+
+
+async def test_a_file_that_cannot_be_written_is_named(reader: Reader, tmp_path: Path) -> None:
+    with pytest.raises(VisiondError, match=r"missing/all.csv cannot be written: No such file or directory"):
+        write(reader, tmp_path / "missing" / "all.csv", "csv")

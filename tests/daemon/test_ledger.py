@@ -1,0 +1,457 @@
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from daemon.errors import LedgerDamaged, LedgerTooNew
+from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
+from daemon.ledger import GROUP, Ledger
+from daemon.records import Model, Reader, Record
+from stages.base import Reason
+from stages.registry import ORDER
+from tests.makers import MODELS, VERSION, admit, complete, done, failed, make_file, make_job, make_outputs, postponed, read
+
+pytestmark = pytest.mark.anyio
+
+HOUR = 3600.0
+
+
+def counts(ledger: Ledger) -> dict[str, int]:
+    """How many images are in each state, as another connection sees it; states without any left out."""
+    reader = Reader(ledger.path)
+    try:
+        return {status.name: count for status, count in reader.counts().items() if count}
+    finally:
+        reader.close()
+
+
+def find(ledger: Ledger, path: str) -> Record:
+    reader = Reader(ledger.path)
+    try:
+        record = reader.find(path)
+    finally:
+        reader.close()
+    assert record is not None
+    return record
+
+
+@contextlib.asynccontextmanager
+async def reopened(ledger: Ledger, inbox: Path, models: list[Model] = MODELS) -> AsyncIterator[Ledger]:
+    """The ledger as a new daemon finds it."""
+    ledger.close()
+    again = Ledger(ledger.path)
+    assert await again.register([(inbox, 0)], models) == [1]
+    yield again
+    again.close()
+
+
+def sidecars(records: Iterable[Record]) -> list[bytes]:
+    return [record.encode() for record in records]
+
+
+def paths(jobs: list[Job]) -> list[bytes]:
+    return [job.path for job in jobs]
+
+
+# Admitting
+
+
+async def test_a_version_is_admitted_once(ledger: Ledger) -> None:
+    files = [make_file(b"a.jpg"), make_file(b"b.jpg")]
+    assert await ledger.admit(files) == Admitted(pending=2, skipped=0, replaced=0)
+    assert await ledger.admit(files) == Admitted(pending=0, skipped=0, replaced=0)
+    assert counts(ledger) == {"PENDING": 2}
+
+
+async def test_a_version_that_has_its_end_is_not_admitted_again(ledger: Ledger) -> None:
+    jobs = await admit(ledger, b"done.jpg", b"failed.jpg")
+    await complete(ledger, done(jobs[0]), failed(jobs[1]))
+    assert await ledger.admit([make_file(job.path) for job in jobs]) == Admitted(0, 0, 0)
+
+
+@pytest.mark.parametrize("field", VERSION._fields)
+async def test_a_change_of_any_figure_is_a_new_version_and_the_old_one_is_gone(ledger: Ledger, field: str) -> None:
+    await ledger.admit([make_file(), make_file(b"other.jpg")])
+    assert await ledger.admit([make_file(**{field: 99})]) == Admitted(pending=1, skipped=0, replaced=1)
+    assert counts(ledger) == {"PENDING": 2, "GONE": 1}
+    assert getattr(find(ledger, "a.jpg").version, field) == 99
+
+
+async def test_a_new_version_leaves_the_result_of_an_older_one_alone(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, done(job))
+    assert await ledger.admit([make_file(size=99)]) == Admitted(pending=1, skipped=0, replaced=0)
+    assert counts(ledger) == {"PENDING": 1, "DONE": 1}
+
+
+async def test_what_is_no_regular_file_is_skipped_and_never_handed_out(ledger: Ledger) -> None:
+    assert await ledger.admit([make_file(regular=False)]) == Admitted(pending=0, skipped=1, replaced=0)
+    assert await ledger.next_jobs(9, ()) == []
+    assert find(ledger, "a.jpg").reason == Reason.NOT_REGULAR
+
+
+async def test_a_backlog_larger_than_any_statement_is_admitted_whole(ledger: Ledger) -> None:
+    files = [make_file(b"%d.jpg" % number) for number in range(1000)]
+    assert (await ledger.admit(files)).pending == 1000
+    assert paths(await ledger.next_jobs(2000, ())) == [file.path for file in files]
+
+
+# The order of jobs
+
+
+async def test_jobs_are_handed_out_once_and_oldest_first(ledger: Ledger) -> None:
+    await ledger.admit([make_file(b"%d.jpg" % number) for number in range(5)])
+    jobs = [await ledger.next_jobs(2, ()) for _ in range(4)]
+    assert [paths(part) for part in jobs] == [[b"0.jpg", b"1.jpg"], [b"2.jpg", b"3.jpg"], [b"4.jpg"], []]
+
+
+async def test_an_inbox_of_higher_priority_goes_first_whenever_it_has_something(ledger: Ledger, tmp_path: Path) -> None:
+    numbers = await ledger.register([(tmp_path / "low", -1), (tmp_path / "high", 7)], MODELS)
+    low, high = numbers
+    await ledger.admit(
+        [make_file(b"1", inbox=low), make_file(b"2", inbox=1), make_file(b"3", inbox=high), make_file(b"4", inbox=low)]
+    )
+    assert paths(await ledger.next_jobs(3, ())) == [b"3", b"2", b"1"]
+    await ledger.admit([make_file(b"5", inbox=high)])
+    assert paths(await ledger.next_jobs(3, ())) == [b"5", b"4"]
+
+
+async def test_a_new_priority_holds_for_what_is_waiting_already(ledger: Ledger, tmp_path: Path) -> None:
+    [urgent] = await ledger.register([(tmp_path / "urgent", 0)], MODELS)
+    await ledger.admit([make_file(b"1"), make_file(b"2", inbox=urgent)])
+    await ledger.register([(tmp_path / "urgent", 5)], MODELS)
+    assert paths(await ledger.next_jobs(2, ())) == [b"2", b"1"]
+
+
+async def test_an_image_to_be_tried_again_waits_for_its_time_and_then_goes_first(ledger: Ledger) -> None:
+    jobs = await admit(ledger, b"later.jpg", b"due.jpg", b"overdue.jpg")
+    now = time.time()
+    await ledger.end([postponed(job, at) for job, at in zip(jobs, (now + HOUR, now - 1, now - 2), strict=True)])
+    await ledger.admit([make_file(b"new.jpg")])
+    again = await ledger.next_jobs(9, ())
+    assert paths(again) == [b"overdue.jpg", b"due.jpg", b"new.jpg"]
+    assert [job.attempts for job in again] == [1, 1, 0]
+    pause = await ledger.seconds_to_next_try()
+    assert pause == pytest.approx(HOUR, abs=60)
+
+
+async def test_what_is_in_hand_is_not_handed_out_again(ledger: Ledger) -> None:
+    jobs = await admit(ledger, b"1.jpg", b"2.jpg")
+    await ledger.end([postponed(job, 1.0) for job in jobs])
+    [first] = await ledger.next_jobs(1, ())
+    assert paths(await ledger.next_jobs(9, {first.id})) == [b"2.jpg"]
+
+
+async def test_without_anything_to_try_again_there_is_no_time_to_wait_for(ledger: Ledger) -> None:
+    await admit(ledger, b"a.jpg")
+    assert await ledger.seconds_to_next_try() is None
+
+
+async def test_retry_brings_failed_images_back_with_all_their_tries(ledger: Ledger) -> None:
+    jobs = await admit(ledger, b"failed.jpg", b"done.jpg")
+    await complete(ledger, failed(jobs[0]), done(jobs[1]))
+    await ledger.admit([make_file(b"new.jpg")])
+    assert await ledger.retry([jobs[0].id, jobs[1].id, 12345]) == 1
+    assert [(job.path, job.attempts) for job in await ledger.next_jobs(9, ())] == [(b"failed.jpg", 0), (b"new.jpg", 0)]
+    assert find(ledger, "failed.jpg").reason == ""
+
+
+async def test_a_failed_image_that_was_moved_is_tried_where_it_lies_now(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, failed(job))
+    moved = VERSION._replace(device=8, inode=9, ctime_ns=10)
+    await ledger.mark_emitted([Placed(job.id, b"/failed/a.jpg", moved)])
+    await ledger.retry([job.id])
+    [again] = await ledger.next_jobs(9, ())
+    assert (again.location, again.version) == (b"/failed/a.jpg", moved)
+
+
+async def test_the_oldest_image_that_waits_is_known(ledger: Ledger) -> None:
+    assert await ledger.oldest_pending() is None
+    before = time.time()
+    jobs = await admit(ledger, b"1.jpg", b"2.jpg")
+    oldest = await ledger.oldest_pending()
+    assert oldest is not None
+    assert before <= oldest <= time.time()
+    await ledger.end([done(job) for job in jobs])
+    assert await ledger.oldest_pending() is None
+
+
+# Endings
+
+
+async def test_an_ended_image_keeps_all_that_is_known_of_it(ledger: Ledger) -> None:
+    jobs = await admit(ledger, b"done.jpg", b"failed.jpg")
+    records = await complete(ledger, done(jobs[0]), failed(jobs[1]))
+    assert sidecars(find(ledger, path) for path in ("done.jpg", "failed.jpg")) == sidecars(records)
+    assert [record.status for record in records] == [JobStatus.DONE, JobStatus.FAILED]
+    assert records[0].outputs == make_outputs()
+    assert (records[0].width, records[0].height, records[0].format, records[0].bin) == (640, 480, "JPEG", "A")
+    assert (records[1].reason, records[1].detail) == (Reason.TRUNCATED, "its end is missing")
+
+
+async def test_a_job_ends_only_once(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    assert await ledger.end([done(job)]) == {job.id}
+    assert await ledger.end([failed(job)]) == set()
+    assert counts(ledger) == {"DONE": 1}
+
+
+async def test_the_end_of_a_file_that_was_replaced_is_refused(ledger: Ledger) -> None:
+    replaced, mate = await admit(ledger, b"a.jpg", b"b.jpg")
+    await ledger.admit([make_file(b"a.jpg", size=99)])
+    assert await ledger.end([done(replaced), done(mate)]) == {mate.id}
+    assert await ledger.end([failed(replaced)]) == set()
+    assert counts(ledger) == {"PENDING": 1, "DONE": 1, "GONE": 1}
+
+
+@pytest.mark.parametrize("status", [JobStatus.SKIPPED, JobStatus.GONE])
+async def test_what_was_no_image_or_vanished_is_neither_done_nor_owed(ledger: Ledger, status: JobStatus) -> None:
+    [job] = await admit(ledger, b"a.txt")
+    assert await ledger.end([Ending(job, status, 2e9, 1)]) == {job.id}
+    assert counts(ledger) == {status.name: 1}
+    assert await ledger.owed(0, 9) == []
+
+
+async def test_what_is_not_yet_published_is_owed_until_it_is(ledger: Ledger, inbox: Path) -> None:
+    jobs = await admit(ledger, b"1.jpg", b"2.jpg", b"3.jpg")
+    records = await complete(ledger, done(jobs[0]), failed(jobs[1]), done(jobs[2]))
+    assert sidecars(await ledger.owed(0, 9)) == sidecars(records)
+    assert sidecars(await ledger.owed(0, 2)) == sidecars(records[:2])
+    assert sidecars(await ledger.owed(jobs[0].id, 9)) == sidecars(records[1:])
+    await ledger.mark_emitted([Placed(jobs[0].id), Placed(jobs[1].id)])
+    async with reopened(ledger, inbox) as again:
+        assert sidecars(await again.owed(0, 9)) == sidecars(records[2:])
+
+
+async def test_a_failed_image_that_is_done_at_last_is_owed_anew(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, failed(job))
+    await ledger.mark_emitted([Placed(job.id)])
+    await ledger.retry([job.id])
+    [again] = await ledger.next_jobs(9, ())
+    assert await ledger.owed(0, 9) == []
+    await complete(ledger, done(again))
+    assert [record.status for record in await ledger.owed(0, 9)] == [JobStatus.DONE]
+
+
+# Results
+
+
+async def recall(ledger: Ledger, data: bytes) -> Job:
+    job = read(make_job(), data)
+    job.format, job.width, job.height = "", 0, 0
+    await ledger.recall([job])
+    return job
+
+
+async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger(ledger: Ledger, inbox: Path) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, done(job, data=b"bytes"))
+    async with reopened(ledger, inbox) as again:
+        twin, stranger = await recall(again, b"bytes"), await recall(again, b"other bytes")
+    assert (twin.outputs, twin.format, twin.width, twin.height) == (make_outputs(), "JPEG", 640, 480)
+    assert (stranger.outputs, stranger.width) == ({}, 0)
+
+
+async def test_a_changed_model_is_asked_again_and_only_it(ledger: Ledger, inbox: Path) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, done(job, data=b"bytes"))
+    models = [Model("clip", "clip-2", "") if model.stage == "clip" else model for model in MODELS]
+    async with reopened(ledger, inbox, models) as changed:
+        assert set((await recall(changed, b"bytes")).outputs) == {"ocr", "yolo", "blip"}
+    async with reopened(ledger, inbox, MODELS) as restored:
+        assert set((await recall(restored, b"bytes")).outputs) == set(ORDER)
+
+
+async def test_each_image_keeps_the_models_that_made_its_result(ledger: Ledger, inbox: Path) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, done(job, data=b"bytes"))
+    async with reopened(ledger, inbox, [Model(stage, f"{stage}-2", "random weights") for stage in ORDER]) as later:
+        [job] = await admit(later, b"b.jpg")
+        await complete(later, done(job, variant=6, data=b"bytes"))
+    assert [find(ledger, path).outputs for path in ("a.jpg", "b.jpg")] == [make_outputs(3), make_outputs(6)]
+    assert find(ledger, "a.jpg").models == MODELS
+    assert {model.notice for model in find(ledger, "b.jpg").models} == {"random weights"}
+
+
+async def test_outputs_of_an_unfinished_image_survive_a_crash(ledger: Ledger, inbox: Path) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    job.outputs = make_outputs(stages=["ocr", "yolo"])
+    await ledger.keep([read(job, b"bytes")])
+    async with reopened(ledger, inbox) as again:
+        assert (await recall(again, b"bytes")).outputs == job.outputs
+        assert paths(await again.next_jobs(9, ())) == [b"a.jpg"]
+
+
+async def test_a_failed_image_keeps_what_its_other_stages_said(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    job.outputs = make_outputs(stages=["ocr"])
+    await ledger.end([failed(job)])
+    assert set((await recall(ledger, b"an image")).outputs) == {"ocr"}
+
+
+# Transactions
+
+
+async def test_requests_that_come_together_share_a_commit(ledger: Ledger) -> None:
+    gate, commits = threading.Event(), []
+
+    def hold(seconds: float) -> None:
+        commits.append(seconds)
+        gate.wait()
+
+    ledger.commit_seconds = hold
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ledger.admit, [make_file(b"first.jpg")])
+        await wait_all_tasks_blocked()
+        for number in range(GROUP):
+            tasks.start_soon(ledger.admit, [make_file(b"%d.jpg" % number)])
+        await wait_all_tasks_blocked()
+        gate.set()
+    assert len(commits) == 2
+    assert counts(ledger) == {"PENDING": GROUP + 1}
+
+
+async def test_a_request_that_cannot_be_done_harms_none_of_its_group(ledger: Ledger) -> None:
+    gate = threading.Event()
+    ledger.commit_seconds = lambda seconds: gate.wait() and None
+    outcomes: list[object] = []
+
+    async def ask(file: File) -> None:
+        try:
+            outcomes.append(await ledger.admit([file]))
+        except sqlite3.IntegrityError as error:
+            outcomes.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ledger.retry, [0])
+        await wait_all_tasks_blocked()
+        for path in (b"good.jpg", None, b"fine.jpg"):
+            tasks.start_soon(ask, make_file(path))  # type: ignore[arg-type]
+            await wait_all_tasks_blocked()
+        gate.set()
+    assert [type(outcome) for outcome in outcomes] == [Admitted, sqlite3.IntegrityError, Admitted]
+    assert paths(await ledger.next_jobs(9, ())) == [b"good.jpg", b"fine.jpg"]
+
+
+async def test_a_full_disk_is_an_error_of_the_system_and_changes_nothing(ledger: Ledger) -> None:
+    await ledger.admit([make_file(b"before.jpg")])
+    connection = ledger._connection
+    [pages] = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    files = [make_file(b"%d.jpg" % number) for number in range(2000)]
+    with pytest.raises(OSError, match="the ledger cannot be written: database or disk is full"):
+        await ledger.admit(files)
+    assert counts(ledger) == {"PENDING": 1}
+    connection.execute("PRAGMA max_page_count = 1000000")
+    assert (await ledger.admit(files)).pending == 2000
+
+
+async def test_closing_finishes_what_was_asked_for(ledger: Ledger) -> None:
+    async with anyio.create_task_group() as tasks:
+        for number in range(50):
+            tasks.start_soon(ledger.admit, [make_file(b"%d.jpg" % number)])
+        await wait_all_tasks_blocked()
+        ledger.close()
+    assert counts(ledger) == {"PENDING": 50}
+
+
+# Opening
+
+
+async def test_what_was_pending_is_pending_after_a_restart(ledger: Ledger, inbox: Path) -> None:
+    jobs = await admit(ledger, b"1.jpg", b"2.jpg", b"3.jpg")
+    await complete(ledger, done(jobs[1]))
+    async with reopened(ledger, inbox) as again:
+        assert paths(await again.next_jobs(9, ())) == [b"1.jpg", b"3.jpg"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"no database at all, but long enough to be taken for one" * 90, b"SQLite format 3\0" + b"\xff" * 5000]
+)
+def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(LedgerDamaged, match=r"ledger.sqlite cannot be used: .*Move it away"):
+        Ledger(path)
+    assert path.read_bytes() == content
+
+
+def make_database(path: Path, script: str) -> bytes:
+    connection = sqlite3.connect(path)
+    connection.executescript(script)
+    connection.close()
+    return path.read_bytes()
+
+
+def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    content = make_database(path, "CREATE TABLE photos (id);")
+    with pytest.raises(LedgerDamaged, match=r"is a database of another program. Name another folder in \[state\] path"):
+        Ledger(path)
+    assert path.read_bytes() == content
+
+
+def test_a_newer_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    content = make_database(path, "PRAGMA user_version = 2;")
+    with pytest.raises(LedgerTooNew, match=r"written by a newer visiond \(schema 2, this one knows 1\)"):
+        Ledger(path)
+    assert path.read_bytes() == content
+
+
+# What it said is durable is durable: kill -9.
+
+WRITER = """
+import anyio, itertools, sys
+from pathlib import Path
+from daemon.ledger import Ledger
+from tests.makers import MODELS, done, make_file
+
+async def main():
+    ledger = Ledger(Path(sys.argv[1]))
+    await ledger.register([(Path("/inbox"), 0)], MODELS)
+    for number in itertools.count(1, 4):
+        names = [b"%d.jpg" % n for n in range(number, number + 4)]
+        await ledger.admit([make_file(name) for name in names])
+        print(*(f"PENDING:{name.decode()}" for name in names), flush=True)
+        jobs = await ledger.next_jobs(3, ())
+        ended = await ledger.end([done(job) for job in jobs])
+        print(*(f"DONE:{job.path.decode()}" for job in jobs if job.id in ended), flush=True)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 2, 7, 40])
+def test_what_was_told_to_be_written_survives_kill_9(tmp_path: Path, lines: int) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        told = [writer.stdout.readline().split() for _ in range(lines)]
+        writer.kill()
+        told += [line.split() for line in writer.stdout if line.endswith("\n")]
+    states = {name: state for line in told for state, name in (entry.split(":") for entry in line)}
+    Ledger(path).close()  # recovers
+    reader = Reader(path)
+    found = {name: reader.find(name) for name in states}
+    reader.close()
+    assert {name for name, record in found.items() if record is None} == set()
+    records = [record for record in found.values() if record]
+    ended = {record.path.decode() for record in records if record.status is JobStatus.DONE}
+    assert {name for name, state in states.items() if state == "DONE"} <= ended
+    assert all(record.outputs == make_outputs() for record in records if record.status is JobStatus.DONE)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -1,0 +1,162 @@
+"""The whole pipeline on fake stages, in this process but for its workers; where it must crash, as a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from daemon.config import parse
+from daemon.service import Service
+from tests.daemon_process import STAGES, Daemon, Place, picture, wait_for
+
+SLOW = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
+PASSING = ("id", "timings", "finished_at")  # what differs from run to run
+
+
+def run_once(place: Place) -> Service:
+    """Work off what is there; returns the service for its metrics."""
+    service = Service(parse(place.settings, place.folder), once=True)
+    anyio.run(service.run, backend_options={"use_uvloop": True})
+    return service
+
+
+def answers(place: Place) -> dict[bytes, dict[str, Any]]:
+    """Every sidecar without what is of its run alone."""
+    documents = {path: document for (_, path), document in place.judge().results.items()}
+    for document in documents.values():
+        del document["source"]["seen_at"]
+        for key in PASSING:
+            del document[key]
+    return documents
+
+
+def reused(service: Service) -> dict[str, float]:
+    return {stage: service.metrics.value("visiond_reused_results_total", stage=stage) for stage in STAGES}
+
+
+def asked(service: Service) -> dict[str, float]:
+    """How many images each stage answered."""
+    return {stage: service.metrics.value("visiond_stage_images_total", stage=stage) for stage in STAGES}
+
+
+def test_the_inbox_of_the_highest_priority_is_served_first(tmp_path: Path) -> None:
+    inboxes = [{"name": "low", "settle_seconds": 0}, {"name": "high", "priority": 5, "settle_seconds": 0}]
+    settings = {"queue_images": 4, "threads_per_worker": 1}
+    place = Place(tmp_path, {"inbox": inboxes, "pipeline": settings, "stages": {name: {"batch_size": 4} for name in STAGES}})
+    place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": 0.001}}}})
+    place.drop_many(range(300), "low")
+    place.drop_many(range(300, 310), "high")
+    run_once(place)
+    place.assert_kept(DONE=310)
+    order = [name for (name,) in place.rows("SELECT priority FROM image ORDER BY finished_at, id")]
+    # Low was found first; what had been fed of it by then, 64 images, may come before.
+    assert max(index for index, priority in enumerate(order) if priority == 5) < 2 * 64 + 10
+
+
+def test_the_same_bytes_under_the_same_models_cost_no_work(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(12))
+    assert asked(run_once(place)) == dict.fromkeys(STAGES, 12)
+    for number in range(12):
+        place.drop(f"copies/{number}.ppm", picture(number))
+    second = run_once(place)
+    assert reused(second) == dict.fromkeys(STAGES, 12)
+    assert asked(second) == dict.fromkeys(STAGES, 0)
+    place.configure({"stages": {"clip": {"dtype": "float16"}}})  # another model: only its stage is asked again
+    for number in range(12):
+        place.drop(f"more/{number}.ppm", picture(number))
+    assert asked(run_once(place)) == {"ocr": 0, "yolo": 0, "clip": 12, "blip": 0}
+    place.assert_kept(DONE=36)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [("ocr", "yolo"), ("clip", "blip")],
+        [("ocr",), ("yolo",), ("clip",), ("blip",)],
+    ],
+    ids=len,
+)
+def test_pipelined_over_several_workers_gives_the_results_of_replicated_file_for_file(
+    tmp_path: Path, segments: list[tuple[str, ...]]
+) -> None:
+    tables = [{"stages": list(stages), "devices": ["cpu"], "workers_per_device": 1} for stages in segments]
+    tables[0]["workers_per_device"] = 2
+    results = []
+    for name, pipeline in (("replicated", {"placement": "replicated"}), ("pipelined", {"segment": tables})):
+        place = Place(tmp_path / name, {"pipeline": pipeline})
+        place.drop_many(range(60))
+        run_once(place)
+        place.assert_kept(DONE=60)
+        results.append(answers(place))
+    assert results[0] == results[1]
+
+
+def test_in_mode_cascade_the_stages_behind_a_decided_bin_are_skipped(tmp_path: Path) -> None:
+    tables = [{"stages": ["ocr"], "devices": ["cpu"]}, {"stages": ["yolo", "clip", "blip"], "devices": ["cpu"]}]
+    for name, pipeline in (("one", {}), ("two", {"segment": tables})):
+        place = Place(tmp_path / name, {"pipeline": {"mode": "cascade", **pipeline}})
+        place.drop_many(range(40))
+        service = run_once(place)
+        place.assert_kept(DONE=40)
+        stages = {"A": ["ocr"], "B": ["ocr", "yolo"], "C": list(STAGES)}
+        documents = answers(place).values()
+        assert all(list(document["models"]) == stages[document["bin"]["name"]] for document in documents)
+        bins = [document["bin"]["name"] for document in documents]
+        assert asked(service)["yolo"] == 40 - bins.count("A") < 40
+        assert asked(service)["blip"] == bins.count("C") < asked(service)["yolo"]
+
+
+def test_a_backlog_larger_than_the_slab_is_worked_off_and_a_file_larger_than_it_fails(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"slab_bytes": 1 << 20}})
+    for number in range(40):
+        place.drop(f"{number}.ppm", picture(number, bytes(100_000)))
+    place.drop("fits-exactly.ppm", picture(100, bytes((1 << 20) - len(picture(100)))))
+    place.drop("too-large.ppm", picture(101, bytes((1 << 20) + 1)))
+    service = run_once(place)
+    assert place.assert_kept(DONE=41, FAILED=1).reasons("FAILED") == {b"too-large.ppm": "bytes"}
+    assert service.metrics.value("visiond_slab_size_bytes") == 1 << 20
+
+
+def test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached(tmp_path: Path) -> None:
+    tables = [{"stages": ["ocr", "yolo"], "devices": ["cpu"]}, {"stages": ["clip", "blip"], "devices": ["cpu"]}]
+    place = Place(tmp_path, {"pipeline": {"segment": tables}, "stages": {"blip": {"options": {"latency_seconds": 60.0}}}})
+    place.drop_many(range(30))
+    with Daemon(place) as daemon:
+        wait_for(lambda: place.rows("SELECT COUNT(*) FROM result") == [(60,)], "the first segment's results")
+        daemon.kill(group=True)
+    assert place.rows("SELECT DISTINCT status FROM image") == [(0,)]
+    place.configure({"stages": {"blip": {"options": {"latency_seconds": 0.0}}}})
+    service = run_once(place)
+    assert asked(service) == {"ocr": 0, "yolo": 0, "clip": 30, "blip": 30}
+    place.assert_kept(DONE=30)
+
+
+def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_done(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"queue_images": 1}, "stages": SLOW})
+    place.drop_many(range(150))
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda status: status["pending"] > 100 and status["done"], "a backlog")
+        last = [path for (path,) in place.rows("SELECT path FROM image ORDER BY id DESC LIMIT 2")]
+        deleted, replaced = (path.decode() for path in last)
+        (place.inbox() / deleted).unlink()
+        place.drop(replaced, picture(1000))
+        daemon.wait_idle(152)
+        assert daemon.stop() == 0
+    verdict = place.judge(deleted=frozenset([deleted.encode()]))
+    assert verdict.problems == []
+    assert verdict.counts == {"DONE": 149, "GONE": 2}
+
+
+def test_retries_wait_and_end_in_failure_after_max_attempts(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"max_attempts": 3}})
+    place.configure({"stages": {"yolo": {"options": {"fail": {"TRANSIENT": "transient"}}}}})
+    place.drop("a.ppm", picture(1, b"TRANSIENT"))
+    place.drop_many(range(5))
+    service = run_once(place)
+    place.assert_kept(DONE=5, FAILED=1)
+    assert place.rows("SELECT attempts, reason FROM image WHERE status = 2") == [(3, "stage")]
+    assert service.metrics.value("visiond_retries_total", reason="stage") == 2

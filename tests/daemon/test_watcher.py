@@ -1,0 +1,304 @@
+"""The real Watcher on real folders with real inotify: whatever way a file comes, it is found once it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from daemon import watcher as watching
+from daemon.config import Inbox
+from daemon.jobs import File, JobStatus
+from daemon.ledger import Ledger
+from daemon.metrics import Metrics
+from daemon.records import Reader
+from daemon.watcher import Watcher, is_network_mount
+from tests.daemon_process import Daemon, Place, picture
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE = 20.0  # seconds
+NEVER = 3600.0  # between scans, so that only events can have found a file
+MANY = 9000  # each is created and closed: more events than the kernel's queue of 16,384 holds
+
+
+class Found:
+    """What the watcher has handed over, and the ledger knows since."""
+
+    def __init__(self, inbox: Path, ledger: Ledger) -> None:
+        self.inbox = inbox
+        self.ledger = ledger
+        self.metrics = Metrics()
+        self.files: dict[File, None] = {}
+        self._news = anyio.Event()
+
+    async def admit(self, files: list[File]) -> None:
+        await self.ledger.admit(files)
+        self.files |= dict.fromkeys(files)  # an event and a scan may find the same version at once: the ledger takes it once
+        self._news.set()
+
+    @property
+    def paths(self) -> list[bytes]:
+        return [file.path for file in self.files if file.path != b"first"]
+
+    async def until(self, paths: Iterable[str | bytes]) -> None:
+        """Wait until exactly these have been found, each once."""
+        wanted = sorted(map(os.fsencode, paths))
+        try:
+            with anyio.fail_after(PATIENCE):
+                while len(self.paths) < len(wanted):
+                    await self._news.wait()
+                    self._news = anyio.Event()
+        except TimeoutError:
+            pytest.fail(f"found {sorted(self.paths)[:20]}, wanted {wanted[:20]}")
+        assert sorted(self.paths) == wanted
+
+    def write(self, path: str | bytes, data: bytes = b"data") -> Path:
+        file = Path(os.fsdecode(os.path.join(os.fsencode(self.inbox), os.fsencode(path))))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        return file
+
+
+Watch = Callable[..., contextlib.AbstractAsyncContextManager[Found]]
+
+
+@pytest.fixture
+def watch(inbox: Path, ledger: Ledger) -> Watch:
+    @contextlib.asynccontextmanager
+    async def start(rescan_seconds: float = NEVER, **settings: Any) -> AsyncIterator[Found]:
+        """A watcher at work, whose first scan is over."""
+        found = Found(inbox, ledger)
+        reader = Reader(ledger.path)
+        settings = {"settle_seconds": 0.05, "watch": "inotify"} | settings
+        watcher = Watcher({1: Inbox(path=inbox, **settings)}, reader, rescan_seconds, found.metrics)
+        found.write("first")
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watcher.run, found.admit)
+                with anyio.fail_after(PATIENCE):
+                    await found._news.wait()
+                yield found
+                tasks.cancel_scope.cancel()
+        finally:
+            reader.close()
+
+    return start
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    return folder
+
+
+async def create(found: Found, _outside: Path) -> list[str]:
+    found.write("a.jpg")
+    found.write("b.jpg")
+    return ["a.jpg", "b.jpg"]
+
+
+async def rename_in(found: Found, outside: Path) -> list[str]:
+    (outside / "a.part").write_bytes(b"data")
+    (outside / "a.part").rename(found.inbox / "a.jpg")
+    return ["a.jpg"]
+
+
+async def rename_from_an_ignored_name(found: Found, _outside: Path) -> list[str]:
+    found.write("a.jpg.part").rename(found.inbox / "a.jpg")
+    return ["a.jpg"]
+
+
+async def hard_link(found: Found, outside: Path) -> list[str]:
+    (outside / "a.jpg").write_bytes(b"data")
+    os.link(outside / "a.jpg", found.inbox / "b.jpg")
+    return ["b.jpg"]
+
+
+async def make_folders_with_files_in_them(found: Found, _outside: Path) -> list[str]:
+    paths = [f"{folder}/{number}.jpg" for folder in ("new", "new/deep", "new/deep/er") for number in range(3)]
+    for path in paths:
+        found.write(path)
+    return paths
+
+
+async def move_a_folder_in(found: Found, outside: Path) -> list[str]:
+    (outside / "folder" / "sub").mkdir(parents=True)
+    (outside / "folder" / "a.jpg").write_bytes(b"data")
+    (outside / "folder" / "sub" / "b.jpg").write_bytes(b"data")
+    (outside / "folder").rename(found.inbox / "moved")
+    return ["moved/a.jpg", "moved/sub/b.jpg"]
+
+
+async def rename_a_folder(found: Found, _outside: Path) -> list[str]:
+    """Its files have other paths then; and what is dropped into it later is found under the new one too."""
+    found.write("old/sub/a.jpg")
+    await found.until(["old/sub/a.jpg"])
+    (found.inbox / "old").rename(found.inbox / "new")
+    await found.until(["old/sub/a.jpg", "new/sub/a.jpg"])
+    found.write("new/sub/b.jpg")
+    return ["old/sub/a.jpg", "new/sub/a.jpg", "new/sub/b.jpg"]
+
+
+async def replace(found: Found, outside: Path) -> list[str]:
+    found.write("a.jpg")
+    await found.until(["a.jpg"])
+    (outside / "a.jpg").write_bytes(b"newer data")
+    (outside / "a.jpg").rename(found.inbox / "a.jpg")
+    return ["a.jpg", "a.jpg"]
+
+
+async def use_odd_names(found: Found, _outside: Path) -> list[str]:
+    names = [
+        "new\nline.jpg",
+        "quote'\".jpg",
+        "\x1b[31mred.jpg",
+        "\u202egpj.exe",
+        "no-utf8-\udcff\udc80.jpg",
+        "x" * 251 + ".jpg",
+    ]
+    for name in [*names, "Case.jpg", "case.jpg"]:
+        found.write(os.fsencode(name))
+    return [*names, "Case.jpg", "case.jpg"]
+
+
+@pytest.mark.parametrize(
+    "arrive",
+    [
+        create,
+        rename_in,
+        rename_from_an_ignored_name,
+        hard_link,
+        make_folders_with_files_in_them,
+        move_a_folder_in,
+        rename_a_folder,
+        replace,
+        use_odd_names,
+    ],
+)
+async def test_a_file_is_found_by_events_alone(
+    watch: Watch, outside: Path, arrive: Callable[[Found, Path], Awaitable[list[str]]]
+) -> None:
+    async with watch() as found:
+        await found.until(await arrive(found, outside))
+        assert found.metrics.value("visiond_reconcile_found_total") == 0
+
+
+async def test_a_file_that_is_written_slowly_is_found_when_it_is_whole(watch: Watch, inbox: Path) -> None:
+    async with watch(settle_seconds=0.3) as found:
+        with (inbox / "slow.jpg").open("wb", buffering=0) as file:
+            for _ in range(8):
+                file.write(b"x" * 100)
+                await anyio.sleep(0.1)  # the writer's slowness is what is tested
+                assert found.paths == []
+        await found.until(["slow.jpg"])
+        assert [file.version.size for file in found.files if file.path == b"slow.jpg"] == [800]
+
+
+async def test_names_that_are_ignored_are_passed_over_and_so_are_folders_where_none_are_wanted(watch: Watch) -> None:
+    passed_over = [".hidden.jpg", "a.jpg.part", "b.tmp", "c~", "d.crdownload", "sub/e.jpg"]
+    async with watch(recursive=False) as found:
+        for name in [*passed_over, "seen.jpg"]:
+            found.write(name)
+        await found.until(["seen.jpg"])
+    async with watch(ignore=["*.png"]) as found:
+        for name in ("f.png", "folder.png/g.jpg", "h.jpg"):
+            found.write(name)
+        await found.until([*passed_over, "h.jpg"])
+
+
+async def test_what_is_no_regular_file_is_skipped_and_never_opened(watch: Watch, outside: Path) -> None:
+    (outside / "secret.jpg").write_bytes(b"data")
+    async with watch() as found:
+        (found.inbox / "link.jpg").symlink_to(outside / "secret.jpg")
+        (found.inbox / "loop.jpg").symlink_to("loop.jpg")
+        (found.inbox / "folder.jpg").symlink_to(outside)
+        os.mkfifo(found.inbox / "fifo.jpg")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(found.inbox / "socket.jpg"))
+        await found.until(["link.jpg", "loop.jpg", "folder.jpg", "fifo.jpg", "socket.jpg"])
+    with contextlib.closing(Reader(found.ledger.path)) as reader:
+        assert reader.counts()[JobStatus.SKIPPED] == 5
+        assert reader.counts()[JobStatus.PENDING] == 1  # "first"
+
+
+async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> None:
+    names = [f"{number}.jpg" for number in range(MANY)]
+    async with watch() as found:
+        for name in names:  # without a pause: nobody reads events meanwhile
+            os.close(os.open(found.inbox / name, os.O_CREAT | os.O_WRONLY))
+        await found.until(names)
+        assert found.metrics.value("visiond_watch_overflows_total") >= 1
+
+
+async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "HINTS", 3)
+    names = [f"{number}.jpg" for number in range(300)]
+    async with watch() as found:
+        for name in names:
+            found.write(name)
+        await found.until(names)
+
+
+async def test_polling_finds_all_that_events_would_have_told(watch: Watch, outside: Path) -> None:
+    async with watch(rescan_seconds=0.1, watch="poll") as found:
+        found.write("a.jpg")
+        (outside / "b.jpg").write_bytes(b"data")
+        (outside / "b.jpg").rename(found.inbox / "b.jpg")
+        found.write("sub/c.jpg")
+        await found.until(["a.jpg", "b.jpg", "sub/c.jpg"])
+        found.write("a.jpg", b"newer data")
+        await found.until(["a.jpg", "a.jpg", "b.jpg", "sub/c.jpg"])
+
+
+async def test_a_version_replaced_while_it_waits_in_the_queue_is_gone_and_the_new_one_pending(watch: Watch) -> None:
+    async with watch() as found:
+        found.write("a.jpg")
+        await found.until(["a.jpg"])
+        found.write("a.jpg", b"newer data")
+        await found.until(["a.jpg", "a.jpg"])
+    with contextlib.closing(Reader(found.ledger.path)) as reader:
+        assert reader.counts()[JobStatus.GONE] == 1
+        assert reader.counts()[JobStatus.PENDING] == 2  # with "first"
+        newest = reader.find("a.jpg")
+    assert newest
+    assert (newest.status, newest.version.size) == (JobStatus.PENDING, 10)
+
+
+async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch, outside: Path) -> None:
+    """As a mount does that is lost for a while."""
+    async with watch(rescan_seconds=0.1) as found:
+        found.inbox.rename(outside / "gone")
+        found.inbox.mkdir()
+        found.write("a.jpg")
+        await found.until(["a.jpg"])
+
+
+def test_without_watches_left_it_polls_says_so_once_and_finds_all(tmp_path: Path) -> None:
+    """The limit is of a user namespace of the daemon's own."""
+    limited = ["unshare", "-Ur", "sh", "-c", 'echo 1 > /proc/sys/user/max_inotify_watches && exec "$@"', "sh"]
+    if subprocess.run([*limited, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace with a limit of its own may be made here")
+    place = Place(tmp_path, {"pipeline": {"rescan_seconds": 0.2}})
+    with Daemon(place, prefix=limited) as daemon:
+        for number in range(6):
+            place.drop(f"folder-{number % 3}/{number}.ppm", picture(number))
+        daemon.wait_idle(6)
+        (line,) = [line for line in daemon.log_text().splitlines() if "inotify's limits are used up" in line]
+    assert "fs.inotify.max_user_watches" in line
+    place.assert_kept(DONE=6)
+
+
+def test_the_kinds_of_file_system_that_send_no_events_are_known() -> None:
+    assert watching.NETWORK_FILE_SYSTEMS.fullmatch(b"nfs4")
+    assert watching.NETWORK_FILE_SYSTEMS.fullmatch(b"fuse.sshfs")
+    assert not watching.NETWORK_FILE_SYSTEMS.fullmatch(b"ext4")
+    assert not is_network_mount(Path("/proc"))

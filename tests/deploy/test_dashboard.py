@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import asyncio
+import runpy
+from collections import defaultdict
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from daemon.config import Http
+from daemon.gpus import Gpu
+from daemon.jobs import Admitted, JobStatus
+from daemon.ledger import Ledger
+from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
+from daemon.metrics import Metrics
+from daemon.pool import Pool, PoolSettings, Seat, Worker
+from daemon.slab import Slab
+from daemon.status import Status
+from stages.base import Limits, Reason
+from tests.deploy.queries import FOLDER, Query, dashboard, panels, problems, queries
+from tests.makers import done, failed, make_job, make_outputs, postponed
+
+GPU = Gpu(0, "GPU-1", "H200", 8, 5, 3, "9.0", 0.5, ())
+PROVISIONING = FOLDER / "provisioning"
+PROMETHEUS = FOLDER.parent / "prometheus" / "prometheus.yml"
+
+
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[dict[str, str]]]:
+    """What a scrape shows of a daemon in which everything has happened once: name → the labels of each sample."""
+    monkeypatch.setattr("daemon.metrics.list_gpus", lambda: [GPU])
+    metrics = Metrics()
+    anyio.run(report_everything, metrics, tmp_path / "ledger.sqlite")
+    found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+        for sample in family.samples:
+            found[sample.name].append(sample.labels)
+    return found
+
+
+async def report_everything(metrics: Metrics, path: Path) -> None:
+    """Each event of the pipeline, the pool and the watcher, and one refresh of the status."""
+    metrics.admitted(Admitted(pending=3, skipped=1, replaced=1))
+    job = make_job()
+    job.outputs = make_outputs()
+    metrics.fed(job)
+    metrics.replied("ocr", "cuda:0", Reply(1, [Outcome("JPEG", 8, 8, {})], [StageRun("ocr", 1, 0.1)], out_of_memory=1))
+    for ending in (done(job), failed(make_job(), Reason.TRUNCATED), postponed(make_job(), 1.0)):
+        metrics.ended(ending)
+    metrics.scan_seconds.observe(0.1)
+    metrics.reconcile_found.inc()
+    metrics.watch_overflows.inc()
+    slab, ledger = Slab(1 << 20), Ledger(path)
+    try:
+        ledger.commit_seconds = metrics.commit_seconds.observe
+        await ledger.admit([])
+        pool = pool_with_a_past(metrics)
+        lane: Any = SimpleNamespace(name="ocr", queue=asyncio.Queue(), pool=pool)
+        pipeline: Any = SimpleNamespace(in_flight={}, troubles={}, slab=slab, lanes=[lane])
+        await Status(pipeline, ledger, metrics, dict.fromkeys(JobStatus, 0)).refresh()
+    finally:
+        ledger.close()
+        slab.close()
+
+
+def pool_with_a_past(metrics: Metrics) -> Pool:
+    """A pool with a worker that was lost once and is ready again."""
+    setup = Setup("ocr/0", "cuda:0", [], 1 << 20, 2, 1, Limits(), None)
+    pool = Pool("ocr", [Seat(setup, "cuda:0", {})], -1, PoolSettings(1.0, 1.0), metrics)
+    metrics.worker_restarts.labels("cuda:0", "died").inc()
+    metrics.model_load_seconds.labels("cuda:0", "ocr").set(1.0)
+    worker = Worker(setup, "cuda:0", SimpleNamespace(returncode=None), SimpleNamespace())  # type: ignore[arg-type]
+    worker.beat = Beat(1, 2, 3)
+    pool.seats[0].worker, pool.seats[0].state = worker, "ready"
+    return pool
+
+
+@pytest.mark.parametrize("query", list(queries()), ids=lambda query: f"{query.panel}: {query.legend}")
+def test_a_query_asks_only_for_what_the_daemon_exports(query: Query, samples: dict[str, list[dict[str, str]]]) -> None:
+    assert problems(query, samples) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "legend", "complaint"),
+    [
+        ("visiond_image{}", "", "there is no metric visiond_image"),
+        ("visiond_images_total", "", "it asks for no metric"),
+        ("sum by (colour) (visiond_images_total{})", "", "visiond_images_total has no label colour"),
+        ('visiond_images_total{outcome="lost"}', "", 'visiond_images_total never has outcome="lost"'),
+        ("sum by (outcome) (visiond_images_total{})", "{{reason}}", "the legend shows {'reason'}, the query keeps {'outcome'}"),
+    ],
+)
+def test_the_check_of_queries_finds_mistakes(text: str, legend: str, complaint: str, samples: Any) -> None:
+    assert problems(Query("", legend, text), samples) == [complaint]
+
+
+def test_the_json_is_what_its_generator_writes() -> None:
+    made = runpy.run_path(str(FOLDER / "dashboard.py"))["build"]()
+    assert dashboard() == made, "run: make docs"
+
+
+def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
+    assert [p["title"] for p in panels() if not (p["description"] and p["fieldConfig"]["defaults"]["unit"])] == []
+
+
+def test_panels_lie_side_by_side_within_the_grid() -> None:
+    places = [panel["gridPos"] for panel in dashboard()["panels"]]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    for a, b in combinations(places, 2):
+        apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"] or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert apart, f"{a} and {b} overlap"
+
+
+def test_the_dashboard_can_be_provisioned_on_any_grafana() -> None:
+    document = dashboard()
+    assert (document["uid"], document["editable"]) == ("visiond", False)
+    assert isinstance(document["schemaVersion"], int)
+    assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
+    sources = {target["datasource"]["uid"] for panel in panels() for target in panel["targets"]}
+    assert sources == {"${DS_PROMETHEUS}"}
+    assert "DS_PROMETHEUS" in [variable["name"] for variable in document["templating"]["list"]]
+
+
+def test_prometheus_scrapes_the_default_address_at_the_interval_grafana_is_told() -> None:
+    config = yaml.safe_load(PROMETHEUS.read_text())
+    (job,) = config["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [Http().listen]}]
+    (source,) = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"] == "15s"
+    (provider,) = yaml.safe_load((PROVISIONING / "dashboards" / "visiond.yml").read_text())["providers"]
+    assert provider["type"] == "file"

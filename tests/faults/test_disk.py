@@ -1,0 +1,113 @@
+"""A disk that is full or cannot be written pauses the daemon, which says so once, and goes on by itself. Nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon_process import Daemon, Place
+
+RECOVERY_SECONDS = 10.0
+OBSERVED_SECONDS = 2.5  # of a pause, in which it tries again at least twice
+
+
+class Tmpfs:
+    """A small file system of its own, so that it can be full without harm to the machine's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def remount(self, options: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{options}", str(self.folder)], check=True)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Tmpfs]:
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "visiond-test", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip(f"no tmpfs may be mounted here: {mount.stderr.strip()}")
+    try:
+        yield Tmpfs(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def assert_pauses(daemon: Daemon, what: str, why: str, pauses: int = 1) -> None:
+    """It is paused, /readyz says why, it is alive, it does not babble, and it holds no image to blame."""
+    daemon.wait_until(lambda status: why in status["paused"], f"a pause: {why}")
+    code, ready = daemon.get("/readyz")
+    assert code == 503
+    assert any(problem.startswith(f"{what} cannot be written") and why in problem for problem in ready["problems"])
+    assert daemon.get("/healthz")[0] == 200
+    text, started = daemon.log_text(), time.monotonic()
+    daemon.wait_until(lambda _: time.monotonic() - started > OBSERVED_SECONDS, "some tries")
+    assert daemon.log_text().removeprefix(text).count("\n") < OBSERVED_SECONDS
+    assert len(list(daemon.events("paused", cannot_write=what))) == pauses
+    assert daemon.status()["failed"] == 0
+
+
+def assert_goes_on(daemon: Daemon, images: int) -> None:
+    daemon.wait_idle(images, RECOVERY_SECONDS)
+    assert daemon.get("/readyz") == (200, {"ready": True, "problems": []})
+
+
+def test_results_that_are_full_then_read_only_pause_the_daemon_until_they_can_be_written(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with mounted(place.site.results, "32k") as disk:
+        with Daemon(place) as daemon:
+            place.drop_many(range(100))
+            assert_pauses(daemon, "results", os.strerror(28))
+            disk.remount("size=4m")
+            assert_goes_on(daemon, 100)
+            disk.remount("ro")
+            place.drop_many(range(100, 150))
+            assert_pauses(daemon, "results", os.strerror(30), pauses=2)
+            disk.remount("rw")
+            assert_goes_on(daemon, 150)
+            assert daemon.stop() == 0
+        place.assert_kept(DONE=150)
+
+
+def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_says_nothing_is_done_that_is_not(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with mounted(place.folder / "state", "512k") as disk:
+        with Daemon(place) as daemon:
+            place.drop_many(range(600))
+            assert_pauses(daemon, "ledger", "full")
+            disk.remount("size=64m")
+            assert_goes_on(daemon, 600)
+            assert daemon.stop() == 0
+        place.assert_kept(DONE=600)
+
+
+def test_a_full_disk_at_sigterm_keeps_no_one_waiting_and_loses_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"drain_seconds": 1}})
+    with mounted(place.site.results, "32k") as disk:
+        place.drop_many(range(100))
+        with Daemon(place) as daemon:
+            daemon.wait_until(lambda status: status["paused"], "a pause")
+            assert daemon.stop(RECOVERY_SECONDS) == 0
+        disk.remount("size=4m")
+        assert place.run_once().returncode == 0
+        place.assert_kept(DONE=100)
+
+
+def test_a_file_in_the_results_folders_place_pauses_the_daemon_until_it_is_gone(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.site.results.touch()
+    with Daemon(place) as daemon:
+        place.drop_many(range(20))
+        daemon.wait_until(lambda status: status["paused"].startswith("results"), "a pause")
+        assert daemon.get("/readyz")[0] == 503
+        place.site.results.unlink()
+        assert_goes_on(daemon, 20)
+    place.assert_kept(DONE=20)

@@ -1,0 +1,150 @@
+"""`visiond run` from its start to its end, as systemd and people see it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tests.daemon_process import Daemon, Notice, Place, counts_of, picture
+
+SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}}  # 50 images a second
+DRAIN_SECONDS = 10.0
+OFTEN = {"WATCHDOG_USEC": "150000"}  # a word every 50 ms
+
+
+def test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load(tmp_path: Path) -> None:
+    place = Place(tmp_path, SLOW)
+    place.drop_many(range(400))
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda status: status["done"] > 10, "work")
+        told = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - told < DRAIN_SECONDS
+        ready = datetime.fromisoformat(next(daemon.events("ready"))["timestamp"]).timestamp()
+        texts = [notice.text for notice in daemon.notify.notices]
+    counts = counts_of(place)
+    assert counts["DONE"] > 10
+    assert counts["PENDING"] > 10  # it was under load, and did not work all of it off first
+    assert counts["FAILED"] == 0
+    assert place.judge(finished=False).problems == []  # nothing half done
+    assert place.rows("SELECT MIN(finished_at) FROM image")[0][0] > ready
+    assert texts.index("READY=1") < texts.index("STOPPING=1")
+    assert any(text.startswith("STATUS=") and "done" in text for text in texts)
+    place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": 0}}}})
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=400)
+
+
+def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unharmed(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with Daemon(place) as daemon:
+        before = os.times()
+        second = place.command("run")
+        after = os.times()
+        assert second.returncode == os.EX_TEMPFAIL
+        assert f"Another visiond works with {tmp_path / 'state'}" in second.stderr
+        # Its own processor time: other programs may keep the machine busy meanwhile.
+        assert after.children_user - before.children_user + after.children_system - before.children_system < 1.5
+        place.drop_many(range(10))
+        daemon.wait_idle(10)
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=10)
+
+
+def test_ctrl_c_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 30.0}}}})
+    with Daemon(place) as daemon:
+        os.killpg(daemon.process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
+        assert daemon.wait_end() == 0
+    with Daemon(place) as daemon:
+        place.drop("a.ppm", picture(1))
+        daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
+        os.killpg(daemon.process.pid, signal.SIGINT)
+        daemon.wait_event("draining", in_flight=1)
+        os.killpg(daemon.process.pid, signal.SIGINT)
+        told = time.monotonic()
+        daemon.wait_end()
+        assert time.monotonic() - told < DRAIN_SECONDS
+    assert counts_of(place) == {"PENDING": 1}
+
+
+def test_every_problem_of_the_configuration_is_told_at_once_with_78(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.configure({"pipeline": {"max_atempts": 3, "slab_bytes": "1 XB"}, "stages": {"ocr": {"batch_size": -1}}})
+    run = place.run_once()
+    assert run.returncode == os.EX_CONFIG
+    assert 'pipeline.max_atempts: unknown key; did you mean "max_attempts"?' in run.stderr
+    assert "pipeline.slab_bytes" in run.stderr
+    assert "stages.ocr.batch_size" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_missing_inbox_is_named_with_78_and_not_created(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.inbox().rmdir()
+    run = place.run_once()
+    assert run.returncode == os.EX_CONFIG
+    assert f"inbox {place.inbox()} does not exist; create it" in run.stderr
+    assert not place.inbox().exists()
+
+
+def test_run_once_exits_0_when_all_is_done_and_1_when_an_image_failed(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(20))
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=20)
+    place.drop("broken.jpg", b"no picture")
+    assert place.run_once().returncode == 1
+    place.assert_kept(DONE=20, FAILED=1)
+
+
+def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_when_nothing_moves(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"batch_timeout_seconds": 0.4}})
+    place.configure({"stages": {"ocr": {"options": {"fail": {"HANG": "hang"}}}}})
+    with Daemon(place, **OFTEN) as daemon:
+        assert daemon.notify.wait(lambda notices: fed(notices) >= 5, 20, daemon.alive), "idle, it is fed"
+        place.drop("hang.ppm", picture(1, b"HANG"))
+        daemon.wait_event("image failed", reason="timeout")
+        assert longest_silence(daemon.notify.notices) < 8, "a worker that hangs is the pool's business"
+        hang_publishing(place, "a.ppm")
+        assert daemon.notify.wait(lambda notices: longest_silence(notices) >= 10, 20, daemon.alive), "stuck, it is not fed"
+
+
+def fed(notices: list[Notice]) -> int:
+    return sum(notice.text == "WATCHDOG=1" for notice in notices)
+
+
+def longest_silence(notices: list[Notice]) -> int:
+    """How many times in a row it spoke of its status without feeding the watchdog, from READY on."""
+    longest = silent = 0
+    for notice in notices:
+        silent = 0 if notice.text == "WATCHDOG=1" else silent + notice.text.startswith("STATUS=")
+        longest = max(longest, silent)
+    return longest
+
+
+def hang_publishing(place: Place, path: str) -> None:
+    """Where the sidecar's temporary file will be, a FIFO that nobody reads: to open it hangs, as on a dead network mount."""
+    temporary = f".visiond-{hashlib.sha256(f'{path}.json'.encode()).hexdigest()[:24]}.tmp"
+    place.site.results.mkdir(exist_ok=True)
+    os.mkfifo(place.site.results / temporary)
+    place.drop(path, picture(2))
+
+
+def test_a_notify_socket_that_nobody_reads_does_not_stop_the_work(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(str(tmp_path / "deaf"))
+        environment: dict[str, Any] = {"NOTIFY_SOCKET": str(tmp_path / "deaf"), "WATCHDOG_USEC": "3000"}
+        with Daemon(place, ready=False, **environment) as daemon:
+            daemon.wait_event("ready")
+            place.drop_many(range(10))
+            daemon.wait_idle(10)
+            assert daemon.stop() == 0
+    place.assert_kept(DONE=10)

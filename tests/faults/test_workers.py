@@ -1,0 +1,141 @@
+"""Workers that die, hang, raise, run out of memory: only the image that is to blame pays, and the others never notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from daemon import pool
+from daemon.config import parse
+from daemon.errors import NoWorkersLeft
+from daemon.service import run_service
+from tests.checker import Verdict
+from tests.daemon_process import GLANCE, TOKEN, Daemon, Place, picture, seeded, wait_for
+
+KILLS = 5
+BATCH_TIMEOUT = 1.0  # seconds
+
+
+def open_place(folder: Path, fail: dict[str, str] | None = None, **pipeline: Any) -> Place:
+    ocr = {"options": {"fail": fail or {}, "oom_above": 2}}
+    return Place(folder, {"stages": {"ocr": ocr}, "pipeline": {"max_attempts": 2, **pipeline}})
+
+
+def drop_marked(place: Place, mark: str, count: int) -> set[bytes]:
+    paths = [f"{mark}-{number}.ppm" for number in range(count)]
+    for number, path in enumerate(paths):
+        place.drop(path, picture(10**6 + number, mark.encode()))
+    return {path.encode() for path in paths}
+
+
+def failed_as(verdict: Verdict, reason: str) -> set[bytes]:
+    return {path for path, why in verdict.reasons("FAILED").items() if why == reason}
+
+
+def test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_full_of_them(tmp_path: Path) -> None:
+    place = open_place(tmp_path, {"SEGV": "segfault", "LOST": "lost"})
+    poison = drop_marked(place, "SEGV", 5) | drop_marked(place, "LOST", 1)  # more than a seat forgives in a row
+    with Daemon(place) as daemon:
+        place.drop_many(range(20))
+        daemon.wait_idle(26)
+        assert len(daemon.workers()) == 1
+        assert daemon.stop() == 0
+    assert failed_as(place.assert_kept(DONE=20, FAILED=6), "poison") == poison
+
+
+def test_an_error_costs_one_image_and_a_lack_of_memory_none(tmp_path: Path) -> None:
+    place = open_place(tmp_path, {"RAISE": "raise", "TRANS": "transient", "ERROR": "error", "MEMORY": "oom"})
+    bad = drop_marked(place, "RAISE", 2) | drop_marked(place, "TRANS", 1) | drop_marked(place, "ERROR", 1)
+    drop_marked(place, "MEMORY", 8)
+    place.drop_many(range(20))
+    with Daemon(place) as daemon:
+        daemon.wait_idle(32)
+        assert daemon.get("/healthz") == (200, {"status": "ok", "problems": []})  # no worker had to go
+        assert daemon.metric("visiond_out_of_memory_total", device="cpu") > 0
+        assert daemon.metric("visiond_retries_total", reason="stage") == 3  # of those that may pass, one each
+    assert failed_as(place.assert_kept(DONE=28, FAILED=4), "stage") == bad
+
+
+def test_kill_9_of_random_workers_loses_nothing_and_the_others_go_on(tmp_path: Path) -> None:
+    chance = seeded()
+    place = open_place(tmp_path, workers_per_device=2)
+    place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": 0.004}}}})
+    place.drop_many(range(600))
+    with Daemon(place) as daemon:
+        for kill in range(1, KILLS + 1):
+            daemon.wait_until(lambda s, least=90 * kill: s["ended_in_this_run"] >= least and two_ready(s), "more work")
+            threading.Event().wait(chance.uniform(0, 0.1))
+            victim = chance.choice(sorted(daemon.workers()))
+            name = daemon.events_of_pid(victim)["worker"]
+            answered = batches(daemon.status(), other_than=name)
+            os.kill(victim, signal.SIGKILL)
+            loss = wait_for(lambda n=kill: len(found := list(daemon.events("worker lost"))) >= n and found[-1], "its loss")
+            assert loss["worker"] == name
+            daemon.wait_until(lambda s, n=name, a=answered: batches(s, other_than=n) > a, "a batch of the other one")
+        daemon.wait_idle(600)
+    place.assert_kept(DONE=600)
+
+
+def two_ready(status: dict[str, Any]) -> bool:
+    return [worker["state"] for worker in status["workers"]] == ["ready", "ready"]
+
+
+def batches(status: dict[str, Any], other_than: str) -> int:
+    return sum(worker["batches"] for worker in status["workers"] if worker["name"] != other_than)
+
+
+def test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time(tmp_path: Path) -> None:
+    place = open_place(tmp_path, {"HANG": "hang"}, batch_timeout_seconds=BATCH_TIMEOUT)
+    with Daemon(place) as daemon:
+        hung = drop_marked(place, "HANG", 1)
+        dropped = place.inbox().joinpath("HANG-0.ppm").stat().st_ctime
+        loss = daemon.wait_event("worker lost")
+        assert loss["cause"] == "a batch was not done within 1 s"
+        assert datetime.fromisoformat(loss["timestamp"]).timestamp() - dropped < BATCH_TIMEOUT + 2
+        place.drop_many(range(8))
+        daemon.wait_idle(9)
+    assert failed_as(place.assert_kept(DONE=8, FAILED=1), "timeout") == hung
+
+
+def test_a_worker_that_cannot_load_ends_the_daemon_with_69_and_the_cause(tmp_path: Path) -> None:
+    place = open_place(tmp_path)
+    place.configure({"stages": {"blip": {"options": {"no_such_option": 1}}}})
+    run = place.run_once()
+    assert run.returncode == os.EX_UNAVAILABLE
+    assert "No worker is left" in run.stderr
+    assert "no_such_option" in run.stderr
+
+
+def test_workers_that_die_before_they_answer_anything_end_the_daemon_with_69(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
+    place = open_place(tmp_path)
+    monkeypatch.setenv(TOKEN, place.token)  # for the workers, which are this process's own children
+    killed: list[int] = []
+    over = threading.Event()
+
+    def kill_all() -> None:
+        while not over.wait(GLANCE):
+            for pid in set(place.processes()) - set(killed):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    try:
+        with pytest.raises(NoWorkersLeft, match="No worker is left") as failure:
+            anyio.run(run_service, parse(place.settings, tmp_path))
+    finally:
+        over.set()
+        killer.join()
+    assert failure.value.exit_status == os.EX_UNAVAILABLE
+    assert len(killed) == pool.QUICK_DEATHS
+    assert not place.orphans()

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from stages.ocr import lay_out
+from stages.warp import Lines, crop_quad, cut_in_torch, cut_with_cv2, frame, join, resize_in_torch
+
+
+def draw_page(width: int, height: int, seed: int) -> torch.Tensor:
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return torch.from_numpy(cv2.GaussianBlur(noise, (0, 0), 1.0))
+
+
+def place_line(x: int, y: int, width: int, height: int, degrees: float) -> np.ndarray:
+    along = np.array([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))])
+    down = np.array([-along[1], along[0]])
+    corners = [0 * along, width * along, width * along + height * down, height * down]
+    return (np.array(corners) + np.array([x, y])).round().clip(0, (499, 299)).astype(np.float32)
+
+
+def lay_out_lines() -> Lines:
+    """On two pages: upright, slanting, one that runs down, one shrunk, one that leaves the page."""
+    first = [place_line(30, 20, 200, 40, 0), place_line(40, 90, 180, 25, 4), place_line(300, 20, 30, 200, 0)]
+    second = [place_line(20, 30, 300, 90, -3), place_line(430, 250, 120, 60, 20), place_line(100, 150, 160, 12, 30)]
+    lines = join([lay_out(page, np.array(quads)) for page, quads in enumerate([first, second])])
+    return replace(lines, resized=np.minimum(lines.resized, 380))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [((640, 480), (736, 992)), ((90, 70), (45, 35)), ((1, 1), (32, 32)), ((301, 7), (96, 48)), ((33, 257), (33, 31))],
+)
+def test_resizing_in_torch_is_cv2s_to_the_bit(source: tuple[int, int], target: tuple[int, int]) -> None:
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (*source, 3), dtype=np.uint8))
+    assert np.array_equal(resize_in_torch(pixels, *target), cv2.resize(pixels.numpy(), target))
+
+
+def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
+    pages, lines = [draw_page(500, 300, 0), draw_page(500, 300, 1)], lay_out_lines()
+    assert lines.height[2] > lines.width[2]
+    theirs, ours = cut_with_cv2(pages, lines, 48, 400).int(), cut_in_torch(pages, lines, 48, 400).int()
+    inside = torch.arange(400) < torch.from_numpy(lines.resized)[:, None]
+    off = (ours - theirs).abs()[inside[:, None].expand(-1, 48, -1)]
+    assert theirs.float().std() > 5
+    assert off.max() <= 1
+    assert (off > 0).float().mean() < 1e-3
+
+
+def test_an_upright_box_is_cut_as_the_warp_cuts_it() -> None:
+    page = draw_page(500, 300, 0).numpy()
+    corners = place_line(30, 20, 200, 40, 0)
+    warp = cv2.getPerspectiveTransform(corners, frame(200, 40))
+    warped = cv2.warpPerspective(page, warp, (200, 40), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+    assert np.array_equal(crop_quad(page, corners, 200, 40), warped)

@@ -1,0 +1,109 @@
+"""The house rules that a machine can check: which way imports run, and how long files and functions are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = {"torch", "torchvision", "torchcodec", "transformers", "ultralytics", "cv2"}
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 60
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(file): file for package in ("daemon", "stages") for file in sorted((ROOT / package).rglob("*.py"))}
+
+
+@cache
+def parse(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(), str(MODULES[module]))
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Every module that import statements among these nodes name. `from x import y` may name two: x, and x.y."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def executed(node: ast.AST) -> Iterator[ast.AST]:
+    """All that runs when a module is imported: not the bodies of functions, nor what is for type checkers only."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from executed(child)
+
+
+def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    """Imports inside functions and for type checkers count too."""
+    graph = {module: set(imported(ast.walk(parse(module)))) & MODULES.keys() - {module} for module in MODULES}
+    assert sum(map(len, graph.values())) > len(MODULES)
+    assert find_cycle(graph) == []
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.split(".")[0] == "stages"])
+def test_stages_do_not_know_the_daemon(module: str) -> None:
+    assert {name for name in imported(ast.walk(parse(module))) if name.split(".")[0] == "daemon"} == set()
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.split(".")[0] == "daemon"])
+def test_the_daemon_imports_no_models(module: str) -> None:
+    assert {name.split(".")[0] for name in imported(executed(parse(module)))} & HEAVY == set()
+
+
+def test_what_runs_at_import_is_told_from_what_does_not() -> None:
+    source = """
+if TYPE_CHECKING:
+    import a
+def function():
+    import b
+try:
+    import c
+except ImportError:
+    from d import e
+class Class:
+    import f
+"""
+    assert set(imported(executed(ast.parse(source)))) == {"c", "d", "d.e", "f"}
+
+
+def test_the_daemon_and_its_commands_load_no_torch() -> None:
+    program = f"import sys, daemon.service, daemon.cli; print(*({HEAVY!r} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.split() == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_and_functions_fit_on_a_few_screens(module: str) -> None:
+    assert len(MODULES[module].read_text().splitlines()) <= LONGEST_FILE
+    functions = [node for node in ast.walk(parse(module)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
