@@ -157,7 +157,8 @@ def _show(record: Record) -> None:
     document: dict[str, Any] = msgspec.json.decode(record.encode())
     console.print(f"[bold]{say(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
     console.print(
-        f"file  {say(os.fsdecode(record.location))}, {record.version.size} bytes, {record.width}×{record.height} {record.format}"
+        f"file  {say(os.fsdecode(record.location))}, {record.version.size} bytes, "
+        f"{record.width}×{record.height} {record.format}"
     )
     if notice := document.get("notice"):
         console.print(f"[yellow]{say(notice)}[/yellow]")
@@ -344,14 +345,15 @@ def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> Non
 
     settings = read_config(config)
     found = [packs.open_pack(name, settings.models.folder) for name in packs.list_packs(settings.models.folder)]
-    rows = [
-        (p.name, str(p.folder), p.size_bytes >> 20, ", ".join(p.manifest.stages), p.manifest.description or p.notice)
-        for p in found
-    ]
     if as_json:
-        print_json([dict(zip(("name", "folder", "mebibytes", "stages", "description"), row, strict=True)) for row in rows])
+        keys = ("name", "folder", "bytes", "stages", "notice")
+        rows = ((p.name, str(p.folder), p.size_bytes, list(p.manifest.stages), p.notice) for p in found)
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
     else:
-        print_table(("pack", "folder", "MiB", "stages", "what"), rows)
+        print_table(
+            ("pack", "folder", "MiB", "stages", "note"),
+            ((p.name, p.folder, p.size_bytes >> 20, ", ".join(p.manifest.stages), p.notice) for p in found),
+        )
 
 
 @models_app.command("pull")

@@ -34,7 +34,7 @@ def _parse_bytes(value: object) -> object:
     number = text.rstrip("kmgi").strip()
     try:
         return int(float(number) * _UNITS[text[len(number) :].strip()])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         raise ValueError(f'"{value}" is no size; write a number of bytes or, for example, "256 MiB"') from None
 
 
@@ -98,13 +98,15 @@ class State(Section):
 
 
 class SegmentTable(Section):
-    stages: list[str] = Field(description="Stages of this segment, in order.")
+    stages: list[str] = Field(min_length=1, description="Stages of this segment, in order.")
     devices: list[str] = Field(min_length=1, description='Devices that hold it, for example ["cuda:0", "cuda:1"].')
     workers_per_device: int = Field(1, ge=1, description="Processes on each of them.")
 
 
 class PipelineSection(Section):
-    stages: list[str] = Field(list(ORDER), description="Which stages run; their order is always ocr, yolo, clip, blip.")
+    stages: list[str] = Field(
+        list(ORDER), min_length=1, description="Which stages run; their order is always ocr, yolo, clip, blip."
+    )
     mode: Literal["full", "cascade"] = Field(
         "full", description="cascade: stop at the first bin that passes and skip the later stages."
     )
@@ -141,7 +143,7 @@ class PipelineSection(Section):
 class Models(Section):
     pack: str = Field(
         "mini",
-        description='Which weights: "mini" (inside the package), "standard" (pulled once), or the path of a folder, with a slash in it.',
+        description='Which weights: "mini" (inside the package), "standard" (pulled once), or a folder\'s path, with a slash.',
     )
     folder: Path = Field(Path("models"), description="Where pulled packs are kept.")
 
@@ -237,6 +239,8 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
         config = _anchor(Config.model_validate(document), folder.absolute())
     except ValidationError as error:
         raise ConfigError([_explain(problem) for problem in error.errors()]) from None
+    except RuntimeError as error:  # of expanduser
+        raise ConfigError([f"a path begins with the ~ of a user who has no home folder: {error}"]) from None
     if problems := [*_misplaced_folders(config), *_misused_names(config)]:
         raise ConfigError(problems)
     return config
@@ -307,10 +311,15 @@ def _misplaced_folders(config: Config) -> list[str]:
         for key, folder in own.items():
             if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):
                 problems.append(f"{key}: {folder} lies in the inbox {inbox.path}; put it elsewhere.")
+        for key in ("output.failed", "output.done", "output.bins_folder"):
+            if inbox.path.is_relative_to(own[key]):
+                problems.append(
+                    f"{key}: the inbox {inbox.path} lies in {own[key]}, where images go; put one of them elsewhere."
+                )
         for other in config.inbox[index + 1 :]:
             if inbox.path.is_relative_to(other.path) or other.path.is_relative_to(inbox.path):
                 problems.append(f"inbox: {inbox.path} and {other.path} lie in each other; keep one of them.")
-            if inbox.name == other.name:
+            if inbox.name == other.name or not (inbox.name and other.name):
                 problems.append(
                     f"inbox: {inbox.path} and {other.path} would write the same sidecars; give each a name of its own."
                 )

@@ -15,7 +15,11 @@ from stages.binning import Rule, Thresholds, apply_rule, is_decided, judge
 
 # A file with such a name claims to be an image: FAILED when it is none. Any other is only SKIPPED.
 IMAGE_SUFFIXES = frozenset(
-    b".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .avif .heic .heif .ppm .pgm .pbm .pnm .mpo .jp2 .jxl .psd .svg".split()
+    suffix.encode()
+    for suffix in (
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".jp2", ".jxl", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp"),
+        *(".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm", ".psd", ".svg"),
+    )
 )
 LONGEST_PAUSE_SECONDS = 600.0
 
@@ -72,7 +76,7 @@ class Judge:
             # not_before 0 means "never tried", so a pause of nothing must not give it.
             return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=now + pause)
         claims_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
-        skipped = failure.reason is Reason.NOT_AN_IMAGE and not claims_image
+        skipped = failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not claims_image
         return Ending(job, JobStatus.SKIPPED if skipped else JobStatus.FAILED, now, attempts, failure=failure)
 
 

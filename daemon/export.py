@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -70,7 +71,7 @@ def parse_ratio(text: str) -> dict[str, float]:
         shares = {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(",") if part)}
     except ValueError:
         raise ConfigError([f'--ratio "{text}" is no mix; write it like A=0.4,B=0.4,C=0.2.']) from None
-    if any(share <= 0 for share in shares.values()):
+    if not all(0 < share < math.inf for share in shares.values()):
         raise ConfigError([f'--ratio "{text}": a share must be more than 0; leave out what you do not want.'])
     return {name: share / sum(shares.values()) for name, share in shares.items()}
 
@@ -98,7 +99,7 @@ def row_of(record: Record) -> dict[str, Any]:
         "spatial_dispersion": objects.get("dispersion"),
         "caption": caption.get("text"),
         "clip_similarity": caption.get("similarity"),
-        "tags": ", ".join(tag["label"] for tag in tags),
+        "tags": ", ".join(tag["label"] for tag in tags) if "clip" in document else None,
         "seconds": sum(document["timings"].values()),
         "finished_at": document["finished_at"],
         "notice": document.get("notice", ""),
@@ -116,6 +117,8 @@ def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, i
     chance = random.Random(SEED)
     left, missing = dict(counts), dict(wanted)
     for record in records:
+        if not left.get(record.bin):  # it came after the count
+            continue
         if chance.random() * left[record.bin] < missing.get(record.bin, 0):
             missing[record.bin] -= 1
             yield record
@@ -130,7 +133,7 @@ def _counted(records: Iterable[Record], step: Step, total: int) -> Iterator[Reco
 
 def _write_csv(file: Path, records: Iterable[Record]) -> int:
     written = 0
-    with file.open("w", newline="") as out:
+    with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, COLUMNS)
         writer.writeheader()
         for record in records:

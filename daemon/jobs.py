@@ -32,7 +32,9 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Version:
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        figures = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        # SQLite's integers have 64 bits and a sign. Inodes may use all 64, and times after 2262 need more.
+        return cls(*((figure + 2**63) % 2**64 - 2**63 for figure in figures))
 
 
 class File(NamedTuple):

@@ -205,7 +205,7 @@ class Ledger:
             width=job.width,
             height=job.height,
             outputs=job.outputs,
-            models=[self._models[self._model_ids[stage]] for stage in job.outputs],
+            models=[self._models[self._model_ids[stage]] for stage in job.outputs if ending.status is JobStatus.DONE],
             bin=ending.bin,
             criteria=ending.criteria,
             reason=reason or "",
@@ -218,7 +218,12 @@ class Ledger:
             (p.id, p.location, *((p.version.device, p.version.inode, p.version.ctime_ns) if p.version else (None,) * 3))
             for p in placed
         ]
-        await self._ask(lambda connection: run_rows(connection, "emitted", rows) and None)
+
+        def work(connection: sqlite3.Connection) -> None:
+            run_rows(connection, "placed", [row for row in rows if row[1]])
+            run_rows(connection, "emitted", [(p.id,) for p in placed])
+
+        await self._ask(work)
 
     async def owed(self, after: int, limit: int) -> list[Record]:
         """Ended images whose sidecar and source a crash may have left undone, by id."""
@@ -262,7 +267,7 @@ class Ledger:
             started, changes = time.perf_counter(), self._connection.total_changes
             try:
                 answers: list[Any] = self._transact([work for work, _ in group])
-            except sqlite3.Error:
+            except Exception:  # noqa: BLE001 - of SQLite or of a request of ours
                 # One of them cannot be done: each gets a transaction of its own, so that only the guilty fails.
                 answers = [self._attempt(work) for work, _ in group]
             if self._connection.total_changes > changes:
@@ -325,19 +330,22 @@ class Ledger:
 def _open(path: Path) -> sqlite3.Connection:
     """Connect, check that it is a ledger of this version, create it if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    except sqlite3.OperationalError as error:
+        raise LedgerDamaged(f"{path} cannot be used: {error}. Is it a file that may be written?") from error
     connection.row_factory = sqlite3.Row
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         owner = connection.execute("PRAGMA application_id").fetchone()[0]
         empty = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0] == 0
+        if not empty and owner != APPLICATION_ID:
+            raise LedgerDamaged(f"{path} is a database of another program. Name another folder in [state] path.")
         if version > SCHEMA_VERSION:
             raise LedgerTooNew(
                 f"{path} was written by a newer visiond (schema {version}, this one knows {SCHEMA_VERSION}). "
                 "Upgrade visiond, or name another folder in [state] path."
             )
-        if not empty and owner != APPLICATION_ID:
-            raise LedgerDamaged(f"{path} is a database of another program. Name another folder in [state] path.")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA cache_size = -65536")

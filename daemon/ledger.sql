@@ -72,11 +72,13 @@ SELECT id FROM model WHERE stage = ? AND fingerprint = ?;
 UPDATE image SET priority = :priority WHERE status = 0 AND inbox = :inbox AND priority <> :priority;
 
 -- name: versions
-SELECT path, device, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND path IN (:rows);
+SELECT path, device, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND status <> 4 AND path IN (:rows);
 
 -- name: admit
 INSERT INTO image (inbox, path, device, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, emitted)
-VALUES :rows ON CONFLICT DO NOTHING RETURNING status;
+VALUES :rows ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- GONE, and there again
+SET status = excluded.status, reason = excluded.reason, not_before = excluded.seen_at, detail = NULL, finished_at = NULL
+WHERE image.status = 4 RETURNING status;
 
 -- name: supersede
 UPDATE image SET status = 4, detail = 'replaced by a newer version', finished_at = :now WHERE id IN (
@@ -127,8 +129,11 @@ FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0
 UPDATE image SET attempts = ?, not_before = ?, detail = ? WHERE id = ? AND status = 0;
 
 -- name: emitted
-UPDATE image SET emitted = 1, location = COALESCE(placed.column2, location), device = COALESCE(placed.column3, device),
-    inode = COALESCE(placed.column4, inode), ctime_ns = COALESCE(placed.column5, ctime_ns)
+UPDATE image SET emitted = 1 WHERE id IN (:rows);
+
+-- name: placed
+-- Two versions of one file that was moved once end up with the same figures: the first keeps them.
+UPDATE OR IGNORE image SET location = placed.column2, device = placed.column3, inode = placed.column4, ctime_ns = placed.column5
 FROM (VALUES :rows) AS placed WHERE image.id = placed.column1;
 
 -- name: owed

@@ -327,8 +327,6 @@ class Pipeline:
         if replaced:
             return
         self.metrics.ended(ending)
-        if job.gone:  # there may be a newer version already
-            self.watcher.hint(job.inbox, job.path)
         if ending.failure:
             log.warning(
                 "image failed" if ending.status is JobStatus.FAILED else "image not done",
@@ -351,6 +349,6 @@ class Pipeline:
                 failed = True
                 await anyio.sleep(PAUSE_SECONDS)
             else:
-                if failed and self.troubles.pop(what, None):  # that something else can be read or written proves nothing
+                if failed and self.troubles.pop(what, ""):  # that something else can be read or written proves nothing
                     log.info("going on", can_write=what)
                 return answer

@@ -63,6 +63,8 @@ def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], weights: Map
     small = [gpu.name for gpu in gpus if f"cuda:{gpu.index}" in devices and gpu.free_bytes < need]
     if small and len(devices) > 1:
         return "pipelined", f"all stages need {need >> 20} MiB, more than is free on {', '.join(small)}"
+    if small:
+        return "replicated", f"all stages need {need >> 20} MiB, more than is free on {small[0]}, which is the only device"
     return "replicated", "every device has memory for all stages" if gpus else "no GPU: the CPU holds all stages"
 
 

@@ -57,6 +57,7 @@ class Worker:
         self.alone: anyio.Event | None = None  # set: lent whole; the event fires when all its slots are in
         self.parked = 0
         self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._writer: asyncio.StreamWriter | None = None  # once it loads
         self._numbers = 0
         self._setup = setup
 
@@ -80,7 +81,7 @@ class Worker:
     async def load(self, timeout_seconds: float) -> Ready:
         """Wait until its models are loaded. Raises WorkerLost."""
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self.connection)
-        self._writer.write(frame(self._setup))
+        self._send(self._setup)
         try:
             with anyio.fail_after(timeout_seconds):
                 message = await self._receive()
@@ -104,7 +105,7 @@ class Worker:
         number = self._numbers
         future = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(frame(Batch(number, items)))
+            self._send(Batch(number, items))
             with anyio.fail_after(timeout_seconds):
                 reply: Reply = await future
                 return reply
@@ -145,7 +146,7 @@ class Worker:
         """Tell it that no more batches will come: it leaves when those in its hands are done."""
         if self.alive:
             with contextlib.suppress(OSError):
-                self._writer.write(frame(Stop()))
+                self._send(Stop())
 
     async def kill(self) -> None:
         """Give it a moment if it is leaving, else SIGTERM, SIGKILL, and reap."""
@@ -157,6 +158,8 @@ class Worker:
                     with anyio.move_on_after(TERM_SECONDS):
                         await self.process.wait()
             await self.process.wait()
+            if self._writer:
+                self._writer.close()
             self.connection.close()
 
     def epitaph(self) -> str:
@@ -165,6 +168,10 @@ class Worker:
         if self.cause:
             return self.cause
         return f"killed by {signal.Signals(-status).name}" if status and status < 0 else f"exited with status {status}"
+
+    def _send(self, message: Setup | Batch | Stop) -> None:
+        assert self._writer is not None
+        self._writer.write(frame(message))
 
     async def _receive(self) -> Ready | Reply | Beat | Farewell:
         try:

@@ -20,7 +20,6 @@ from daemon.sidecar import SCHEMA
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
 
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -100,7 +99,7 @@ class Reader:
         """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged when it is no ledger."""
         if not path.exists():
             raise FileNotFoundError(path)
-        self._connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
         self._connection.row_factory = sqlite3.Row
         try:
             self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._connection.execute(SQL["models"])}
@@ -128,7 +127,7 @@ class Reader:
     def find(self, name: str) -> Record | None:
         """The newest version of a file by its path, absolute or relative to an inbox, or by its number."""
         rows: list[sqlite3.Row] = []
-        if name.isdigit():
+        if name.isdecimal() and len(name) < 19:
             rows = self._connection.execute(SQL["find_by_id"], (int(name),)).fetchall()
         for inbox, folder in self.inboxes().items():
             for path in (os.fsencode(name), os.path.relpath(os.fsencode(os.path.abspath(name)), folder)):

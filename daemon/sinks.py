@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from daemon.records import Record
 log = structlog.get_logger()
 
 LONGEST_NAME = 255  # bytes, of every common file system
+_IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +64,38 @@ class Sink:
         return self._move(record, os.path.join(self.failed, record.path))
 
     def _place(self, record: Record) -> Placed:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(*_IN_THE_WAY):
             os.unlink(sidecar_path(self.failed, record.path))  # of a try that failed
         target = os.path.join(self.bins, os.fsencode(record.bin), record.path)
         if self.bins_mode == "move":
             return self._move(record, target)
         if self.bins_mode == "copy":
-            _copy(record, target)
+            self._try(record, lambda: _copy(record, target))
         moved = self._move(record, os.path.join(self.done, record.path)) if self.on_success == "move" else Placed(record.id)
         if self.bins_mode == "link":
-            _link(moved.location or record.location, target)
+            self._try(record, lambda: _link(moved.location or record.location, target))
         if self.bins_mode != "none":
-            self._leave_other_bins(record)
+            self._try(record, lambda: self._leave_other_bins(record))
         if self.on_success == "delete":
-            _delete(record)
+            self._try(record, lambda: _delete(record))
         return moved
 
     def _leave_other_bins(self, record: Record) -> None:
         """An earlier version of the file may have been in another bin."""
         for name in os.listdir(self.bins):
             if name != os.fsencode(record.bin):
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with contextlib.suppress(*_IN_THE_WAY):
                     os.unlink(os.path.join(self.bins, name, record.path))
+
+    def _try(self, record: Record, step: Callable[[], None]) -> None:
+        """A step that one file's neighbours or rights may make impossible for good: then it is left out, with a word in
+        the log. A disk that is full or failing is another matter."""
+        try:
+            step()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            log.warning("bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror)
 
     def _move(self, record: Record, target: bytes) -> Placed:
         """The source under its new name. A source that cannot be moved stays, with a word in the log: its result is safe."""
@@ -137,8 +149,15 @@ def sidecar_path(folder: bytes, path: bytes) -> bytes:
     sidecar = name + b".json"
     if len(sidecar) > LONGEST_NAME:
         mark = b"~" + hashlib.sha256(path).hexdigest()[:16].encode() + b".json"
-        sidecar = name[: LONGEST_NAME - len(mark)] + mark
+        sidecar = _cut(name, LONGEST_NAME - len(mark)) + mark
     return os.path.join(folder, head, sidecar)
+
+
+def _cut(name: bytes, length: int) -> bytes:
+    """At most so many bytes of a name; a name in UTF-8 is not cut within a character."""
+    while length > 0 and name[length] & 0xC0 == 0x80:
+        length -= 1
+    return name[:length]
 
 
 def write_whole(path: bytes, data: bytes) -> None:
@@ -179,8 +198,11 @@ def _is_same(record: Record, path: bytes) -> bool:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    # A rename moves the change time and a copy has its own inode, so these are no evidence here.
-    return (status.st_size, status.st_mtime_ns) == (record.version.size, record.version.mtime_ns)
+    now = Version.of(status)
+    if (now.size, now.mtime_ns) != (record.version.size, record.version.mtime_ns):
+        return False
+    # A rename moves the change time and a copy has its own inode, so these are no evidence anywhere but at the source.
+    return path != record.location or now.inode == record.version.inode
 
 
 def _move(record: Record, target: bytes) -> Placed:
@@ -193,16 +215,28 @@ def _move(record: Record, target: bytes) -> Placed:
     if not _is_same(record, record.location):
         done = next((path for path in (second, target) if _is_same(record, path)), None)  # before a crash
         return Placed(record.id, done, Version.of(os.lstat(done))) if done else Placed(record.id)
-    final = second if os.path.lexists(target) else target
+    numbered = (b"%b~%d.%d%b" % (stem, record.id, number, suffix) for number in itertools.count(2))
+    final = next(
+        path for path in itertools.chain((target, second), numbered) if _is_copy(record, path) or not os.path.lexists(path)
+    )
     os.makedirs(os.path.dirname(final), exist_ok=True)
     try:
         _take(record, final)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _copy(record, final)
+        if not _is_copy(record, final):  # of before a crash
+            _copy(record, final)
         _delete(record)
     return Placed(record.id, final, Version.of(os.lstat(final)))
+
+
+def _is_copy(record: Record, path: bytes) -> bool:
+    """Whether the file at `path` has the source's very bytes, on a file system that it can only be copied to."""
+    if not _is_same(record, path) or os.lstat(path).st_dev == os.lstat(record.location).st_dev:
+        return False
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest() == record.digest
 
 
 def _take(record: Record, target: bytes) -> None:
@@ -236,7 +270,8 @@ def _link(source: bytes, target: bytes) -> None:
 
 def _delete(record: Record) -> None:
     """Remove the source, under another name first, so that a version that slips in is not the one that goes."""
+    aside = _temporary(record.location)
     if _is_same(record, record.location):
-        aside = _temporary(record.location)
         _take(record, aside)
+    if _is_same(record, aside):  # just now, or before a crash
         os.unlink(aside)

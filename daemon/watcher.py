@@ -102,10 +102,6 @@ class Watcher:
             if self._inotify:
                 self._inotify.close()
 
-    def hint(self, inbox: int, path: bytes) -> None:
-        """Someone else saw a change of this file; look at it soon."""
-        self._push(Hint(inbox, path))
-
     # The truth: scans
 
     async def _sweep(self, admit: Admit) -> None:

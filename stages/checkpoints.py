@@ -10,6 +10,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from stages.devices import device_errors
+
 # A worker's log is no place for progress bars and configurations; what matters of a load is raised below.
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -37,7 +39,8 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
             f"{folder} does not hold a {kind.__name__}: {len(wrong)} of its weights are missing or of another shape, "
             f"{wrong[0]} first. Copy the whole folder again, or name another model."
         )
-    model.eval().to(device)
+    with device_errors():
+        model.eval().to(device)
     return model
 
 

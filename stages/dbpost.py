@@ -23,6 +23,7 @@ SHORTEST_GROWN_SIDE = 5
 SHORTEST_KEPT_SIDE = 4  # pixels, of a box in the page
 ROW_GAP = 10  # pixels from a box down to the next that begin a new row
 NEXT, PREVIOUS = [1, 2, 3, 0], [3, 0, 1, 2]  # corners
+BESIDE, ABOVE = [3, 2, 1, 0], [1, 0, 3, 2]  # the corner with which each shares its x in an upright box, and its y
 ARC_TOLERANCE = 0.25  # pixels between a rounded corner's chords and its arc
 
 
@@ -68,11 +69,17 @@ def mean_inside(values: Map, quads: Quads) -> NDArray[np.float64]:
     first = np.clip(np.floor(quads.min(axis=1)), 0, last).astype(np.int32)
     end = np.clip(np.ceil(quads.max(axis=1)), 0, last).astype(np.int32) + 1
     outlines = (quads - first[:, None]).astype(np.int32, order="C")
+    upright = (outlines == np.stack([outlines[:, BESIDE, 0], outlines[:, ABOVE, 1]], axis=2)).all(axis=(1, 2)).tolist()
     means = np.empty(len(quads))
     for i, ((left, top), (right, bottom)) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
-        inside = np.zeros((bottom - top, right - left), dtype=np.uint8)
-        cv2.fillPoly(inside, outlines[i : i + 1], 1)
-        means[i] = cv2.mean(values[top:bottom, left:right], inside)[0]
+        around = values[top:bottom, left:right]
+        if upright[i]:  # then a slice holds just what is inside, at a fifth of the cost
+            (x, y), (u, v) = outlines[i, 0].tolist(), outlines[i, 2].tolist()
+            means[i] = cv2.mean(around[max(y, 0) : v + 1, max(x, 0) : u + 1])[0]
+        else:
+            inside = np.zeros(around.shape, dtype=np.uint8)
+            cv2.fillPoly(inside, outlines[i : i + 1], 1)
+            means[i] = cv2.mean(around, inside)[0]
     return means / 255 if values.dtype == np.uint8 else means
 
 

@@ -60,14 +60,17 @@ def fill_canvases(pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tenso
             box.place(canvas, resize_by_cv2(image, box))
     else:
         for places in group_by_size(pixels).values():
-            box = boxes[places[0]]
-            together = torch.stack([pixels[place] for place in places]).float()
-            size = box.image_height, box.image_width
-            resized = F.interpolate(together, size, mode="bilinear", align_corners=False, antialias=False)
             canvases = batch[places]
-            box.place(canvases, resized.round_())
+            boxes[places[0]].place(canvases, resize_by_torch([pixels[place] for place in places], boxes[places[0]]))
             batch[places] = canvases
     return batch.div_(255)
+
+
+def resize_by_torch(images: Sequence[Tensor], box: Letterbox) -> Tensor:
+    """Images of one size, together."""
+    size = box.image_height, box.image_width
+    resized = F.interpolate(torch.stack(list(images)).float(), size, mode="bilinear", align_corners=False, antialias=False)
+    return resized.round_()
 
 
 def resize_by_cv2(image: Tensor, box: Letterbox) -> Tensor:

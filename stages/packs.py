@@ -8,7 +8,6 @@ recorded at first sight under the models folder, in locks/.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,9 +115,12 @@ def recognise(path: Path) -> dict[str, StageEntry]:
 
     Raises PackError when it provides none.
     """
+    if path.is_file() and path.suffix == ".pt":
+        return {"yolo": StageEntry("ultralytics", {"weights": path.name})}
     if path.is_file():
-        beside = {"config": "yolo.json"} if (path.parent / "yolo.json").is_file() and path.suffix != ".pt" else {}
-        return {"yolo": StageEntry("ultralytics", {"weights": path.name, **beside})}
+        if path.suffix != ".safetensors" or not (path.parent / "yolo.json").is_file():
+            raise PackError(f"{path} is to be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it.")
+        return {"yolo": StageEntry("ultralytics", {"weights": path.name, "config": "yolo.json"})}
     stages: dict[str, StageEntry] = {}
     if (path / "yolo.safetensors").is_file() and (path / "yolo.json").is_file():
         stages["yolo"] = StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"})
@@ -140,9 +142,17 @@ def find_model(path: Path, kind: str) -> str | None:
     """Where a transformers model of that kind lies: in a sub-folder of that name, or in the folder itself."""
     for place in (kind, "."):
         config = path / place / "config.json"
-        if config.is_file() and json.loads(config.read_text()).get("model_type") == kind:
+        if config.is_file() and read_model_type(config) == kind:
             return place
     return None
+
+
+def read_model_type(config: Path) -> str:
+    """What a transformers config.json says it is of. Raises PackError when it is no JSON object."""
+    try:
+        return str(msgspec.json.decode(config.read_bytes(), type=dict[str, Any]).get("model_type", ""))
+    except msgspec.DecodeError as error:
+        raise PackError(f"{config} cannot be read: {error}. Copy the folder again.") from error
 
 
 def verify(pack: Pack, names: Iterable[str] | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL.Image
 import torch
 
 Floats = npt.NDArray[np.float64]
@@ -59,17 +60,18 @@ class ImageProcessor:
     """
 
     def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
-        """settings: a transformers image processor, or anything with its size, crop_size, image_mean, image_std."""
+        """settings: a transformers CLIPImageProcessor or BlipImageProcessor. Raises ValueError when it does something else."""
         self.dtype = dtype
         # Levels up to 255 are exact in float16, and its matrix products are fast on a GPU; bfloat16 would round them.
         self.work_dtype = torch.float16 if device.startswith("cuda") and dtype != torch.float32 else torch.float32
-        self.edge = settings.size.shortest_edge
-        kept = settings.size if self.edge is None else settings.crop_size
+        self.size, self.edge = settings.size, settings.size.shortest_edge
+        kept = settings.crop_size if settings.do_center_crop else settings.size
         self.height, self.width = kept.height, kept.width
-        if self.edge is not None and self.edge < max(self.height, self.width):
+        known = self.height and self.width and settings.resample == PIL.Image.Resampling.BICUBIC
+        if not known or min(self._scale(1, 1)) < max(self.height, self.width):
             raise ValueError(
-                f"preprocessor_config.json crops {self.height}×{self.width} from a shortest edge of {self.edge}; "
-                "a crop larger than the image is not supported."
+                "preprocessor_config.json asks for what is not supported: only a bicubic resize, to a fixed size or to a "
+                "shortest edge with a centre crop no larger than that."
             )
         mean = torch.tensor(settings.image_mean, device=device) * 255
         deviation = torch.tensor(settings.image_std, device=device) * 255
@@ -95,21 +97,20 @@ class ImageProcessor:
         return (down @ torch.cat(parts, dim=2)).float().round_().clamp_(0, 255)
 
     def _prepare_axes(self, height: int, width: int) -> tuple[Axis, Axis]:
-        resized_height, resized_width = self.height, self.width
-        if self.edge is not None:
-            resized_height, resized_width = scale_to_edge(height, width, self.edge)
+        resized_height, resized_width = self._scale(height, width)
         top, left = (resized_height - self.height) // 2, (resized_width - self.width) // 2
         down, first_row, last_row = axis_weights(height, resized_height, top, self.height, self._device)
         across, first_column, last_column = axis_weights(width, resized_width, left, self.width, self._device)
         rows = (down.to(self.work_dtype), first_row, last_row)
         return rows, (across.T.contiguous().to(self.work_dtype), first_column, last_column)
 
-
-def scale_to_edge(height: int, width: int, edge: int) -> tuple[int, int]:
-    """Height and width once the shorter side is `edge`; the longer one is cut off to whole pixels."""
-    if height <= width:
-        return edge, int(edge * width / height)
-    return int(edge * height / width), edge
+    def _scale(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the whole resized image; the longer side is cut off to whole pixels."""
+        if self.edge is None:
+            return self.size.height, self.size.width
+        if height <= width:
+            return self.edge, int(self.edge * width / height)
+        return int(self.edge * height / width), self.edge
 
 
 def group_by_size(pixels: Sequence[torch.Tensor]) -> dict[tuple[int, int], list[int]]:

@@ -164,17 +164,15 @@ def resize_packed(pixels: Tensor, sizes: Tensor, height: int, columns: int) -> T
     turned = tall >= TALL * width
     left, right, *across_weights = find_taps(torch.where(turned, tall, width), resized, columns, clamp=True)
     upper, lower, *down_weights = find_taps(torch.where(turned, width, tall), torch.full_like(width, height), height)
-    origin, row, column = (
-        (start + turned * (width - 1)).long(),
-        torch.where(turned, -1, width),
-        torch.where(turned, width, 1),
-    )
-    first, second = (tap * column.long()[:, None] for tap in (left, right))
+    origin = (start + turned * (width - 1)).int()[:, None]
+    row, column = torch.where(turned, -1, width).int()[:, None], torch.where(turned, width, 1).int()[:, None]
+    whole = F.pad(pixels, (0, 1)).view(torch.int32)[:, 0]  # a gather of 4 bytes costs less than three of 1
     first_weight, second_weight = (weight[:, None, :, None] for weight in across_weights)
 
     def widen(rows: Tensor) -> Tensor:
-        starts = (origin[:, None] + rows * row.long()[:, None])[:, :, None]
-        near, far = (pixels[starts + offsets[:, None]].int() for offsets in (first, second))
+        starts = (origin + rows.int() * row)[:, :, None]
+        places = (starts + (tap.int() * column)[:, None] for tap in (left, right))
+        near, far = (whole[place].unsqueeze(-1).view(torch.uint8).int() for place in places)
         return near * first_weight + far * second_weight
 
-    return blend(widen(upper), widen(lower), *(weight[:, :, None, None] for weight in down_weights))
+    return blend(widen(upper), widen(lower), *(weight[:, :, None, None] for weight in down_weights))[..., :3]

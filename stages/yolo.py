@@ -11,12 +11,13 @@ from math import inf
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import Meta
 from torch import Tensor
 
 from stages.base import Detection, Image, ImageError, Objects, Result, Stage
-from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
+from stages.devices import device_errors, dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.letterbox import Letterbox, fill_canvases
 from stages.options import read_options
 from stages.yolonet import decode_in_float32, load_network, non_max_suppression, scale_boxes
@@ -47,7 +48,8 @@ class YoloStage(Stage):
         self.stride = int(model.stride.max())
         if self.size % self.stride:
             raise ValueError(f"yolo: imgsz is {self.size}; choose a multiple of {self.stride}.")
-        self.model = model.fuse(verbose=False).to(self.device, dtype, memory_format=torch.channels_last)
+        with device_errors():
+            self.model = model.fuse(verbose=False).to(self.device, dtype, memory_format=torch.channels_last)
         self.dtype, self.end2end = dtype, bool(model.end2end)
         if dtype != torch.float32:
             decode_in_float32(model.model[-1])
@@ -91,10 +93,11 @@ class YoloStage(Stage):
         return found
 
     def _describe(self, found: Tensor, canvas: tuple[int, int], image: Image) -> Objects:
-        corners = scale_boxes(canvas, found[:, :4], (image.height, image.width)).tolist()
+        rows = found.numpy().astype(np.float64)
+        corners = scale_boxes(canvas, rows[:, :4], (image.height, image.width)).round(2).tolist()
+        scores, labels = rows[:, 4].round(5).tolist(), rows[:, 5].astype(int).tolist()
         detections = [
-            Detection(self.names[int(label)], round(score, 5), tuple(round(value, 2) for value in box))
-            for box, (score, label) in zip(corners, found[:, 4:6].tolist(), strict=True)
+            Detection(self.names[label], score, tuple(box)) for box, score, label in zip(corners, scores, labels, strict=True)
         ]
         detections.sort(key=lambda detection: -detection.score)
         unique = len({detection.label for detection in detections})

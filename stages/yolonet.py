@@ -77,8 +77,8 @@ def load_network(files: Mapping[str, str], *, allow_pickle: bool = False) -> tup
     if weights.endswith(".pt"):
         if not allow_pickle:
             raise ValueError(
-                f"{weights} is a pickle, which can run code when it is read. Convert it once with "
-                "`visiond models convert`, or set allow_pickle = true under [stages.yolo.options] if you trust it."
+                f"{weights} is a pickle, which can run code when it is read. If you trust it, set allow_pickle = true under "
+                "[stages.yolo.options], or make safetensors of it once with stages.yolonet.convert_checkpoint."
             )
         state, config = read_checkpoint(Path(weights))
     else:
@@ -137,7 +137,7 @@ def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]
         raise ValueError(f"{checkpoint} is no ultralytics checkpoint: {error}") from error
     model = content.get("ema") or content.get("model")
     if not isinstance(model, DetectionModel):
-        raise ValueError(f"{checkpoint} holds a {type(model).__name__}, not a detection model.")  # noqa: TRY004  the file is wrong, not a call
+        raise ValueError(f"{checkpoint} holds a {type(model).__name__}, not a detection model.")
     size = content.get("train_args", {}).get("imgsz", 640)
     structure = {key: value for key, value in model.yaml.items() if key not in ("yaml_file", "channels")}
     names = [model.names[index] for index in range(len(model.names))]

@@ -139,11 +139,11 @@ class Place:
         document: dict[str, Any] = json.loads((self.site.results / inbox / f"{path}.json").read_bytes())
         return document
 
-    def command(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        """`visiond` with these arguments and this place's configuration, to its end."""
+    def command(self, *arguments: str | Path, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """`visiond` with these arguments and this place's configuration, to its end. prefix: a command that runs it."""
         return subprocess.run(
-            [sys.executable, "-m", "daemon", *map(str, arguments)],
-            env={**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config), **environment},
+            [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
+            env={**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)},
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -151,8 +151,8 @@ class Place:
             check=False,
         )
 
-    def run_once(self) -> subprocess.CompletedProcess[str]:
-        return self.command("run", "--once")
+    def run_once(self, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        return self.command("run", "--once", prefix=prefix)
 
     def judge(self, *, finished: bool = True, deleted: frozenset[bytes] = frozenset()) -> checker.Verdict:
         """The independent checker's verdict and, as the models are fakes, whether each answer went to its image."""

@@ -63,8 +63,8 @@ vision towers had to say which object, of which colour and how many alike is cen
 
 ## Limits
 
-Nine objects at most, and captions that name at most three groups of them; objects smaller than a fourteenth of the image's
-short side are not in the data; a caption is one of a closed grammar, whatever the picture shows.
+Nine objects at most, and captions that name at most three groups of them; objects smaller than about a tenth of the
+image's short side are not in the data; a caption is one of a closed grammar, whatever the picture shows.
 """
 
 
@@ -113,7 +113,7 @@ def list_scores(scores: Mapping[str, Any]) -> list[str]:
     return [
         f"| {text} | {scores[name]:.3f} | {'' if target is None else f'≥ {target:.2f}'} |"
         for name, text, target in TARGETS
-        if name in scores
+        if scores.get(name) is not None
     ]
 
 

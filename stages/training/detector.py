@@ -23,7 +23,7 @@ from stages.training.trainer import LOG
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator
 
-LAST = Path("weights", "last.pt")
+LAST, FINISHED = Path("weights", "last.pt"), "finished"
 
 
 class Trainer(DetectionTrainer):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class Trainer(DetectionTrainer):  # type: ignore[misc]
         network = yolonet.build_network(self.config)
         if weights:
             network.load(weights)
-        return network
+        return network  # type: ignore[no-any-return]
 
     def save_metrics(self, metrics: dict[str, Any]) -> None:
         super().save_metrics(metrics)
@@ -59,7 +59,7 @@ class Trainer(DetectionTrainer):  # type: ignore[misc]
             file.write(msgspec.json.encode(entry) + b"\n")
 
     def _measure_progress(self, elapsed: float) -> float:
-        return elapsed / (self.args.time * 3600) if self.args.time else (self.epoch + 1) / self.epochs
+        return float(elapsed / (self.args.time * 3600) if self.args.time else (self.epoch + 1) / self.epochs)
 
 
 def train_detector(job: DetectorJob) -> Path:
@@ -70,10 +70,14 @@ def train_detector(job: DetectorJob) -> Path:
     _, Trainer.config = mini.make_yolo(vocabulary, sizes)
     Trainer.log = folder / LOG
     resumed = job.resume and (folder / LAST).is_file()
+    if resumed and (folder / FINISHED).exists():
+        return folder / LAST
+    (folder / FINISHED).unlink(missing_ok=True)
     if not resumed:
         Trainer.log.write_bytes(b"")
     trainer = Trainer(overrides=list_settings(job, folder, sizes.yolo_size, resumed=resumed))
     trainer.train()
+    (folder / FINISHED).touch()
     return folder / LAST
 
 

@@ -118,7 +118,7 @@ def pack_spots(truths: Sequence[Example]) -> npt.NDArray[np.float32]:
     packed[..., :3] = NO_SPOT
     for place, truth in enumerate(truths):
         for number, spot in enumerate(truth.spots[:MOST_SPOTS]):
-            packed[place, number] = (spot.label, spot.color, spot.count - 1, spot.x, spot.y)
+            packed[place, number] = (spot.label, spot.color, min(spot.count, MOST_SPOTS) - 1, spot.x, spot.y)
     return packed
 
 

@@ -17,7 +17,7 @@ from stages.training import mini
 from stages.training.cache import COLOR_NAMES
 from stages.training.examples import Examples
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
-from stages.training.trainer import Batches, Settings, Trainer, make_accelerator
+from stages.training.trainer import Batches, Settings, Trainer, make_accelerator, make_deterministic
 
 FINAL = "final"  # where the trained weights lie in a job's folder
 THREADS = 2  # on a CPU; a GPU's process needs no more either
@@ -51,8 +51,11 @@ class DetectorJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def run_job(job: Job) -> None:
     torch.set_num_threads(THREADS)
+    if job.settings.deterministic:
+        make_deterministic()
     torch.backends.cuda.matmul.allow_tf32 = True
     accelerator = make_accelerator(job.settings)
+    torch.manual_seed(job.settings.seed)
     vocabulary, sizes = mini.Vocabulary.of_scenes(), mini.Sizes()
     models = mini.make_models(job.settings.seed, vocabulary, sizes)
     examples = Examples(Path(job.examples), accelerator.device)

@@ -33,6 +33,9 @@ CENTRE_WEIGHT = 20.0  # of a patch with a centre, against one without: there are
 class Learner(nn.Module):
     """Turns a batch into losses; "loss" is the one to bring down. `model` is what is kept of it."""
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(self, model: PreTrainedModel, names: tuple[int, int] | None) -> None:
         """names: how many labels and colours the objects of the examples have; None when they have no spots."""
         super().__init__()
@@ -72,7 +75,7 @@ class Grounding(nn.Module):
         places = cells[..., 1] * side + cells[..., 0]
         present = spots[..., 0] != NO_SPOT
         centre, *_ = scores.split(self.parts, dim=-1)
-        wanted = torch.zeros_like(centre[..., 0]).scatter_reduce(1, places, present.float(), "amax")
+        wanted = (F.one_hot(places, scores.shape[1]) * present[..., None]).amax(1).float()
         loss = F.binary_cross_entropy_with_logits(centre[..., 0], wanted, pos_weight=wanted.new_tensor(CENTRE_WEIGHT))
         found = scores.gather(1, places[..., None].expand(-1, -1, scores.shape[-1])).split(self.parts, dim=-1)[1:]
         for part, answers in enumerate(found):
@@ -120,6 +123,7 @@ class ClipLearner(Learner):
     """
 
     model: CLIPModel
+    prompts: Tensor
 
     def __init__(self, model: CLIPModel, prompts: Tensor, names: tuple[int, int] | None = None) -> None:
         """prompts: token ids [tags, words] of the texts that stand for the tags."""

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -82,11 +83,9 @@ def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
         return {}
     pack_models(options)
     tell(f"the pack is in {options.out}")
+    finish_pack(options, {}, data)  # so that a scoring that fails loses nothing
     scores = score(options, tell) if options.score else {}
-    logs = {kind: options.workdir / kind / LOG for kind in KINDS}
-    write_card(options.out, scores, logs, count_scenes(data), options.seed)
-    if options.report:
-        write_report(options, scores, logs)
+    finish_pack(options, scores, data)
     tell("done")
     return scores
 
@@ -116,11 +115,11 @@ def make_scenes(options: Options, folder: Path, tell: Say) -> None:
 
 
 def list_jobs(options: Options, data: Path) -> dict[str, Any]:
-    common = {"seed": options.seed, "seconds": options.seconds, "epochs": options.epochs}
+    common = Settings(seed=options.seed, seconds=options.seconds, epochs=options.epochs)
     sizes = options.batch_sizes
     settings = {
-        "clip": Settings(**common, batch_size=sizes["clip"], learning_rate=1.5e-3),
-        "blip": Settings(**common, batch_size=sizes["blip"], learning_rate=1e-3),
+        "clip": msgspec.structs.replace(common, batch_size=sizes["clip"], learning_rate=1.5e-3),
+        "blip": msgspec.structs.replace(common, batch_size=sizes["blip"], learning_rate=1e-3),
     }
     jobs: dict[str, Any] = {
         kind: Job(
@@ -180,10 +179,8 @@ def watch(options: Options, running: Mapping[str, subprocess.Popen[bytes]], tell
     """Tell how far they are until all have ended. Raises TrainingFailed at the first that ended badly."""
     told = time.monotonic()
     while any(process.poll() is None for process in running.values()):
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired, StopIteration):
             next(process for process in running.values() if process.poll() is None).wait(LOOK_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
         for kind, process in running.items():
             if process.poll():
                 raise TrainingFailed(describe_failure(options.workdir / kind / "output.txt", kind))
@@ -239,15 +236,20 @@ def score(options: Options, tell: Say) -> dict[str, Any]:
     scores = score_pack(options.out, options.score, read=options.read, workdir=workdir, say=tell)
     figures: dict[str, Any] = msgspec.to_builtins(scores)
     for name, value in figures.items():
-        if not isinstance(value, dict | list):
+        if isinstance(value, int | float):
             tell(f"{name:>26} {value:.4g}")
     return figures
 
 
-def write_report(options: Options, scores: Mapping[str, Any], logs: Mapping[str, Path]) -> None:
+def finish_pack(options: Options, scores: Mapping[str, Any], data: Path) -> None:
+    logs = {kind: options.workdir / kind / LOG for kind in KINDS}
+    write_card(options.out, scores, logs, count_scenes(data), options.seed)
+    if options.report:
+        write_report(options, options.report, scores, logs)
+
+
+def write_report(options: Options, folder: Path, scores: Mapping[str, Any], logs: Mapping[str, Path]) -> None:
     """Few files, easy to carry: mini.tar.gz, log.jsonl, curves.png, scores.json."""
-    folder = options.report
-    assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(folder / "mini.tar.gz", "w:gz") as archive:
         archive.add(options.out, "mini")

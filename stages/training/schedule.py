@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-
 FIRST_PACE = 1e-4  # of a schedule by seconds alone, until it is measured
 
 

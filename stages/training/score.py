@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from stages import binning, registry
-from stages.base import Caption, Clip, Image, ImageError, Limits, Objects, Ocr, Result, Stage
+from stages.base import Caption, Clip, Image, ImageError, Limits, Ocr, Result, Stage
 from stages.decoder import Decoders
 from stages.devices import split_batches
 from stages.images import decode, inspect
@@ -40,22 +40,22 @@ Results = Mapping[str, Result | ImageError]
 
 
 class Scores(msgspec.Struct, kw_only=True):
-    """Shares are 0..1 of all the scenes, but those of objects, which leave out scenes without."""
+    """Shares are 0..1, of all the scenes or, "of objects", of those with objects; None where nothing was asked."""
 
     scenes: int
     read: int  # scenes that OCR and bins were scored on
     map50: float
     map50_95: float
-    caption_picked: float  # CLIP: the true caption is the likeliest among a hundred
-    tag_first: float  # CLIP: the first tag is true
-    main_tag_first: float  # CLIP: the first tag is that of the largest share
-    captions_true: float  # BLIP: every word of the caption is true
-    captions_true_of_objects: float  # the same, of scenes with objects alone
-    groups_true_of_objects: float  # the same, wherever the caption says they are
-    words_read: float
-    bins: float
+    caption_picked: float | None  # CLIP: the true caption is the likeliest among a hundred
+    tag_first: float | None  # CLIP: the first tag is true
+    main_tag_first: float | None  # CLIP: the first tag is that of the largest share
+    captions_true: float | None  # BLIP: every word of the caption is true
+    captions_true_of_objects: float | None  # the same, of scenes with objects alone
+    groups_true_of_objects: float | None  # the same, wherever the caption says they are
+    words_read: float | None
+    bins: float | None
     seconds: dict[str, float] = {}  # of each stage, for an image
-    by_kind: dict[str, dict[str, float]] = {}
+    by_kind: dict[str, dict[str, float | None]] = {}
     misses: list[dict[str, str]] = []
 
 
@@ -69,8 +69,8 @@ def score_pack(
     say: Callable[[str], None] = print,
 ) -> Scores:
     """Score on `count` scenes of full size, as files; OCR and bins on the first `read` of them (None: all)."""
-    files, dataset = workdir / "files", workdir / "detector"
-    if not (files / "truth.jsonl").is_file() or len(read_truth(files / "truth.jsonl")) != count:
+    files, dataset = workdir / f"files-{seed}-{count}", workdir / f"detector-{seed}-{count}"
+    if not (files / "truth.jsonl").is_file():
         write_samples(files, count, seed)
     truths = read_truth(files / "truth.jsonl")
     from stages.training.detector import validate_detector  # ultralytics, which not every caller of this module needs
@@ -116,8 +116,8 @@ def write_upright(file: Path, truth: Truth, folder: Path) -> None:
 def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> tuple[list[Results], dict[str, float]]:
     """Each file's results by stage name; OCR's for the first `read` alone. And each stage's seconds for an image."""
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    overrides = {name: {"batch_size": BATCH} for name in registry.ORDER}
-    specs = resolve_all(open_pack(pack, pack.parent), registry.ORDER, overrides)
+    names = [name for name in registry.ORDER if name != "ocr" or read]
+    specs = resolve_all(open_pack(pack, pack.parent), names, {name: {"batch_size": BATCH} for name in names})
     stages = [registry.build(spec, device) for spec in specs]
     for stage in stages:
         stage.load()
@@ -194,7 +194,7 @@ def judge(
         map50_95=detector["map50_95"],
         caption_picked=mean(picked),
         **{name: mean(marks[name]) for name in MARKS},
-        words_read=right / words if words else 1.0,
+        words_read=right / words if words else None,
         seconds=dict(seconds),
         by_kind={kind: {name: mean(values) for name, values in columns.items()} for kind, columns in sorted(kinds.items())},
         misses=misses[:MISSES_KEPT],
@@ -320,8 +320,8 @@ def as_caption(answers: Results) -> Caption:
     return answer
 
 
-def mean(values: Sequence[bool]) -> float:
-    return sum(values) / len(values) if values else 1.0
+def mean(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as dist_functional
 from accelerate.utils import broadcast_object_list, set_seed
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -52,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight_decay: float = 0.05
     warmup: float = 0.05  # of the whole
     clip_norm: float = 1.0
+    deterministic: bool = False  # the same bits on every run on CUDA too; see make_deterministic
     precision: str = "auto"  # "bf16", "fp16" or "no"; auto: bf16 on CUDA
     log_every: int = 20  # steps
     checkpoint_every: int = 500  # steps; 0: only at the end
@@ -91,6 +93,7 @@ class Trainer:
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.bare = module.to(self.device).train()
         self.elapsed, self.losses = 0.0, list[dict[str, Tensor]]()
+        self.order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def run(self, *, resume: bool = False, stop_after: int = 0) -> None:
         """Train to the end, or until step `stop_after`. resume: go on from the last checkpoint when there is one."""
@@ -133,7 +136,7 @@ class Trainer:
         self.schedule = Schedule(steps, self.settings.seconds, self.settings.warmup)
         self.module, self.optimizer = self.accelerator.prepare(self.bare, self._make_optimizer())
         if self.processes > 1 and hasattr(self.bare, "gather"):
-            self.bare.gather = gather_with_gradient
+            self.bare.gather = gather_with_gradient  # type: ignore[assignment]
         self.accelerator.register_for_checkpointing(self.schedule)
         set_seed(self.settings.seed, device_specific=True)  # whatever the probing drew
         if checkpoint:
@@ -194,14 +197,20 @@ class Trainer:
     def _read(self, step: int) -> list[dict[str, Tensor]]:
         """This process's part of the step's batch, in passes."""
         epoch, number = divmod(step, self.steps_per_epoch)
-        order = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.batches))
-        places = order[number * self.batch_size : (number + 1) * self.batch_size]
+        places = self._shuffle(epoch)[number * self.batch_size : (number + 1) * self.batch_size]
         own = places.reshape(self.processes, self.accumulation, self.micro_batch)[self.accelerator.process_index]
         rank = self.accelerator.process_index
         return [
             self.batches.take(part, np.random.default_rng((self.settings.seed, step, rank, number)))
             for number, part in enumerate(own)
         ]
+
+    def _shuffle(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The order of the examples in an epoch; the last one asked for is kept."""
+        if self.order is None or self.order[0] != epoch:
+            order = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.batches))
+            self.order = (epoch, order)
+        return self.order[1]
 
     def _take_step(
         self, upcoming: Future[list[dict[str, Tensor]]], reader: ThreadPoolExecutor
@@ -318,6 +327,13 @@ def make_accelerator(settings: Settings) -> accelerate.Accelerator:
     )
 
 
+def make_deterministic() -> None:
+    """For this whole process. To be called before its first use of CUDA."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
 def probe_batch(fits: Callable[[int], bool], start: int, most: int) -> int:
     """The largest batch up to `most` that fits: doubled until memory is full, then backed off halfway, thrice.
 
@@ -348,7 +364,7 @@ def gather_with_gradient(tensor: Tensor) -> Tensor:
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
-    gathered: Tensor = torch.cat(torch.distributed.nn.functional.all_gather(tensor.contiguous()))
+    gathered: Tensor = torch.cat(dist_functional.all_gather(tensor.contiguous()))  # type: ignore[no-untyped-call]
     return gathered
 
 

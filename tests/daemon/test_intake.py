@@ -3,7 +3,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import socket
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -112,8 +112,7 @@ def replace_by_folder(path: Path) -> None:
 
 def replace_by_socket(path: Path) -> None:
     path.unlink()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
+    os.mknod(path, stat.S_IFSOCK | 0o600)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +173,14 @@ def test_a_file_that_changes_while_it_is_read_is_gone(
         return count
 
     monkeypatch.setattr(os, "preadv", read_a_little)
+    take_in(slab, inbox, job)
+    assert job.gone
+    assert job.digest == b""
+
+
+def test_a_file_that_ends_before_its_size_is_gone(inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = drop(inbox)
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: 4 if offset == 0 else 0)
     take_in(slab, inbox, job)
     assert job.gone
     assert job.digest == b""

@@ -211,8 +211,9 @@ async def test_the_end_of_a_file_that_was_replaced_is_refused(ledger: Ledger) ->
     replaced, mate = await admit(ledger, b"a.jpg", b"b.jpg")
     await ledger.admit([make_file(b"a.jpg", size=99)])
     assert await ledger.end([done(replaced), done(mate)]) == {mate.id}
-    assert await ledger.end([failed(replaced)]) == set()
+    assert await ledger.end([failed(replaced), postponed(replaced, 1.0)]) == set()
     assert counts(ledger) == {"PENDING": 1, "DONE": 1, "GONE": 1}
+    assert find(ledger, str(replaced.id)).detail == "replaced by a newer version"
 
 
 @pytest.mark.parametrize("status", [JobStatus.SKIPPED, JobStatus.GONE])
@@ -343,6 +344,13 @@ async def test_a_request_that_cannot_be_done_harms_none_of_its_group(ledger: Led
         gate.set()
     assert [type(outcome) for outcome in outcomes] == [Admitted, sqlite3.IntegrityError, Admitted]
     assert paths(await ledger.next_jobs(9, ())) == [b"good.jpg", b"fine.jpg"]
+
+
+async def test_a_request_is_done_whole_or_not_at_all(ledger: Ledger) -> None:
+    files = [make_file(b"%d.jpg" % number) for number in range(500)]
+    with pytest.raises(sqlite3.IntegrityError):
+        await ledger.admit([*files, make_file(None)])  # type: ignore[arg-type]
+    assert counts(ledger) == {}
 
 
 async def test_a_full_disk_is_an_error_of_the_system_and_changes_nothing(ledger: Ledger) -> None:

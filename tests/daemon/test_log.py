@@ -73,7 +73,7 @@ HOSTILE = "a\nlevel=error \x1b[2J\r\x07\x9b31m\u202egpj.\udcff"
 def test_a_files_name_neither_forges_a_line_nor_reaches_the_terminal(format: str) -> None:
     stream = Terminal()
     set_up(format=format, stream=stream)
-    structlog.get_logger().info("image failed", path=HOSTILE)
+    structlog.get_logger().info(f"cannot read {HOSTILE}", path=HOSTILE)
     [line] = lines_of(stream)
     line.encode()  # no surrogates
     for character in ("\x1b[2J", "\r", "\x07", "\x9b", "\u202e"):

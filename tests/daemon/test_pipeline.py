@@ -144,7 +144,7 @@ def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_d
         deleted, replaced = (path.decode() for path in last)
         (place.inbox() / deleted).unlink()
         place.drop(replaced, picture(1000))
-        daemon.wait_idle(152)
+        daemon.wait_idle(151)
         assert daemon.stop() == 0
     verdict = place.judge(deleted=frozenset([deleted.encode()]))
     assert verdict.problems == []

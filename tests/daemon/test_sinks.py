@@ -194,10 +194,21 @@ def test_images_of_an_inbox_that_is_no_longer_configured_wait(tmp_path: Path) ->
 # The failed folder
 
 
-@pytest.mark.parametrize(("on_success", "moved"), [("keep", False), ("move", True), ("delete", True)])
-def test_a_failed_image_has_its_reason_beside_it_and_is_never_deleted(tmp_path: Path, on_success: str, moved: bool) -> None:
+@pytest.mark.parametrize(
+    ("bins", "on_success", "moved"),
+    [
+        ("none", "keep", False),
+        ("copy", "keep", False),
+        ("none", "move", True),
+        ("none", "delete", True),
+        ("move", "keep", True),
+    ],
+)
+def test_a_failed_image_has_its_reason_beside_it_and_is_never_deleted(
+    tmp_path: Path, bins: str, on_success: str, moved: bool
+) -> None:
     record = drop(tmp_path, b"sub/a.jpg", **FAILED)
-    placed = open_sink(tmp_path, on_success=on_success).publish(record)
+    placed = open_sink(tmp_path, bins, on_success).publish(record)
     source = "failed/sub/a.jpg" if moved else "inbox/sub/a.jpg"
     assert tree(tmp_path) == {source: b"image", "failed/sub/a.jpg.json": record.encode()}
     assert (placed.location is not None) is moved

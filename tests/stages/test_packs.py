@@ -178,6 +178,22 @@ def test_a_single_file_of_yolo_weights_can_take_its_place(pack: Pack) -> None:
     assert spec.files == {"weights": str(weights)}
 
 
+def test_a_file_that_is_no_yolo_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "best.safetensors").write_text("x")
+    with pytest.raises(PackError, match=r"a yolo\.json beside it"):
+        open_pack(tmp_path / "best.safetensors", tmp_path / "models")
+    (tmp_path / "yolo.json").write_text("{}")
+    found = open_pack(tmp_path / "best.safetensors", tmp_path / "models")
+    assert resolve(found, "yolo").files["weights"] == str(tmp_path / "best.safetensors")
+
+
+def test_a_damaged_config_is_named(pack: Pack) -> None:
+    pack.record.unlink()
+    (pack.folder / "blip/config.json").write_text("{")
+    with pytest.raises(PackError, match=r"blip/config\.json cannot be read"):
+        open_pack(pack.folder, pack.models_folder)
+
+
 def test_a_folder_without_weights_is_told_what_should_be_there(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"manifest.json, or clip/, blip/ or yolo.safetensors"):
         open_pack(tmp_path, tmp_path / "models")

@@ -14,7 +14,7 @@ import torch
 from torchvision.ops import box_iou
 
 from stages.base import Detection, DeviceLost, Image, Objects, OutOfMemory, StageSpec
-from stages.letterbox import Letterbox, fill_canvases
+from stages.letterbox import Letterbox, fill_canvases, resize_by_cv2, resize_by_torch
 from stages.packs import Pack, resolve
 from stages.yolo import YoloStage, measure_dispersion
 from stages.yolonet import build_network, convert_checkpoint, decode_in_float32, load_network, save_network
@@ -178,6 +178,14 @@ def test_a_letterbox_is_that_of_ultralytics(height: int, width: int) -> None:
     theirs = LetterBox(640, auto=True, stride=32)(image=image.pixels.permute(1, 2, 0).numpy())
     [ours] = fill_canvases([image.pixels], [Letterbox.fit(height, width, 640, 32)])
     assert torch.equal((ours * 255).round().to(torch.uint8).permute(1, 2, 0), torch.from_numpy(theirs))
+
+
+@pytest.mark.parametrize(("height", "width"), [(1080, 810), (100, 333), (1, 3000), (640, 480)])
+def test_a_gpus_resize_is_that_of_cv2_to_a_level(height: int, width: int) -> None:
+    pixels, box = draw_image(height, width).pixels, Letterbox.fit(height, width, 640, 32)
+    assert pixels is not None
+    difference = resize_by_torch([pixels], box)[0] - resize_by_cv2(pixels, box)
+    assert difference.abs().max() <= 1
 
 
 def test_importing_ultralytics_leaves_the_process_as_it_was() -> None:

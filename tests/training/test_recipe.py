@@ -1,0 +1,165 @@
+"""What was trained is what the stages run: the same pixels, the same tokens, the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from stages import registry
+from stages.base import Caption, Clip, Image, Objects
+from stages.manifest import Manifest
+from stages.packs import Pack, open_pack, resolve_all, verify
+from stages.training import mini
+from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
+from stages.training.card import draw_curves, write_card
+from stages.training.examples import EXAMPLES, Example, Examples, write_examples
+from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner
+from stages.training.recipe import Options, TrainingFailed, list_jobs, parse_options, watch
+from stages.training.trainer import Settings, Trainer
+from stages.training.truth import Truth
+from tests.training.test_trainer import NAMES, TINY
+
+COUNT = 12
+STAGES = ("yolo", "clip", "blip")
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[tuple[np.ndarray, Truth]]:
+    """Of unlike captions and first tags."""
+    found: dict[str, tuple[np.ndarray, Truth]] = {}
+    for index in range(300):
+        pixels, truth = draw(5, index, ((160, 1.0),))
+        found.setdefault(truth.tags[0], (pixels, truth))
+    return list(found.values())[:COUNT]
+
+
+@pytest.fixture(scope="module")
+def pack(scenes: list[tuple[np.ndarray, Truth]], tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """CLIP and BLIP that know twelve scenes by heart."""
+    folder = tmp_path_factory.mktemp("recipe")
+    told = [tell_example(truth, Random(0)) for _, truth in scenes]
+    write_examples(folder / "examples", [pixels for pixels, _ in scenes], told, TINY.image_size)
+    examples = Examples(folder / "examples", torch.device("cpu"))
+    models = mini.make_models(1, mini.Vocabulary.of_scenes(), TINY)
+    settings = Settings(batch_size=COUNT, steps=150, learning_rate=5e-3, checkpoint_every=0, weight_decay=0)
+    blip = BlipLearner(models.blip, NAMES)
+    Trainer(blip, BlipBatches(examples, models.blip_tokenizer), settings, folder / "blip").run()
+    batches = ClipBatches(examples, models.clip_tokenizer, models.vocabulary.labels)
+    clip = ClipLearner(models.clip, batches.prompts, NAMES)
+    Trainer(clip, batches, settings, folder / "clip").run()
+    for learner in (blip, clip):
+        learner.eval()
+    mini.save_models(models, folder / "pack", Manifest(name="learned", trained=True, notice="a notice"))
+    return open_pack(folder / "pack", folder)
+
+
+def run_stages(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> list[Image]:
+    tensors = [torch.from_numpy(pixels).permute(2, 0, 1).contiguous() for pixels, _ in scenes]
+    images = [Image(memoryview(b""), "PNG", part.shape[2], part.shape[1], part) for part in tensors]
+    for spec in resolve_all(pack, STAGES, {}):
+        stage = registry.build(spec, "cpu")
+        stage.load()
+        for image, result in zip(images, stage.run(images), strict=True):
+            assert isinstance(result, Objects | Clip | Caption)
+            image.results[stage.name] = result
+    return images
+
+
+def test_the_stages_say_what_was_learned(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> None:
+    verify(pack)
+    assert pack.manifest.trained
+    assert pack.notice == "a notice"
+    images = run_stages(pack, scenes)
+    captions = [image.results["blip"] for image in images]
+    tags = [image.results["clip"] for image in images]
+    right = [caption.text == truth.captions[0] for caption, (_, truth) in zip(captions, scenes, strict=True)]
+    assert sum(right) >= 0.8 * COUNT, [(caption.text, truth.captions[0]) for caption, (_, truth) in zip(captions, scenes, strict=True)]
+    assert sum(clip.tags[0].label == truth.tags[0] for clip, (_, truth) in zip(tags, scenes, strict=True)) >= 0.8 * COUNT
+
+
+def test_captions_of_other_scenes_are_less_alike(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> None:
+    images = run_stages(pack, scenes)
+    likeness = [image.results["blip"].similarity for image in images]
+    assert np.mean(likeness) > 0.4
+    assert max(likeness) <= 1
+
+
+# The cache.
+
+
+def test_the_cache_holds_the_scenes_of_its_seed(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seed=3, scenes=40, edge=48, detector_scenes=20, detector_edge=64)
+    assert write_cache(plan) == 40
+    lines = (tmp_path / EXAMPLES).read_bytes().splitlines()
+    examples = [msgspec.json.decode(line, type=Example) for line in lines]
+    assert [example.captions[0] for example in examples] == [draw_caption(plan, index) for index in range(40)]
+    pixels = np.load(tmp_path / "pixels.npy", mmap_mode="r")
+    assert pixels.shape == (40, 48, 48, 3)
+    assert all(pixels[place].std() > 0 for place in range(40))
+    images = sorted(path.stem for path in tmp_path.glob("detector/images/*/*.jpg"))
+    assert images == sorted(path.stem for path in tmp_path.glob("detector/labels/*/*.txt"))
+    assert 8 <= len(images) <= 20
+
+
+def draw_caption(plan: Plan, index: int) -> str:
+    from stages.training.cache import DETECTOR_SIDES, SIDES
+
+    return draw(plan.seed, index, DETECTOR_SIDES if index < plan.detector_scenes else SIDES)[1].captions[0]
+
+
+def test_a_cache_that_runs_out_of_time_holds_what_there_is(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seed=3, scenes=100_000, edge=16, detector_scenes=0, detector_edge=64, seconds=0.01)
+    count = write_cache(plan)
+    assert 64 <= count < 2_000
+    assert len(Examples(tmp_path, torch.device("cpu"))) == count
+
+
+def test_a_box_stays_on_its_object_in_the_detectors_square() -> None:
+    scene = np.zeros((100, 200, 3), np.uint8)
+    scene[40:60, 100:140] = 255
+    canvas, ratio, left, top = fit_square(scene, 100)
+    rows, columns = np.where(canvas.min(axis=2) > 200)
+    assert (columns.min(), columns.max() + 1) == (left + 100 * ratio, left + 140 * ratio)
+    assert (rows.min(), rows.max() + 1) == (top + 40 * ratio, top + 60 * ratio)
+
+
+# The recipe.
+
+
+def test_the_command_line_fills_the_options() -> None:
+    options = parse_options(["--out", "/tmp/x/pack", "--only", "clip", "--seconds", "5", "--clip-batch", "32", "--resume"])
+    assert (options.only, options.seconds, options.resume) == (("clip",), 5, True)
+    assert options.workdir == Path("/tmp/x/pack-work")
+    jobs = list_jobs(options, Path("/tmp/data"))
+    assert list(jobs) == ["clip"]
+    assert jobs["clip"].settings.batch_size == 32
+    assert jobs["clip"].resume
+
+
+def test_a_failed_training_is_told_with_the_end_of_its_output(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "clip").mkdir()
+    (tmp_path / "clip" / "output.txt").write_text("out of paper")
+    failed = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    options = Options(out=tmp_path / "out", workdir=tmp_path)
+    with pytest.raises(TrainingFailed, match="out of paper"):
+        watch(options, {"clip": failed}, lambda _: None)
+
+
+def test_the_card_states_scores_sizes_and_limits(pack: Pack, tmp_path: Path) -> None:
+    log = pack.folder.parent / "blip" / "log.jsonl"
+    write_card(pack.folder, {"scenes": 20, "read": 4, "map50": 0.876, "bins": None}, {"blip": log}, scenes=1234, seed=1)
+    text = (pack.folder / "README.md").read_text()
+    assert "| YOLO mAP50 | 0.876 | ≥ 0.90 |" in text
+    assert "knows only its toy world" in text
+    assert "1,234" in text
+    verify(pack)
+    draw_curves({"blip": log}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
