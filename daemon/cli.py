@@ -335,6 +335,23 @@ def demo(
     run_demo(folder, count, console)
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+def train(context: typer.Context, recipe: Annotated[str, typer.Argument(help="mini")] = "") -> None:
+    """Train a pack of models: `mini` is the one inside the package. Options: visiond train mini --help
+
+    Example: visiond train mini --out my-pack
+    """
+    from stages.training.recipe import Options, TrainingFailed, parse_options, train_mini
+
+    if recipe != "mini":
+        raise typer.BadParameter('the recipe there is is "mini": visiond train mini --out my-pack')
+    options: Options = parse_options(context.args)
+    try:
+        train_mini(options, say=print)
+    except TrainingFailed as error:
+        raise VisiondError(str(error)) from error
+
+
 @models_app.command("list")
 def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """The packs that are there, with what they hold.

@@ -152,7 +152,8 @@ class StageSection(Section):
     backend: str = Field("", description='"fake" is a deterministic stand-in without a model; empty: what the pack names.')
     model: str = Field("", description="The path of a folder of weights for this stage alone; empty: the pack's.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto: bfloat16 on GPUs from Ampere on, float16 on older ones, float32 on a CPU."
+        "auto",
+        description="auto: bfloat16 on GPUs from Ampere on (ocr: float16), float16 on older ones, float32 on a CPU.",
     )
     batch_size: int = Field(0, ge=0, description="Most images in one forward pass; 0: 64 on a GPU, 8 on a CPU.")
     options: dict[str, Any] = Field({}, description="The backend's own settings.")

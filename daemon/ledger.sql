@@ -76,7 +76,10 @@ SELECT path, device, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? 
 
 -- name: admit
 INSERT INTO image (inbox, path, device, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, emitted)
-VALUES :rows ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- GONE, and there again
+SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (  -- a scan may have seen it just before the daemon moved it
+    SELECT 1 FROM image AS old WHERE old.inbox = new.column1 AND old.path = new.column2 AND old.mtime_ns = new.column6
+    AND old.ctime_ns >= new.column7 AND old.size = new.column5 AND old.location IS NOT NULL
+) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- GONE, and there again
 SET status = excluded.status, reason = excluded.reason, not_before = excluded.seen_at, detail = NULL, finished_at = NULL
 WHERE image.status = 4 RETURNING status;
 

@@ -124,8 +124,8 @@ def _judge_rows(
     for path, digests in inbox.dropped.items():
         versions = rows.get(path, [])
         living = [row for row in versions if row.status != GONE]
-        if len(living) > len(digests):
-            verdict.double.append(f"{path!r} was dropped {len(digests)} times and has rows {living}")
+        if len(versions) > len(digests):
+            verdict.double.append(f"{path!r} was dropped {len(digests)} times and has rows {versions}")
         if path in deleted or not finished:
             continue
         if not living or living[-1].status == PENDING:
@@ -236,8 +236,8 @@ def _lies(
 
 def _results(connection: sqlite3.Connection, row: Row) -> dict[str, Any]:
     """What the ledger holds for a DONE row, by stage."""
-    query = "SELECT stage, payload FROM result JOIN model ON model.id = result.model WHERE hex(digest) = ? AND model.id = ?"
-    found = [connection.execute(query, (row.digest.upper(), model)).fetchone() for model in row.models]
+    query = "SELECT stage, payload FROM result JOIN model ON model.id = result.model WHERE digest = ? AND model.id = ?"
+    found = [connection.execute(query, (bytes.fromhex(row.digest), model)).fetchone() for model in row.models]
     return {stage: json.loads(payload) for stage, payload in filter(None, found)}
 
 

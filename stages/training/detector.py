@@ -58,6 +58,10 @@ class Trainer(DetectionTrainer):  # type: ignore[misc]
         with self.log.open("ab") as file:
             file.write(msgspec.json.encode(entry) + b"\n")
 
+    def read_results_csv(self) -> dict[str, Any]:
+        """For the checkpoint, which needs none: the log has it all."""
+        return {}
+
     def _measure_progress(self, elapsed: float) -> float:
         return float(elapsed / (self.args.time * 3600) if self.args.time else (self.epoch + 1) / self.epochs)
 

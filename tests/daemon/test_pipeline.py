@@ -137,18 +137,18 @@ def test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached
 
 def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_done(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"queue_images": 1}, "stages": SLOW})
-    place.drop_many(range(150))
+    place.drop_many(range(90))
     with Daemon(place) as daemon:
-        daemon.wait_until(lambda status: status["pending"] > 100 and status["done"], "a backlog")
+        daemon.wait_until(lambda status: status["pending"] > 70 and status["done"], "a backlog")
         last = [path for (path,) in place.rows("SELECT path FROM image ORDER BY id DESC LIMIT 2")]
         deleted, replaced = (path.decode() for path in last)
         (place.inbox() / deleted).unlink()
         place.drop(replaced, picture(1000))
-        daemon.wait_idle(151)
+        daemon.wait_idle(91)
         assert daemon.stop() == 0
     verdict = place.judge(deleted=frozenset([deleted.encode()]))
     assert verdict.problems == []
-    assert verdict.counts == {"DONE": 149, "GONE": 2}
+    assert verdict.counts == {"DONE": 89, "GONE": 2}
 
 
 def test_retries_wait_and_end_in_failure_after_max_attempts(tmp_path: Path) -> None:

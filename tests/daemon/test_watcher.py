@@ -15,12 +15,13 @@ import pytest
 
 from daemon import watcher as watching
 from daemon.config import Inbox
-from daemon.jobs import File, JobStatus
+from daemon.jobs import Admitted, File, JobStatus, Placed
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.records import Reader
 from daemon.watcher import Watcher, is_network_mount
 from tests.daemon_process import Daemon, Place, picture
+from tests.makers import VERSION, admit, done, make_file
 
 pytestmark = pytest.mark.anyio
 
@@ -271,6 +272,16 @@ async def test_a_version_replaced_while_it_waits_in_the_queue_is_gone_and_the_ne
         newest = reader.find("a.jpg")
     assert newest
     assert (newest.status, newest.version.size) == (JobStatus.PENDING, 10)
+
+
+async def test_a_scan_that_saw_a_file_just_before_the_daemon_moved_it_does_not_take_it_up_again(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await ledger.end([done(job)])
+    moved = VERSION._replace(ctime_ns=VERSION.ctime_ns + 1)  # as a rename does
+    await ledger.mark_emitted([Placed(job.id, b"/done/a.jpg", moved)])
+    assert await ledger.admit([make_file(b"a.jpg")]) == Admitted(0, 0, 0)
+    moved_back = make_file(b"a.jpg", ctime_ns=VERSION.ctime_ns + 2)
+    assert await ledger.admit([moved_back]) == Admitted(1, 0, 0)
 
 
 async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch, outside: Path) -> None:

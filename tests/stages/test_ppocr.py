@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stages.onnxfile import WeightsError, read_onnx, weight_files
-from stages.ppocr import BLANK, Detector, Recognizer, load_detector, load_recognizer
+from stages.ppocr import BLANK, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
 
 FILES = weight_files()
 
@@ -46,6 +46,14 @@ def test_the_detector_is_the_onnx_file(detector: Detector, size: tuple[int, int]
     theirs = run_onnx("det", pixels)[:, 0]
     assert ours.std() > 1e-4
     assert np.abs(ours.numpy() - theirs).max() < 1e-4
+
+
+def test_depthwise_convolutions_in_groups_find_the_same() -> None:
+    plain, grouped = load_detector(FILES["det"]), load_detector(FILES["det"])
+    group_depthwise(grouped)
+    assert grouped.neck.input_conv[0].depthwise_convolution.groups == 3
+    with torch.inference_mode():
+        assert torch.allclose(grouped(draw_noise(1, 3, 96, 160)), plain(draw_noise(1, 3, 96, 160)), atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [320, 333, 777])

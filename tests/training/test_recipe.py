@@ -58,7 +58,9 @@ def pack(scenes: list[tuple[np.ndarray, Truth]], tmp_path_factory: pytest.TempPa
     return open_pack(folder / "pack", folder)
 
 
-def run_stages(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> list[Image]:
+@pytest.fixture(scope="module")
+def images(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> list[Image]:
+    """The same scenes with the stages' results."""
     tensors = [torch.from_numpy(pixels).permute(2, 0, 1).contiguous() for pixels, _ in scenes]
     images = [Image(memoryview(b""), "PNG", part.shape[2], part.shape[1], part) for part in tensors]
     for spec in resolve_all(pack, STAGES, {}):
@@ -70,20 +72,21 @@ def run_stages(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> list[Image
     return images
 
 
-def test_the_stages_say_what_was_learned(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> None:
+def test_a_pack_is_written_whole(pack: Pack) -> None:
     verify(pack)
     assert pack.manifest.trained
     assert pack.notice == "a notice"
-    images = run_stages(pack, scenes)
+
+
+def test_the_stages_say_what_was_learned(images: list[Image], scenes: list[tuple[np.ndarray, Truth]]) -> None:
     captions = [image.results["blip"] for image in images]
     tags = [image.results["clip"] for image in images]
-    right = [caption.text == truth.captions[0] for caption, (_, truth) in zip(captions, scenes, strict=True)]
-    assert sum(right) >= 0.8 * COUNT, [(caption.text, truth.captions[0]) for caption, (_, truth) in zip(captions, scenes, strict=True)]
+    pairs = [(caption.text, truth.captions[0]) for caption, (_, truth) in zip(captions, scenes, strict=True)]
+    assert sum(said == true for said, true in pairs) >= 0.8 * COUNT, pairs
     assert sum(clip.tags[0].label == truth.tags[0] for clip, (_, truth) in zip(tags, scenes, strict=True)) >= 0.8 * COUNT
 
 
-def test_captions_of_other_scenes_are_less_alike(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> None:
-    images = run_stages(pack, scenes)
+def test_a_caption_is_like_its_own_image(images: list[Image]) -> None:
     likeness = [image.results["blip"].similarity for image in images]
     assert np.mean(likeness) > 0.4
     assert max(likeness) <= 1

@@ -1,0 +1,91 @@
+"""The whole of it: unseen scenes dropped into the inbox of the real daemon, its sidecars held against the truth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from stages.training.scenes import write_samples
+from stages.training.truth import Truth, caption_is_true, read_truth
+
+UNSEEN = 60_011  # a seed that no pack was trained on
+COUNT = 40
+
+CONFIG = """
+[[inbox]]
+settle_seconds = 0
+ignore = ["truth.jsonl"]
+[http]
+listen = ""
+"""
+
+Answers = list[tuple[Truth, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Each scene's truth with its sidecar."""
+    folder = tmp_path_factory.mktemp("scenes")
+    write_samples(folder / "inbox", COUNT, UNSEEN)
+    (folder / "daemon.toml").write_text(CONFIG)
+    command = [sys.executable, "-m", "daemon", "run", "--once", "--config", str(folder / "daemon.toml")]
+    subprocess.run(command, check=True, timeout=300)
+    truths = read_truth(folder / "inbox" / "truth.jsonl")
+    return [(truth, json.loads((folder / "results" / f"{truth.file}.json").read_bytes())) for truth in truths]
+
+
+def share(marks: list[bool]) -> float:
+    return sum(marks) / len(marks)
+
+
+@pytest.mark.timeout(400)
+def test_captions_name_what_is_there(answers: Answers) -> None:
+    assert share([caption_is_true(sidecar["caption"]["text"], truth) for truth, sidecar in answers]) >= 0.85
+
+
+def test_the_first_tag_is_true(answers: Answers) -> None:
+    assert share([sidecar["clip"]["tags"][0]["label"] in truth.tags for truth, sidecar in answers]) >= 0.9
+
+
+def test_objects_are_found_and_no_others(answers: Answers) -> None:
+    found = missed = invented = 0
+    for truth, sidecar in answers:
+        named = Counter(detection["label"] for detection in sidecar["objects"]["detections"])
+        there = Counter(thing.label for thing in truth.objects)
+        found, missed, invented = (
+            found + (named & there).total(),
+            missed + (there - named).total(),
+            invented + (named - there).total(),
+        )
+    assert found >= 0.9 * (found + missed)
+    assert invented <= 0.1 * found
+
+
+def test_text_is_read(answers: Answers) -> None:
+    right = written = 0
+    for truth, sidecar in answers:
+        words = Counter(word for line in truth.lines for word in line.text.split())
+        read = Counter(word for line in sidecar["ocr"]["lines"] for word in line["text"].split())
+        right, written = right + (words & read).total(), written + words.total()
+    assert right >= 0.95 * written > 0
+
+
+def test_boxes_are_of_the_upright_image(answers: Answers) -> None:
+    turned = [(truth, sidecar) for truth, sidecar in answers if truth.orientation != 1]
+    assert turned
+    for truth, sidecar in turned:
+        assert (sidecar["source"]["width"], sidecar["source"]["height"]) == (truth.width, truth.height)
+
+
+def test_bins_are_those_of_the_truth(answers: Answers) -> None:
+    assert share([sidecar["bin"]["name"] == truth.bin for truth, sidecar in answers]) >= 0.85
+    assert {sidecar["bin"]["name"] for _, sidecar in answers} == {"A", "B", "C"}
+
+
+def test_every_result_says_that_the_pack_is_a_demonstration(answers: Answers) -> None:
+    assert all("mini pack" in sidecar["notice"] for _, sidecar in answers)
