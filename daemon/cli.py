@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.markup import escape as escape_markup
-from rich.table import Table
 
 from daemon import __version__, control
 from daemon.config import Config, load
+from daemon.display import console, errors, print_json, print_table, say, show_record
 from daemon.errors import NothingFound, VisiondError
 from daemon.jobs import JobStatus
-from daemon.log import escape
 from daemon.log import set_up as set_up_log
 from daemon.progress import Progress
-from daemon.records import Reader, Record
+from daemon.records import Reader
 
 app = typer.Typer(
     name="visiond",
@@ -42,9 +37,6 @@ ConfigOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-console = Console(soft_wrap=True, highlight=False)
-errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 class Format(StrEnum):
@@ -68,22 +60,6 @@ def main() -> None:
 def read_config(path: Path | None) -> Config:
     default = Path("daemon.toml")
     return load(path or (default if default.is_file() else None))
-
-
-def say(text: object) -> str:
-    """Text for the terminal: on one line, without control characters or markup of its own."""
-    return escape_markup(escape(str(text)))
-
-
-def print_json(content: object) -> None:
-    print(msgspec.json.encode(content).decode())
-
-
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
-    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(say(cell) for cell in row))
-    console.print(table)
 
 
 @app.callback(invoke_without_command=True)
@@ -150,45 +126,7 @@ def show(
     if as_json:
         sys.stdout.buffer.write(record.encode())
     else:
-        _show(record)
-
-
-def _show(record: Record) -> None:
-    document: dict[str, Any] = msgspec.json.decode(record.encode())
-    console.print(f"[bold]{say(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
-    console.print(
-        f"file  {say(os.fsdecode(record.location))}, {record.version.size} bytes, "
-        f"{record.width}×{record.height} {record.format}"
-    )
-    if notice := document.get("notice"):
-        console.print(f"[yellow]{say(notice)}[/yellow]")
-    if record.status is not JobStatus.DONE:
-        console.print(f"reason  {say(record.reason or '-')}: {say(record.detail or '-')} ({record.attempts} tries)")
-        return
-    console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
-    console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
-    print_table(("text", "score"), ((line["text"], line["score"]) for line in document.get("ocr", {}).get("lines", [])))
-    print_table(
-        ("object", "score", "box"),
-        ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in document.get("objects", {}).get("detections", [])),
-    )
-    print_table(
-        ("bin", "criterion", "value", "threshold", "passed"),
-        (
-            (name, criterion, _figure(figures["value"]), _figure(figures["threshold"]), figures["passed"])
-            for name, criteria in document["bin"]["criteria"].items()
-            for criterion, figures in criteria.items()
-        ),
-        title=f"bin {document['bin']['name']}",
-    )
-    print_table(
-        ("stage", "seconds", "model"),
-        ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
-    )
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+        show_record(record)
 
 
 @app.command()
@@ -219,7 +157,7 @@ def _failed(reader: Reader, name: str) -> int:
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="The file to write.")],
-    format: Annotated[Format, typer.Option("--format", "-f", help="How.")] = Format.csv,
+    format: Annotated[Format | None, typer.Option("--format", "-f", help="How; by default as the file's name ends.")] = None,
     bin: Annotated[str, typer.Option("--bin", help="Only images of this bin.")] = "",
     ratio: Annotated[
         str, typer.Option("--ratio", help="A mix of bins, e.g. A=0.4,B=0.4,C=0.2: as many images as it allows.")
@@ -232,8 +170,10 @@ def export(
     """
     from daemon.export import export_records, parse_ratio
 
+    suffix = file.suffix.removeprefix(".")
+    chosen = format.value if format else suffix if suffix in list(Format) else Format.csv.value
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
-        count = export_records(reader, file, format.value, bin, parse_ratio(ratio), progress.step)
+        count = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step)
     print(f"{count} images in {file}")
 
 

@@ -324,6 +324,9 @@ def _misplaced_folders(config: Config) -> list[str]:
                 problems.append(
                     f"inbox: {inbox.path} and {other.path} would write the same sidecars; give each a name of its own."
                 )
+    for key, folder in own.items():
+        if key != "output.bins_folder" and folder.is_relative_to(config.output.bins_folder):
+            problems.append(f"{key}: {folder} lies in output.bins_folder, where each folder is a bin; put it elsewhere.")
     if config.output.bins == "link" and any(inbox.on_success == "delete" for inbox in config.inbox):
         problems.append('output.bins: links to deleted sources would dangle; use "copy" or "move".')
     if config.output.bins == "move" and any(inbox.on_success != "keep" for inbox in config.inbox):
@@ -332,12 +335,14 @@ def _misplaced_folders(config: Config) -> list[str]:
 
 
 def _misused_names(config: Config) -> list[str]:
-    """Stage names and segments that do not fit together."""
+    """Stage names, segments and rules that do not fit together."""
     problems = [
         f'pipeline.stages: "{name}" is no stage; stages are {", ".join(ORDER)}.'
         for name in config.pipeline.stages
         if name not in ORDER
     ]
+    if config.binning.rules and config.pipeline.mode == "cascade":
+        problems.append('binning.rules: a rule of your own sees every stage, so it needs pipeline.mode = "full".')
     placed = [name for table in config.pipeline.segment for name in table.stages]
     if placed and placed != config.stage_names:
         problems.append(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -40,7 +42,7 @@ bins = "link"
 pack = "mini"
 
 [log]
-level = "warning"
+level = "info"
 """
 
 
@@ -53,9 +55,11 @@ def run_demo(folder: Path, count: int, console: Console) -> None:
         config_file.write_text(CONFIG)
     drop_images(folder, count)
     config = load(config_file)
-    set_up(config.log.level)
+    set_up("warning")  # the table is to be read
+    config = config.model_copy(update={"http": config.http.model_copy(update={"listen": ""})})  # another daemon may run
     console.print(f"{sum(1 for _ in inbox.iterdir())} images lie in {inbox}; the daemon loads its models and takes them up.")
     started = time.monotonic()
+    command = os.path.relpath(sys.argv[0]) if shutil.which("visiond") is None else "visiond"
     with Progress("images") as progress:
         anyio.run(lambda: run_service(config, once=True, show=progress.show), backend_options={"use_uvloop": True})
     with open_reader(config) as reader:
@@ -66,9 +70,9 @@ def run_demo(folder: Path, count: int, console: Console) -> None:
         f"\n{len(records)} images in {time.monotonic() - started:.1f} s with the models' loading"
         + (f", {failed} failed" if failed else "")
         + f".\nSidecars are in {config.output.results}, images by bin in {config.output.bins_folder}.\n"
-        f"Now try:  visiond show {inbox / 'bus.jpg'} -c {config_file}\n"
-        f"          visiond export -c {config_file} results.csv\n"
-        f"          visiond run -c {config_file}      and drop images into {inbox}"
+        f"Now try:  {command} show {inbox / 'bus.jpg'} -c {config_file}\n"
+        f"          {command} export -c {config_file} {folder / 'results.csv'}\n"
+        f"          {command} run -c {config_file}      and drop images into {inbox}"
     )
 
 

@@ -27,14 +27,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Judge:
-    """Decides on the bin by the thresholds or the user's rule, and on another try by the number of tries so far."""
+    """Decides on the bin by the thresholds or the user's rule, and on another try by the number of tries so far.
+
+    cascade: the stages there are, where those that cannot change the bin are to be skipped; empty: all run.
+    """
 
     def __init__(
         self,
         thresholds: Thresholds,
         *,
         rule: Rule | None = None,
-        cascade: bool = False,
+        cascade: Sequence[str] = (),
         max_attempts: int = 3,
         retry_seconds: float = 5.0,
         clock: Callable[[], float] = time.time,
@@ -48,7 +51,7 @@ class Judge:
 
     def is_decided(self, job: Job) -> bool:
         """Whether the remaining stages are to be skipped."""
-        return self._cascade and bool(job.outputs) and is_decided(_payloads(job), self._thresholds)
+        return bool(self._cascade and job.outputs) and is_decided(_payloads(job), self._thresholds, self._cascade)
 
     def endings(self, jobs: Sequence[Job]) -> list[Ending]:
         """How each of these jobs ends. Runs in a thread, as a user's rule may take its time."""
@@ -60,7 +63,10 @@ class Judge:
             return Ending(job, JobStatus.GONE, now, job.attempts)
         if job.failure:
             return self._failed(job, job.failure, now)
-        verdict = judge(_payloads(job), self._thresholds)
+        try:
+            verdict = judge(_payloads(job), self._thresholds)
+        except msgspec.DecodeError as error:
+            return self._failed(job, Failure(Reason.STAGE, f"a stage's result cannot be read: {error}"), now)
         name = verdict.name
         if self._rule:
             try:

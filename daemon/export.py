@@ -54,6 +54,9 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
     total = sum(wanted.values())
     records = _counted(_pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total)
+    file = file.resolve()
+    if file.exists() and not file.is_file():
+        raise VisiondError(f"{file} is no regular file; export writes beside it and renames. Name a file.")
     partial = file.with_name(f".{file.name}.partial")
     try:
         written = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format](partial, records)

@@ -49,6 +49,7 @@ class Ledger:
         self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
+        self._configured = "[]"  # inboxes, as JSON: rows of others wait until they are configured again
         self._cursors: dict[int, int] = {}  # priority → last row handed out
         self.commit_seconds: Callable[[float], None] = lambda seconds: None
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
@@ -80,6 +81,7 @@ class Ledger:
                 key = (model.stage, model.fingerprint)
                 self._model_ids[model.stage] = connection.execute(SQL["model_id"], key).fetchone()[0]
             self._models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
+            self._configured = msgspec.json.encode(numbers).decode()
             self._cursors = {row[0]: 0 for row in connection.execute(SQL["priorities"])}
             return numbers
 
@@ -110,12 +112,12 @@ class Ledger:
         """
 
         def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
-            due = connection.execute(SQL["again"], (time.time(), limit + len(busy))).fetchall()
+            due = connection.execute(SQL["again"], (time.time(), self._configured, limit + len(busy))).fetchall()
             rows = [row for row in due if row["id"] not in busy][:limit]
             cursors = {}
             for priority in sorted(self._cursors, reverse=True):
                 if len(rows) < limit:
-                    place = (priority, self._cursors[priority], limit - len(rows))
+                    place = (priority, self._cursors[priority], self._configured, limit - len(rows))
                     if found := connection.execute(SQL["fresh"], place).fetchall():
                         rows += found
                         cursors[priority] = found[-1]["id"]
@@ -128,7 +130,7 @@ class Ledger:
     async def seconds_to_next_try(self) -> float | None:
         """When the next postponed job is due; None when there is none."""
         now = time.time()
-        row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now,)).fetchone())
+        row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now, self._configured)).fetchone())
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
     async def recall(self, jobs: Sequence[Job]) -> None:
@@ -166,9 +168,7 @@ class Ledger:
             if e.status is JobStatus.DONE
         ]
         postponed = [
-            (e.attempts, e.not_before, e.failure and e.failure.detail, e.job.id)
-            for e in endings
-            if e.status is JobStatus.PENDING
+            (e.attempts, e.not_before, _reason(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
         ]
         others = [
             (e.job.id, int(e.status), *_reason(e.failure), e.at, e.attempts, e.job.digest or None)
@@ -365,7 +365,8 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _reason(failure: Failure | None) -> tuple[str | None, str | None]:
-    return (failure.reason, failure.detail) if failure else (None, None)
+    # A name that is not UTF-8 may have found its way into the detail; SQLite and JSON take neither.
+    return (failure.reason, failure.detail.encode(errors="backslashreplace").decode()) if failure else (None, None)
 
 
 def _answer(group: list[tuple[Work, asyncio.Future[Any]]], answers: list[Any]) -> None:

@@ -94,14 +94,16 @@ SELECT COALESCE(MAX(id), 0) FROM image;
 
 -- name: fresh
 SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at FROM image
-WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? ORDER BY id LIMIT ?;
+WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? AND inbox IN (SELECT value FROM json_each(?))
+ORDER BY id LIMIT ?;
 
 -- name: again
 SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at FROM image
-WHERE status = 0 AND not_before > 0 AND not_before <= ? ORDER BY not_before LIMIT ?;
+WHERE status = 0 AND not_before > 0 AND not_before <= ? AND inbox IN (SELECT value FROM json_each(?))
+ORDER BY not_before LIMIT ?;
 
 -- name: next_again
-SELECT MIN(not_before) FROM image WHERE status = 0 AND not_before > ?;
+SELECT MIN(not_before) FROM image WHERE status = 0 AND not_before > ? AND inbox IN (SELECT value FROM json_each(?));
 
 -- name: priorities
 SELECT DISTINCT priority FROM image WHERE status = 0 AND not_before = 0 ORDER BY priority DESC;
@@ -165,7 +167,7 @@ SELECT bin, COUNT(*) FROM image WHERE status = 1 GROUP BY bin;
 
 -- name: retry
 UPDATE image SET status = 0, attempts = 0, not_before = :now, reason = NULL, detail = NULL, finished_at = NULL
-WHERE status = 2 AND id = :id;
+WHERE status = 2 AND emitted = 1 AND id = :id;  -- what is not published yet will move its file first
 
 -- name: failed
 SELECT id FROM image WHERE status = 2 AND id > ? ORDER BY id LIMIT ?;

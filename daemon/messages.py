@@ -27,6 +27,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     decoders: int  # disposable decoder processes
     limits: Limits
     cascade: Thresholds | None  # set: stop at the first bin that passes
+    pipeline: list[str] = []  # all stages there are, in this segment and others
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):

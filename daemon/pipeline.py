@@ -323,6 +323,7 @@ class Pipeline:
 
     def _leave(self, ending: Ending, *, replaced: bool) -> None:
         job = ending.job
+        self.progressed_at = time.monotonic()
         del self.in_flight[job.id]
         if replaced:
             return

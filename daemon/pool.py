@@ -20,6 +20,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 import structlog
 
 from daemon.errors import NoWorkersLeft, WorkerLost
@@ -28,6 +29,7 @@ from daemon.metrics import Metrics
 
 log = structlog.get_logger()
 
+LONGEST_MESSAGE = 256 << 20  # bytes
 QUICK_DEATHS = 5  # in a row, of workers that answered nothing: then their seat is closed
 LONE_DEATHS = 20  # likewise, each with one image alone in hand, which is then held to be the cause: it may be a folder of such
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubled for each further one
@@ -66,7 +68,8 @@ class Worker:
         """Start the process; it has not loaded anything yet."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid())]
-        with theirs:
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
             process = await anyio.open_process(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -75,6 +78,7 @@ class Worker:
                 env={**os.environ, **environment},
                 pass_fds=(theirs.fileno(), slab_fd),
             )
+            undo.pop_all()
         ours.setblocking(False)
         return cls(setup, device, process, ours)
 
@@ -157,7 +161,8 @@ class Worker:
                         self.process.send_signal(signum)
                     with anyio.move_on_after(TERM_SECONDS):
                         await self.process.wait()
-            await self.process.wait()
+            if self.process.returncode is None:
+                log.error("worker cannot be killed; the kernel holds it", worker=self.name, pid=self.process.pid)
             if self._writer:
                 self._writer.close()
             self.connection.close()
@@ -176,8 +181,14 @@ class Worker:
     async def _receive(self) -> Ready | Reply | Beat | Farewell:
         try:
             head = await self._reader.readexactly(LENGTH.size)
-            return decode_from_worker(await self._reader.readexactly(LENGTH.unpack(head)[0]))
+            length = LENGTH.unpack(head)[0]
+            if length > LONGEST_MESSAGE:
+                raise msgspec.DecodeError(f"a message of {length} bytes")
+            return decode_from_worker(await self._reader.readexactly(length))
         except asyncio.IncompleteReadError as error:
+            raise EOFError from error
+        except msgspec.MsgspecError as error:
+            self.cause = f"it talks nonsense: {error}"
             raise EOFError from error
 
 
@@ -314,7 +325,13 @@ class Pool:
             seat.state = "waiting"
             await anyio.sleep(min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (seat.quick_deaths - 1)))
         seat.state = "loading"
-        worker = await Worker.start(seat.setup, seat.device, self._slab_fd, seat.environment)
+        try:
+            worker = await Worker.start(seat.setup, seat.device, self._slab_fd, seat.environment)
+        except OSError as error:  # no process or memory to be had: that passes, so it never closes the seat
+            seat.quick_deaths = min(seat.quick_deaths + 1, QUICK_DEATHS - 1)
+            seat.last_cause = f"it cannot be started: {error.strerror}"
+            log.warning("worker cannot be started", worker=seat.setup.name, error=error.strerror)
+            return
         try:
             ready = await worker.load(self._settings.load_timeout_seconds)
             self._welcome(seat, worker, ready)

@@ -249,7 +249,7 @@ def judge_of(config: Config) -> Judge:
     return Judge(
         config.binning.thresholds(),
         rule=rule,
-        cascade=config.pipeline.mode == "cascade",
+        cascade=config.stage_names if config.pipeline.mode == "cascade" else (),
         max_attempts=config.pipeline.max_attempts,
         retry_seconds=config.pipeline.retry_seconds,
     )
@@ -280,6 +280,7 @@ def open_lane(
             decoders=config.pipeline.decoders_per_worker or max(1, cores // workers),
             limits=config.pipeline.limits(),
             cascade=config.binning.thresholds() if config.pipeline.mode == "cascade" else None,
+            pipeline=config.stage_names,
         )
         seats.append(Seat(setup, device, environment))
     settings = PoolSettings(config.pipeline.load_timeout_seconds, config.pipeline.batch_timeout_seconds)

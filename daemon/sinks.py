@@ -27,6 +27,7 @@ from daemon.records import Record
 log = structlog.get_logger()
 
 LONGEST_NAME = 255  # bytes, of every common file system
+_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # may pass, and concerns every file
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -64,8 +65,7 @@ class Sink:
         return self._move(record, os.path.join(self.failed, record.path))
 
     def _place(self, record: Record) -> Placed:
-        with contextlib.suppress(*_IN_THE_WAY):
-            os.unlink(sidecar_path(self.failed, record.path))  # of a try that failed
+        self._try(record, lambda: _unlink(sidecar_path(self.failed, record.path)))  # of a try that failed
         target = os.path.join(self.bins, os.fsencode(record.bin), record.path)
         if self.bins_mode == "move":
             return self._move(record, target)
@@ -81,11 +81,11 @@ class Sink:
         return moved
 
     def _leave_other_bins(self, record: Record) -> None:
-        """An earlier version of the file may have been in another bin."""
-        for name in os.listdir(self.bins):
-            if name != os.fsencode(record.bin):
-                with contextlib.suppress(*_IN_THE_WAY):
-                    os.unlink(os.path.join(self.bins, name, record.path))
+        """An earlier version of the file may have been in another of the built-in rule's bins; other folders are not ours."""
+        for name in (b"A", b"B", b"C"):
+            path = os.path.join(self.bins, name, record.path)
+            if name != os.fsencode(record.bin) and (self.bins_mode != "link" or os.path.islink(path)):
+                _unlink(path)
 
     def _try(self, record: Record, step: Callable[[], None]) -> None:
         """A step that one file's neighbours or rights may make impossible for good: then it is left out, with a word in
@@ -93,7 +93,7 @@ class Sink:
         try:
             step()
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            if error.errno in _DISK_TROUBLE:
                 raise
             log.warning("bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror)
 
@@ -117,7 +117,7 @@ def write_sidecar(folder: bytes, record: Record) -> None:
     try:
         write_whole(sidecar_path(folder, record.path), record.encode())
     except OSError as error:
-        if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
+        if error.errno in _DISK_TROUBLE:
             raise
         write_whole(os.path.join(folder, b"~" + hashlib.sha256(record.path).hexdigest().encode() + b".json"), record.encode())
 
@@ -175,6 +175,11 @@ def write_whole(path: bytes, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _unlink(path: bytes) -> None:
+    with contextlib.suppress(*_IN_THE_WAY):
+        os.unlink(path)
 
 
 def _create(path: bytes) -> int:

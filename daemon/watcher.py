@@ -117,13 +117,13 @@ class Watcher:
 
     async def _rescan(self, admit: Admit) -> None:
         while True:
+            self._wake = anyio.Event()  # before looking, so that what is wanted meanwhile is not overslept
             now = time.monotonic()
             for folder in self._folders.values():
                 if folder.wanted or now >= self._next_scan(folder):
                     subtrees, folder.wanted = folder.wanted or {b""}, set()
                     for subtree in sorted(subtrees):
                         await self._scan(folder, subtree, admit)
-            self._wake = anyio.Event()
             pause = min(self._next_scan(folder) for folder in self._folders.values()) - time.monotonic()
             with anyio.move_on_after(max(pause, 0.05)):
                 await self._wake.wait()
@@ -139,7 +139,7 @@ class Watcher:
         started = time.monotonic()
         first = not folder.scanned_at
         chunks = self._walk(folder, subtree)
-        while (files := await to_thread.run_sync(next, chunks, None)) is not None:
+        while (files := await to_thread.run_sync(next, chunks, None, abandon_on_cancel=True)) is not None:
             whole = self._whole([(file, False) for file in files])
             if whole and not first and not subtree:
                 self._metrics.reconcile_found.inc(len(whole))
@@ -284,7 +284,7 @@ class Watcher:
         unique |= {(hint.inbox, hint.path): hint for hint in hints if hint.renamed and hint.inbox in self._folders}
         if not unique:
             return
-        files = await to_thread.run_sync(self._look, list(unique.values()))
+        files = await to_thread.run_sync(self._look, list(unique.values()), abandon_on_cancel=True)
         for key in unique.keys() - {(file.inbox, file.path) for file in files}:
             self._settling.forget(key)
         if whole := self._whole([(file, unique[file.inbox, file.path].renamed) for file in files]):

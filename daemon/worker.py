@@ -125,7 +125,7 @@ class Chain:
         if entry.error or entry.image is None:
             return []
         cascade = self.setup.cascade
-        if cascade and is_decided(entry.payloads, cascade):
+        if cascade and is_decided(entry.payloads, cascade, self.setup.pipeline):
             return []
         return [stage for stage in self._stages if stage.name not in entry.payloads]
 
@@ -140,9 +140,19 @@ class Chain:
             if isinstance(answer, ImageError):
                 entry.error = answer
             elif entry.image:
-                entry.image.results[stage.name] = answer
-                payload = entry.payloads[stage.name] = _encode(answer)
-                entry.outputs[stage.name] = Output(payload, seconds / len(entries))
+                self._take(stage, entry, entry.image, answer, seconds / len(entries))
+
+    def _take(self, stage: Stage, entry: Entry, image: Image, answer: Result, seconds: float) -> None:
+        """Keep an answer, if what will be stored can be read again: JSON has no NaN."""
+        payload = _encode(answer)
+        try:
+            registry.decode(stage.name, payload)
+        except msgspec.DecodeError as error:
+            entry.error = ImageError(Reason.STAGE, f"{stage.name} gave a result that cannot be stored: {error}")
+            return
+        image.results[stage.name] = answer
+        entry.payloads[stage.name] = payload
+        entry.outputs[stage.name] = Output(payload, seconds)
 
     def _ask(self, stage: Stage, images: list[Image]) -> list[Result | ImageError]:
         """The stage's answers; an error or a lack of memory halves the batch, down to the image that causes it."""
@@ -259,14 +269,12 @@ def _serve(line: Line, chain: Chain, threads: int) -> None:
 def _work(line: Line, chain: Chain, batches: queue.SimpleQueue[Batch | None]) -> None:
     while (batch := batches.get()) is not None:
         try:
-            reply = chain.run(batch)
+            line.send(chain.run(batch))
         except DeviceLost as error:
             _leave(line, f"the device is lost: {error}", curable=True)
         except BaseException as error:  # noqa: BLE001 - a defect: better a new process than a thread less
             traceback.print_exc()
             _leave(line, f"{type(error).__name__}: {error}", curable=True)
-        else:
-            line.send(reply)
 
 
 def _leave(line: Line, cause: str, *, curable: bool) -> None:

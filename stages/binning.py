@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -88,9 +88,10 @@ def judge(payloads: Mapping[str, bytes], thresholds: Thresholds) -> Bin:
     return Bin(next(passing, "C"), criteria)
 
 
-def is_decided(payloads: Mapping[str, bytes], thresholds: Thresholds) -> bool:
-    """Whether no later stage can change the bin: in mode "cascade" the rest is not run."""
-    return judge(payloads, thresholds).name != "C"
+def is_decided(payloads: Mapping[str, bytes], thresholds: Thresholds, stages: Sequence[str]) -> bool:
+    """Whether no other of these stages can change the bin: in mode "cascade" the rest is not run."""
+    name = judge(payloads, thresholds).name
+    return name == "A" or (name == "B" and ("ocr" in payloads or "ocr" not in stages))
 
 
 def load_rule(reference: str) -> Rule:

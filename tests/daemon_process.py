@@ -35,7 +35,7 @@ from tests import checker
 
 STAGES = ("ocr", "yolo", "clip", "blip")
 PATIENCE = 40.0  # seconds that anything may take on a busy machine before a test gives up on it
-GLANCE = 0.02  # between two looks at something that sends no word
+GLANCE = 0.04  # between two looks at something that sends no word
 TOKEN = "VISIOND_TEST_TOKEN"
 
 DEFAULTS: dict[str, Any] = {
@@ -217,7 +217,7 @@ class NotifySocket:
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
-        self._thread = threading.Thread(target=self._read, name="notify")
+        self._thread = threading.Thread(target=self._read, name="notify", daemon=True)
         self._thread.start()
 
     def wait(self, condition: Callable[[list[Notice]], Any], timeout: float, alive: Callable[[], bool]) -> Any:
@@ -260,10 +260,15 @@ class Daemon:
                 stderr=log,
                 start_new_session=True,
             )
-        if ready:
-            self.wait_ready()
+        self._ready = ready
 
     def __enter__(self) -> Daemon:
+        if self._ready:
+            try:
+                self.wait_ready()
+            except BaseException:
+                self.__exit__(*sys.exc_info())
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

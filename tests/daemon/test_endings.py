@@ -9,6 +9,7 @@ from daemon.endings import LONGEST_PAUSE_SECONDS, Judge
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from stages.base import Reason
 from stages.binning import Thresholds
+from stages.registry import ORDER
 from tests.makers import make_job, make_outputs
 
 NOW = 1e6
@@ -136,7 +137,7 @@ def test_a_failure_counts_more_than_results() -> None:
 
 
 def cascade(stages: list[str], variant: int, *, on: bool = True) -> bool:
-    return Judge(Thresholds(), cascade=on).is_decided(make_job(outputs=make_outputs(variant, stages)))
+    return Judge(Thresholds(), cascade=ORDER if on else ()).is_decided(make_job(outputs=make_outputs(variant, stages)))
 
 
 def test_in_a_cascade_the_first_bin_that_passes_decides() -> None:
@@ -147,11 +148,17 @@ def test_in_a_cascade_the_first_bin_that_passes_decides() -> None:
     assert not cascade([], 3)
 
 
+def test_b_decides_nothing_while_a_may_still_come() -> None:
+    assert not cascade(["yolo"], 6)  # as when only the text model has changed
+    judge = Judge(Thresholds(), cascade=["yolo", "clip"])
+    assert judge.is_decided(make_job(outputs=make_outputs(6, ["yolo"])))
+
+
 def test_in_full_mode_nothing_is_decided_early() -> None:
     assert not cascade(["ocr"], 3, on=False)
 
 
 def test_an_image_that_skipped_stages_says_so_in_its_criteria() -> None:
-    ending = end(make_job(outputs=make_outputs(3, ["ocr"])), cascade=True)
+    ending = end(make_job(outputs=make_outputs(3, ["ocr"])), cascade=ORDER)
     assert ending.bin == "A"
     assert msgspec.json.decode(ending.criteria)["C"]["clip_similarity"] == {"value": None, "threshold": 0.25, "passed": None}

@@ -115,9 +115,10 @@ async def test_jobs_are_handed_out_once_and_oldest_first(ledger: Ledger) -> None
     assert [paths(part) for part in jobs] == [[b"0.jpg", b"1.jpg"], [b"2.jpg", b"3.jpg"], [b"4.jpg"], []]
 
 
-async def test_an_inbox_of_higher_priority_goes_first_whenever_it_has_something(ledger: Ledger, tmp_path: Path) -> None:
-    numbers = await ledger.register([(tmp_path / "low", -1), (tmp_path / "high", 7)], MODELS)
-    low, high = numbers
+async def test_an_inbox_of_higher_priority_goes_first_whenever_it_has_something(
+    ledger: Ledger, inbox: Path, tmp_path: Path
+) -> None:
+    _, low, high = await ledger.register([(inbox, 0), (tmp_path / "low", -1), (tmp_path / "high", 7)], MODELS)
     await ledger.admit(
         [make_file(b"1", inbox=low), make_file(b"2", inbox=1), make_file(b"3", inbox=high), make_file(b"4", inbox=low)]
     )
@@ -126,10 +127,10 @@ async def test_an_inbox_of_higher_priority_goes_first_whenever_it_has_something(
     assert paths(await ledger.next_jobs(3, ())) == [b"5", b"4"]
 
 
-async def test_a_new_priority_holds_for_what_is_waiting_already(ledger: Ledger, tmp_path: Path) -> None:
-    [urgent] = await ledger.register([(tmp_path / "urgent", 0)], MODELS)
+async def test_a_new_priority_holds_for_what_is_waiting_already(ledger: Ledger, inbox: Path, tmp_path: Path) -> None:
+    _, urgent = await ledger.register([(inbox, 0), (tmp_path / "urgent", 0)], MODELS)
     await ledger.admit([make_file(b"1"), make_file(b"2", inbox=urgent)])
-    await ledger.register([(tmp_path / "urgent", 5)], MODELS)
+    await ledger.register([(inbox, 0), (tmp_path / "urgent", 5)], MODELS)
     assert paths(await ledger.next_jobs(2, ())) == [b"2", b"1"]
 
 
@@ -160,6 +161,7 @@ async def test_without_anything_to_try_again_there_is_no_time_to_wait_for(ledger
 async def test_retry_brings_failed_images_back_with_all_their_tries(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"failed.jpg", b"done.jpg")
     await complete(ledger, failed(jobs[0]), done(jobs[1]))
+    await ledger.mark_emitted([Placed(job.id) for job in jobs])
     await ledger.admit([make_file(b"new.jpg")])
     assert await ledger.retry([jobs[0].id, jobs[1].id, 12345]) == 1
     assert [(job.path, job.attempts) for job in await ledger.next_jobs(9, ())] == [(b"failed.jpg", 0), (b"new.jpg", 0)]

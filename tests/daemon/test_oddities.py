@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import tempfile
@@ -20,6 +21,7 @@ from daemon.export import export_records, parse_ratio, row_of
 from daemon.gpus import Gpu
 from daemon.jobs import Admitted, Ending, Failure, File, JobStatus, Placed, Version
 from daemon.ledger import Ledger
+from daemon.messages import Output
 from daemon.placement import plan
 from daemon.records import Model, Reader, Record
 from daemon.sinks import Sink, sidecar_path
@@ -193,8 +195,8 @@ async def test_a_file_named_by_odd_digits_is_found(ledger: Ledger, name: str) ->
     assert found is not None
 
 
-async def test_a_failed_images_reason_is_the_same_when_it_is_written_again(ledger: Ledger) -> None:
-    await ledger.register([], [Model(stage, f"{stage}-1", "random weights") for stage in ORDER])
+async def test_a_failed_images_reason_is_the_same_when_it_is_written_again(ledger: Ledger, inbox: Path) -> None:
+    await ledger.register([(inbox, 0)], [Model(stage, f"{stage}-1", "random weights") for stage in ORDER])
     [job] = await admit(ledger, b"a.jpg")
     job.outputs = make_outputs(stages=["ocr"])
     [record] = await complete(ledger, failed(job))
@@ -285,3 +287,60 @@ def test_one_gpu_that_is_too_small_is_not_said_to_have_the_memory() -> None:
 
 def test_a_sidecars_name_is_cut_between_characters() -> None:
     sidecar_path(b"/results", ("ä" * 125 + "b.jpg").encode()).decode()
+
+
+# What a reviewer found
+
+
+def test_a_folder_of_the_daemons_among_the_bins_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"output\.done: .* lies in output\.bins_folder"):
+        parse({"inbox": [{"on_success": "move"}], "output": {"bins_folder": "out", "done": "out/done"}}, tmp_path)
+
+
+def test_what_the_user_keeps_among_the_bins_is_left_alone(tmp_path: Path) -> None:
+    record = drop(tmp_path)
+    mine = tmp_path / "bins" / "holidays" / "a.jpg"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    open_sink(tmp_path, "copy").publish(record)
+    assert mine.read_bytes() == b"mine"
+
+
+async def test_rows_of_an_inbox_that_is_no_longer_configured_wait_for_it(tmp_path: Path) -> None:
+    with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        (old,) = await ledger.register([(tmp_path / "old", 0)], [])
+        await ledger.admit([File(old, b"a.jpg", VERSION)])
+    with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        await ledger.register([(tmp_path / "new", 0)], [])
+        assert await ledger.next_jobs(10, ()) == []
+    with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        await ledger.register([(tmp_path / "old", 0)], [])
+        assert [job.path for job in await ledger.next_jobs(10, ())] == [b"a.jpg"]
+
+
+def test_a_path_too_long_for_the_failed_folder_does_not_stop_the_daemon(tmp_path: Path) -> None:
+    record = drop(tmp_path)
+    long = b"/".join([b"d" * 250] * 16) + b"/a.jpg"
+    record = dataclasses.replace(record, path=long)
+    open_sink(tmp_path).publish(record)
+    assert [path.read_bytes() for path in (tmp_path / "results").iterdir()] == [record.encode()]
+
+
+async def test_what_failed_is_not_tried_again_before_its_file_is_where_it_belongs(ledger: Ledger) -> None:
+    (job,) = await admit(ledger, b"a.jpg")
+    await ledger.end([failed(job)])
+    assert await ledger.retry([job.id]) == 0
+    await ledger.mark_emitted([Placed(job.id)])
+    assert await ledger.retry([job.id]) == 1
+
+
+async def test_a_reason_that_is_not_utf_8_is_kept(ledger: Ledger) -> None:
+    (job,) = await admit(ledger, b"a.jpg")
+    assert await ledger.end([failed(job, detail="name \udcff")]) == {job.id}
+
+
+def test_a_result_that_cannot_be_read_fails_its_image_alone() -> None:
+    job = make_job(outputs=make_outputs(), width=8, height=8)
+    job.outputs["ocr"] = Output(b'{"lines":[],"count":0,"area_ratio":null}', 0.0)
+    (ending,) = Judge(Thresholds()).endings([job])
+    assert (ending.status, ending.failure and ending.failure.reason) == (JobStatus.FAILED, Reason.STAGE)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from stages.binning import Bin, Criterion, Thresholds, apply_rule, is_decided, judge, load_rule
+from stages.registry import ORDER
 
 T = Thresholds()
 
@@ -79,9 +80,9 @@ def test_a_caption_without_a_similarity_has_none_compared() -> None:
 
 
 def test_a_bin_is_decided_once_a_or_b_passes() -> None:
-    assert is_decided(payloads(boxes=3), T)
-    assert is_decided(payloads(objects=6), T)
-    assert not is_decided(payloads(), T)
+    assert is_decided(payloads(boxes=3), T, ORDER)
+    assert is_decided(payloads(objects=6), T, ORDER)
+    assert not is_decided(payloads(), T, ORDER)
 
 
 @pytest.fixture
