@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ SIZES = [(480, 640), (640, 480), (96, 128), (37, 41), (1, 1), (700, 20), (8, 300
 
 
 # On a busy machine two threads that wait for each other at every small operation take minutes where one takes seconds.
-torch.set_num_threads(1)
+torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
 
 
 @pytest.fixture(scope="session")
