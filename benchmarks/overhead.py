@@ -98,8 +98,9 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(prefix="visiond-bench-", dir=options.folder))
         try:
             make_files(folder / "inbox", options.files, number)
-            bare.append(run_bare(folder / "inbox", folder))
-            daemon.append(run_daemon(folder / "inbox", folder))
+            for run, rates in ((run_bare, bare), (run_daemon, daemon)):
+                os.sync()  # else each pays for the disk's writing of what the one before it left
+                rates.append(run(folder / "inbox", folder))
         finally:
             shutil.rmtree(folder)
         print(
