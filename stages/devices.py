@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 from typing import TypeVar
 
 import torch
@@ -50,6 +54,13 @@ def device_errors() -> Iterator[None]:
         if isinstance(error, torch.AcceleratorError) or any(sign in text for sign in _DEVICE_LOST):
             raise DeviceLost(text) from error
         raise
+
+
+@cache
+def has_kernels() -> bool:
+    """Whether Triton can be used: it is installed, and so is the C compiler that it builds its launchers with."""
+    compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
+    return find_spec("triton") is not None and any(shutil.which(compiler) for compiler in compilers)
 
 
 def settle(device: str) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -32,11 +32,14 @@ from torch import Tensor
 
 from stages.base import Image, ImageError, Line, Ocr, Point, Result, Stage
 from stages.dbpost import Quads, area, find_boxes
-from stages.devices import dtype_of, hold_device, settle, split_batches
+from stages.devices import dtype_of, has_kernels, hold_device, settle, split_batches
 from stages.onnxfile import WeightsError, weight_files
 from stages.options import read_options
-from stages.ppocr import BLANK, LINE_HEIGHT, group_depthwise, load_detector, load_recognizer
+from stages.ppocr import BLANK, LINE_HEIGHT, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
 from stages.warp import TALL, Lines, cut, join, resize
+
+if TYPE_CHECKING:
+    from stages.fused import FusedDetector, FusedRecognizer
 
 WARM_WIDTHS = (320, 640, 1024)
 STRIDE = 32  # the detector's; the sides of its maps are multiples
@@ -110,15 +113,27 @@ class OcrStage(Stage):
         self.options = read_options(self.spec, OcrOptions)
         self.dtype, self.on_cpu = dtype_of(self.spec), torch.device(self.device).type == "cpu"
         detector, (recognizer, self.characters) = load_detector(files["det"]), load_recognizer(files["rec"])
-        if self.dtype != torch.float32 and not self.on_cpu:
+        self._put_on_device(detector, recognizer)
+        with hold_device(self.lock):
+            self._warm_up()
+            settle(self.device)
+
+    def _put_on_device(self, detector: Detector, recognizer: Recognizer) -> None:
+        """The fused networks where they can run, else the plain ones."""
+        self.detector: Detector | FusedDetector
+        self.recognizer: Recognizer | FusedRecognizer
+        if not self.on_cpu and self.dtype == torch.float16 and has_kernels():
+            from stages.fused import FusedDetector, FusedRecognizer
+
+            self.detector = FusedDetector(detector.to(self.device))
+            self.recognizer = FusedRecognizer(recognizer.to(self.device))
+            return
+        if not self.on_cpu and self.dtype != torch.float32:
             group_depthwise(detector)
         elif not self.on_cpu:
             torch.backends.cudnn.allow_tf32 = False  # TF32 keeps 10 bits of a float32's 23
         self.detector = detector.to(self.device, self.dtype).to(memory_format=torch.channels_last)
         self.recognizer = recognizer.to(self.device, self.dtype).to(memory_format=torch.channels_last)
-        with hold_device(self.lock):
-            self._warm_up()
-            settle(self.device)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         plans = [Plan.fit(image.width, image.height, self.options) for image in images]
@@ -151,7 +166,7 @@ class OcrStage(Stage):
 
     def _detect(self, pages: Sequence[Tensor], size: tuple[int, int]) -> tuple[NDArray[np.uint8], Any]:
         """What find_boxes takes, on the host: the masks and the probabilities of pages whose maps are of one size."""
-        probabilities = self.detector(self._normalise(torch.stack([resize(page, *size) for page in pages])))
+        probabilities = self.detector.look(torch.stack([resize(page, *size) for page in pages]))
         mask = probabilities > self.options.mask_threshold
         mask[:, 1:] |= mask[:, :-1].clone()  # a dilation by 2×2
         mask[:, :, 1:] |= mask[:, :, :-1].clone()
@@ -180,16 +195,11 @@ class OcrStage(Stage):
 
     def _recognize(self, pages: Sequence[Tensor], lines: Lines, columns: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The likeliest class of each step and its probability, [N, steps] on the host."""
-        pixels = self._normalise(cut(pages, lines, LINE_HEIGHT, columns))
-        right = torch.from_numpy(lines.resized).to(self.device)[:, None, None, None]
-        pixels.masked_fill_(torch.arange(columns, device=self.device) >= right, 0)
-        widths = None if self.on_cpu else torch.from_numpy(lines.padded).to(self.device)
-        classes, probabilities = to_host(torch.stack([answer.float() for answer in self.recognizer(pixels, widths)]))
+        resized = torch.from_numpy(lines.resized).to(self.device)
+        padded = None if self.on_cpu else torch.from_numpy(lines.padded).to(self.device)
+        answers = self.recognizer.look(cut(pages, lines, LINE_HEIGHT, columns), resized, padded)
+        classes, probabilities = to_host(torch.stack([answer.float() for answer in answers]))
         return classes.astype(np.int64), probabilities
-
-    def _normalise(self, pixels: Tensor) -> Tensor:
-        """uint8 [N, height, width, 3] to -1..1, [N, 3, height, width] with the channels last in memory."""
-        return pixels.float().mul_(2 / 255).sub_(1).to(self.dtype).permute(0, 3, 1, 2)
 
     def _describe(self, plan: Plan, quads: Quads, texts: Sequence[tuple[str, float]]) -> Ocr:
         told = [i for i, (text, score) in enumerate(texts) if text.strip() and score >= self.options.text_score]

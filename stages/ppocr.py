@@ -55,6 +55,11 @@ class Detector(nn.Module):
         network = PPOCRV6SmallDetForObjectDetection(config)
         self.encoder, self.neck, self.head = network.model.backbone.encoder, network.model.neck, network.head
 
+    def look(self, pages: Tensor) -> Tensor:
+        """forward, from uint8 [N, H, W, 3]."""
+        probabilities: Tensor = self(normalise(pages, self.encoder.convolution.stem4.convolution.weight.dtype))
+        return probabilities
+
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels: [N, 3, H, W], RGB in -1..1, sides multiples of 32. Returns each pixel's probability of text, [N, H, W]."""
         hidden = run_stem(self.encoder.convolution, pixels)
@@ -97,6 +102,13 @@ class Recognizer(nn.Module):
         for block in self.svtr.svtr_block:
             block.layer_norm1.eps = block.layer_norm2.eps = SVTR_EPSILON
 
+    def look(self, lines: Tensor, resized: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
+        """forward, from uint8 [N, 48, W, 3]. resized, padded: int64 [N], a line's own columns, and those with its padding."""
+        pixels = normalise(lines, self.head.weight.dtype)
+        columns = torch.arange(lines.shape[2], device=lines.device)
+        answers: tuple[Tensor, Tensor] = self(pixels.masked_fill_(columns >= resized[:, None, None, None], 0), padded)
+        return answers
+
     def forward(self, pixels: Tensor, widths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The likeliest class at each step and its probability, both [N, W // 8]; BLANK right of a line's own width.
 
@@ -138,6 +150,11 @@ class Recognizer(nn.Module):
             yield from (block.layer_norm2, block.mlp.fc1, block.mlp.fc2)
         yield self.svtr.norm
         yield self.head
+
+
+def normalise(levels: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 [N, height, width, 3] to -1..1, [N, 3, height, width] with the channels last in memory."""
+    return levels.float().mul_(2 / 255).sub_(1).to(dtype).permute(0, 3, 1, 2)
 
 
 def count_steps(widths: Tensor) -> Tensor:

@@ -17,8 +17,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stages.devices import has_kernels
+
 WEIGHT_UNIT = 2048  # cv2 resizes bytes with integers; this stands for a weight of 1
 TALL = 1.5  # a crop this much taller than wide is text that runs down: it is turned upright
+
+PIXELS = 128  # of a line that one program of the kernel cuts
 
 Taps = tuple[Tensor, Tensor, Tensor, Tensor]  # two inputs of each output and their weights, each [N, outputs]
 
@@ -61,6 +65,8 @@ def cut(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Ten
     """
     if pages[0].device.type == "cpu":
         return cut_with_cv2(pages, lines, height, columns)
+    if has_kernels():
+        return cut_with_kernel(pages, lines, height, columns)
     return cut_in_torch(pages, lines, height, columns)
 
 
@@ -120,13 +126,42 @@ def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tens
     return (total + 2 >> 2).byte()
 
 
+def cut_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+    from stages.kernels import cut_kernel
+
+    device, count = pages[0].device, len(lines)
+    table = np.concatenate([[lines.width, lines.height, lines.resized], find_maps(lines)]).astype(np.float64)
+    addresses = [page.data_ptr() for page in pages]
+    sizes = [page.shape[:2] for page in pages]
+    out = torch.empty(count, height, columns, 3, dtype=torch.uint8, device=device)
+    cut_kernel[-(-height * columns // PIXELS), count](
+        torch.tensor(addresses, dtype=torch.int64, device=device),
+        torch.tensor(sizes, dtype=torch.int32, device=device),
+        torch.from_numpy(lines.page.astype(np.int32)).to(device),
+        torch.from_numpy(table).to(device),
+        out,
+        count,
+        height,
+        columns,
+        TALL=TALL,
+        UNIT=WEIGHT_UNIT,
+        PIXELS=PIXELS,
+    )
+    return out
+
+
+def find_maps(lines: Lines) -> NDArray[np.float64]:
+    """The nine numbers that take each line's pixels to its page's, [9, N]."""
+    frames = [frame(width, height) for width, height in zip(lines.width, lines.height, strict=True)]
+    maps = [cv2.getPerspectiveTransform(*pair) for pair in zip(frames, lines.corners, strict=True)]
+    return np.reshape(maps, (-1, 9)).T
+
+
 def cut_in_torch(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
     """Crops are of all sizes, so their pixels lie one behind the other in one tensor until they are resized."""
     ends = np.cumsum(lines.width * lines.height)
     sizes = np.stack([lines.width, lines.height, lines.resized, ends - lines.width * lines.height])
-    frames = [frame(width, height) for width, height in zip(lines.width, lines.height, strict=True)]
-    maps = [cv2.getPerspectiveTransform(*pair) for pair in zip(frames, lines.corners, strict=True)]
-    table = torch.from_numpy(np.concatenate([sizes, np.reshape(maps, (-1, 9)).T])).to(pages[0].device)
+    table = torch.from_numpy(np.concatenate([sizes, find_maps(lines)])).to(pages[0].device)
     across, down = locate(table, int(ends[-1]))
     parts, start = [], 0
     for last in np.flatnonzero(np.append(np.diff(lines.page), 1)):

@@ -1,0 +1,346 @@
+"""The layers of PP-OCRv6 for half precision on a GPU: prepared weights, and the kernel that runs each.
+
+The networks are shallow and wide: run operation by operation they spend their time on moving maps to and from memory,
+and cuDNN plans each convolution anew for every shape of input and every thread, seconds for each new size of page. Here
+a layer with all that surrounds it (bias, activation, gate, residual) is one kernel that takes any shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import triton  # type: ignore[import-untyped]
+from torch import Tensor, nn
+
+from stages import kernels
+
+PIXELS = 128  # of an output that one program makes
+LEAST_BLOCK = 16  # of a side of tl.dot
+STEP = 32  # inputs that are summed up at once
+SUMMED_TILES = 16
+
+# Layers, prepared ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Weights [taps · inputs, outputs], both padded with zeros to what tl.dot takes, and how to lay them over a map."""
+
+    weight: Tensor
+    bias: Tensor
+    shape: Mapping[str, int]  # the kernel's constants
+
+    @classmethod
+    def of(cls, module: nn.Conv2d, padding: tuple[int, int] | None = None) -> Convolution:
+        """padding: rows above and columns left of the map, whatever the module's own; below and right follows."""
+        outputs, inputs = module.weight.shape[:2]
+        taps = module.weight.permute(2, 3, 1, 0).reshape(-1, outputs)
+        block = pad_size(outputs)
+        weight = taps.new_zeros(-(-len(taps) // STEP) * STEP, block, dtype=torch.float16)
+        weight[: len(taps), :outputs] = taps
+        shape = {"INPUTS": inputs, "OUTPUTS": outputs, **geometry(module)}
+        if padding is not None:
+            shape |= {"TOP": padding[0], "LEFT": padding[1]}
+        return cls(weight, pad_vector(module.bias, outputs, block, weight), shape)
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Of the output. With an even kernel the map keeps its size, as the published stem pads below and right."""
+        s = self.shape
+        margin = [side - 1 if side % 2 == 0 else 2 * pad for side, pad in ((s["TALL"], s["TOP"]), (s["WIDE"], s["LEFT"]))]
+        return (height + margin[0] - s["TALL"]) // s["DOWN"] + 1, (width + margin[1] - s["WIDE"]) // s["ACROSS"] + 1
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """Weights [taps, channels]."""
+
+    weight: Tensor
+    bias: Tensor
+    shape: Mapping[str, int]
+
+    @classmethod
+    def of(cls, module: nn.Conv2d) -> Depthwise:
+        channels = module.out_channels
+        weight = module.weight[:, 0].permute(1, 2, 0).reshape(-1, channels).float().contiguous()
+        assert module.bias is not None
+        return cls(weight, module.bias.detach().float(), {"CHANNELS": channels, **geometry(module)})
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        s = self.shape
+        return (height + 2 * s["TOP"] - s["TALL"]) // s["DOWN"] + 1, (width + 2 * s["LEFT"] - s["WIDE"]) // s["ACROSS"] + 1
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """Two pointwise convolutions with a GELU between them; weights padded as in Convolution."""
+
+    first: Tensor
+    first_bias: Tensor
+    second: Tensor
+    second_bias: Tensor
+    shape: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, first: nn.Conv2d, second: nn.Conv2d, *, residual: bool) -> Mixer:
+        hidden, inputs = first.weight.shape[:2]
+        outputs = second.weight.shape[0]
+        across, down = first.weight.detach()[..., 0, 0].T, second.weight.detach()[..., 0, 0].T
+        one = across.new_zeros(pad_size(inputs), hidden, dtype=torch.float16)
+        two = across.new_zeros(hidden, pad_size(outputs), dtype=torch.float16)
+        one[:inputs], two[:, :outputs] = across, down
+        assert first.bias is not None
+        shape = {"INPUTS": inputs, "HIDDEN": hidden, "OUTPUTS": outputs, "RESIDUAL": residual}
+        return cls(one, first.bias.detach().float(), two, pad_vector(second.bias, outputs, two.shape[1], two), shape)
+
+
+@dataclass(frozen=True)
+class Excitation:
+    """Two small layers from the channels' means to their gates; the first [squeezed, channels], so is the second."""
+
+    first: Tensor
+    first_bias: Tensor
+    second: Tensor
+    second_bias: Tensor
+    shape: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, first: nn.Conv2d, second: nn.Conv2d, slope: float, *, residual: bool = False) -> Excitation:
+        """slope: of the gate's hard sigmoid. residual: whether what is gated is then added to what it was."""
+        squeezed, channels = first.weight.shape[:2]
+        one, two = first.weight.detach()[..., 0, 0].float(), second.weight.detach()[..., 0, 0].T.float()
+        assert first.bias is not None
+        assert second.bias is not None
+        shape = {"CHANNELS": channels, "SQUEEZED": squeezed, "SLOPE": slope, "RESIDUAL": residual}
+        return cls(one.contiguous(), first.bias.detach().float(), two.contiguous(), second.bias.detach().float(), shape)
+
+
+def geometry(module: nn.Conv2d) -> dict[str, int]:
+    """How a kernel moves over its map."""
+    (tall, wide), (down, across), (top, left) = module.kernel_size, module.stride, cast(tuple[int, int], module.padding)
+    return {"TALL": tall, "WIDE": wide, "DOWN": down, "ACROSS": across, "TOP": top, "LEFT": left}
+
+
+def pad_size(channels: int) -> int:
+    return max(LEAST_BLOCK, int(triton.next_power_of_2(channels)))
+
+
+def pad_vector(bias: Tensor | None, length: int, padded: int, like: Tensor) -> Tensor:
+    vector = like.new_zeros(padded, dtype=torch.float32)
+    if bias is not None:
+        vector[:length] = bias.detach()
+    return vector
+
+
+# Calls -----------------------------------------------------------------------------------------------------------------
+
+
+def convolve(
+    layer: Convolution,
+    pixels: Tensor,
+    widths: Tensor | None = None,
+    *,
+    relu: bool = True,
+    out: Tensor | None = None,
+    offset: int = 0,
+    want_sums: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """A convolution with its bias, and a ReLU; bytes are taken as levels of -1..1.
+
+    out, offset: a map to write into, from which channel on. want_sums: also the channels' sums over tiles of each image.
+    """
+    count, height, width, _ = pixels.shape
+    rows, columns = layer.size(height, width)
+    outputs = layer.shape["OUTPUTS"]
+    if out is None:
+        out = pixels.new_empty(count, rows, columns, outputs, dtype=torch.float16)
+    tiles = triton.cdiv(rows * columns, PIXELS)
+    sums = out.new_empty(count, tiles, outputs, dtype=torch.float32) if want_sums else None
+    kernels.convolve_kernel[tiles, count](
+        pixels,
+        layer.weight,
+        layer.bias,
+        out,
+        sums,
+        widths,
+        height,
+        width,
+        rows,
+        columns,
+        out.shape[3],
+        offset,
+        **layer.shape,
+        RELU=relu,
+        BYTES=pixels.dtype == torch.uint8,
+        PIXELS=PIXELS,
+        STEP=STEP,
+        BLOCK=layer.weight.shape[1],
+    )
+    return out, sums
+
+
+def filter_channels(
+    layer: Depthwise, pixels: Tensor, widths: Tensor | None = None, *, want_sums: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """A depthwise convolution with its bias. want_sums: as in convolve, over the columns that `widths` leaves."""
+    count, height, width, channels = pixels.shape
+    rows, columns = layer.size(height, width)
+    out = pixels.new_empty(count, rows, columns, channels)
+    tiles = triton.cdiv(rows * columns, PIXELS)
+    sums = out.new_empty(count, tiles, channels, dtype=torch.float32) if want_sums else None
+    block = 16 if channels == 48 else 32
+    kernels.filter_kernel[tiles, triton.cdiv(channels, block), count](
+        pixels,
+        layer.weight,
+        layer.bias,
+        out,
+        sums,
+        widths,
+        height,
+        width,
+        rows,
+        columns,
+        **layer.shape,
+        PIXELS=PIXELS,
+        BLOCK=block,
+    )
+    return out, sums
+
+
+def excite(layer: Excitation, sums: Tensor | None, size: tuple[int, int], widths: Tensor | None = None) -> Tensor:
+    """The channels' gates [N, channels], float32, from their sums over maps of a size (height, width)."""
+    assert sums is not None
+    count, tiles, channels = sums.shape
+    gates = torch.empty(count, channels, device=sums.device)
+    kernels.excite_kernel[(count,)](
+        sums,
+        layer.first,
+        layer.first_bias,
+        layer.second,
+        layer.second_bias,
+        gates,
+        widths,
+        tiles,
+        *size,
+        **layer.shape,
+        TILES=SUMMED_TILES,
+        ROWS=4,
+        BLOCK=triton.next_power_of_2(channels),
+    )
+    return gates
+
+
+def mix(layer: Mixer, pixels: Tensor, gates: Tensor | None) -> Tensor:
+    """Pixels, gated, through the two layers, and with `residual` added to what comes out."""
+    count, rows, columns, _ = pixels.shape
+    out = pixels.new_empty(count, rows, columns, layer.shape["OUTPUTS"])
+    inputs, outputs = len(layer.first), layer.second.shape[1]
+    widest = max(inputs, outputs)
+    block = 128 if widest <= 128 else 64 if widest <= 256 else 32
+    kernels.mix_kernel[triton.cdiv(rows * columns, block), count](
+        pixels,
+        gates,
+        layer.first,
+        layer.first_bias,
+        layer.second,
+        layer.second_bias,
+        out,
+        rows * columns,
+        **layer.shape,
+        PIXELS=block,
+        STEP=STEP,
+        BLOCK_IN=inputs,
+        BLOCK_OUT=outputs,
+        num_warps=8 if outputs > 128 else 4,
+        num_stages=2 if widest <= 256 else 1,
+    )
+    return out
+
+
+def pool(pixels: Tensor, out: Tensor, widths: Tensor | None = None) -> None:
+    """The greatest of 2×2, at every pixel, into the first channels of `out`. pixels: not negative."""
+    count, height, width, channels = pixels.shape
+    kernels.pool_kernel[triton.cdiv(height * width, PIXELS), count](
+        pixels,
+        out,
+        widths,
+        height,
+        width,
+        out.shape[3],
+        CHANNELS=channels,
+        PIXELS=PIXELS,
+        BLOCK=triton.next_power_of_2(channels),
+    )
+
+
+def spread(pixels: Tensor, gates: Tensor, out: Tensor, coarser: Tensor | None = None, offset: int = 0) -> Tensor:
+    """Pixels, gated and repeated up to the size of `out`, into its channels from `offset` on; `coarser`, of half that size,
+    is repeated and added."""
+    count, rows, columns, total = out.shape
+    channels = pixels.shape[3]
+    kernels.spread_kernel[triton.cdiv(rows * columns, PIXELS), count](
+        pixels,
+        gates,
+        coarser,
+        out,
+        rows,
+        columns,
+        rows // pixels.shape[1],
+        total,
+        offset,
+        CHANNELS=channels,
+        PIXELS=PIXELS,
+        BLOCK=triton.next_power_of_2(channels),
+    )
+    return out
+
+
+@dataclass(frozen=True)
+class Head:
+    """Two transposed convolutions of 2×2: the first [4 places, inputs, hidden], padded; the second [4 places, hidden]."""
+
+    first: Tensor
+    first_bias: Tensor
+    second: Tensor
+    second_bias: float
+
+    @classmethod
+    def of(cls, first: nn.ConvTranspose2d, second: nn.ConvTranspose2d) -> Head:
+        inputs, hidden = first.weight.shape[:2]
+        block = pad_size(max(inputs, hidden))
+        one = first.weight.new_zeros(4, block, block, dtype=torch.float16)
+        one[:, :inputs, :hidden] = first.weight.detach().permute(2, 3, 0, 1).reshape(4, inputs, hidden)
+        two = one.new_zeros(4, block, dtype=torch.float32)
+        two[:, :hidden] = second.weight.detach()[:, 0].permute(1, 2, 0).reshape(4, hidden)
+        assert second.bias is not None
+        return cls(one, pad_vector(first.bias, hidden, block, one), two, float(second.bias))
+
+
+def enlarge(head: Head, pixels: Tensor) -> Tensor:
+    """Probabilities [N, 4 · height, 4 · width] in float16."""
+    count, height, width, channels = pixels.shape
+    out = pixels.new_empty(count, 4 * height, 4 * width)
+    kernels.enlarge_kernel[triton.cdiv(height * width, PIXELS), count](
+        pixels,
+        head.first,
+        head.first_bias,
+        head.second,
+        out,
+        height,
+        width,
+        BIAS=head.second_bias,
+        CHANNELS=channels,
+        PIXELS=PIXELS,
+        BLOCK=head.first.shape[1],
+    )
+    return out
+
+
+def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest class of each row and its probability: int64 and float32, [...] of logits [..., classes]."""
+    classes = logits.new_empty(logits.shape[:-1], dtype=torch.int64)
+    probabilities = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
+    kernels.choose_kernel[(classes.numel(),)](logits.contiguous(), classes, probabilities, logits.shape[-1], BLOCK=4096)
+    return classes, probabilities
