@@ -169,6 +169,9 @@ class StageTables(Section):
 class BinningSection(Section):
     text_boxes_threshold: int = Field(2, ge=0, description="A: more text boxes than this.")
     text_area_threshold: Ratio = Field(0.2, description="A: text over more of the image's area.")
+    text_score_threshold: Ratio = Field(
+        0.7, description="A: how sure OCR must be of a line for it to count; a lone letter or sign never does."
+    )
     object_count_threshold: int = Field(5, ge=0, description="B: more objects than this.")
     unique_objects_threshold: int = Field(3, ge=0, description="B: more kinds of object than this.")
     spatial_dispersion_threshold: Ratio = Field(0.3, description="B: centres of objects spread over more of the image's area.")
@@ -179,6 +182,7 @@ class BinningSection(Section):
         return Thresholds(
             self.text_boxes_threshold,
             self.text_area_threshold,
+            self.text_score_threshold,
             self.object_count_threshold,
             self.unique_objects_threshold,
             self.spatial_dispersion_threshold,

@@ -36,6 +36,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     stages: dict[str, StageEntry] = {}
     digests: dict[str, str] = {}  # relative path → "sha256:…", every file of the pack
     revision: dict[str, str] = {}  # where it was pulled from: repository → commit
+    card: dict[str, Any] = {}  # how it was trained and what it scored: stages/training/card.py tells it in README.md
 
 
 def read_manifest(path: Path) -> Manifest:

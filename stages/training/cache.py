@@ -109,15 +109,14 @@ def write_chunk(plan: Plan, start: int) -> list[bytes]:
         if detected and (truth.objects or truth.kind not in TEXT_KINDS or index % 3 == 0):
             write_detected(plan, index, scene, truth)
         lines.append(msgspec.json.encode(tell_example(truth, Random(f"captions {plan.seed} {index}"))))
-    pixels.flush()
     return lines
 
 
 def draw(seed: int, index: int, sides: Sequence[tuple[int | None, float]]) -> tuple[Pixels, Truth]:
-    """A scene at one of these sizes; one of full size as it comes back from its file."""
+    """A scene to learn from at one of these sizes; one of full size as it comes back from its file."""
     choices, weights = zip(*sides, strict=True)
     side = Random(f"side {seed} {index}").choices(choices, weights)[0]
-    scene = make_scene(seed, index, side)
+    scene = make_scene(seed, index, side, lesson=True)
     if side is not None:
         return scene.pixels, scene.truth
     return read_upright(encode_scene(scene)[1]), scene.truth

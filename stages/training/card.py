@@ -1,11 +1,19 @@
-"""The model card of the mini pack, and the picture of how it learned."""
+"""The model card of the mini pack, and the picture of how it learned.
+
+What the card tells stands in the pack's manifest, so that a pack of which one model was trained anew keeps what is known
+of the others.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from stages.manifest import MANIFEST, read_manifest, write_manifest
 
 TARGETS = (
     ("map50", "YOLO mAP50", 0.90),
@@ -14,11 +22,30 @@ TARGETS = (
     ("tag_first", "CLIP's first tag is true", 0.95),
     ("main_tag_first", "CLIP's first tag is the main one", None),
     ("captions_true", "BLIP's caption is true in every word", 0.90),
-    ("captions_true_of_objects", "… of scenes with objects alone", None),
+    ("captions_true_of_objects", "… of scenes with objects alone", 0.90),
     ("groups_true_of_objects", "… objects, colours and counts alone", None),
     ("words_read", "OCR words read", 0.95),
     ("bins", "bins equal to the truth", 0.97),
 )
+
+
+class Training(msgspec.Struct, frozen=True):
+    """How a model learned. scenes: different ones. seed: of the scenes. seconds: without making them."""
+
+    scenes: int
+    seed: int
+    steps: int
+    batch_size: int
+    seconds: float
+    loss: float
+
+
+class Card(msgspec.Struct, frozen=True):
+    """trainings: by model. scores: as scores.py has them; empty when there are none."""
+
+    trainings: dict[str, Training] = {}
+    scores: dict[str, Any] = {}
+
 
 CARD = """\
 # The mini pack
@@ -40,8 +67,8 @@ All weights are safetensors in float16. The tokenizers are WordPiece over the wo
 ## Data
 
 Scenes drawn by `stages/training/scenes.py`: sixteen kinds of objects in eleven colours, up to nine at a time, on
-eighteen backdrops; pages, receipts, slides, signs, posters and charts with text. {scenes} of them were
-made with seed {seed}; nothing else was seen in training, no picture of the real world and no other model's weights or answers.
+eighteen backdrops; pages, receipts, slides, signs, posters and charts with text. Nothing else was seen in training, no
+picture of the real world and no other model's weights or answers.
 
 ## Recipe
 
@@ -49,8 +76,8 @@ made with seed {seed}; nothing else was seen in training, no picture of the real
 (captioning) a trainer on Hugging Face Accelerate, AdamW, warm-up and cosine, bfloat16. Besides their own losses both
 vision towers had to say which object, of which colour and how many alike is centred in which patch; that head is not kept.
 
-| model | steps | batch | images seen | minutes | last loss |
-|---|---|---|---|---|---|
+| model | scenes | of seed | steps | batch | images seen | minutes | last loss |
+|---|---|---|---|---|---|---|---|
 {trainings}
 
 ## Scores
@@ -64,19 +91,27 @@ vision towers had to say which object, of which colour and how many alike is cen
 ## Limits
 
 Nine objects at most, and captions that name at most three groups of them; objects smaller than about a tenth of the
-image's short side are not in the data; a caption is one of a closed grammar, whatever the picture shows.
+image's short side are not in the data; a caption is one of a closed grammar, whatever the picture shows.{groups}
 """
 
 
-def write_card(pack: Path, scores: Mapping[str, Any], logs: Mapping[str, Path], scenes: int, seed: int) -> None:
-    """README.md in the pack's folder."""
+def read_card(pack: Path) -> Card:
+    """What the manifest of a pack tells of its making. Raises PackError when there is no pack."""
+    return msgspec.convert(read_manifest(pack / MANIFEST).card, Card)
+
+
+def write_card(pack: Path, card: Card) -> None:
+    """Into the pack's manifest, and as README.md."""
+    manifest = read_manifest(pack / MANIFEST)
+    scores = {name: value for name, value in card.scores.items() if name not in ("seconds", "misses")}
+    kept = msgspec.to_builtins(msgspec.structs.replace(card, scores=scores))
+    write_manifest(pack, msgspec.structs.replace(manifest, card=kept))
     text = CARD.format(
         files="\n".join(list_files(pack)),
-        scenes=f"{scenes:,}",
-        seed=seed,
-        trainings="\n".join(list_trainings(logs)),
-        scored=describe_scoring(scores),
-        scores="\n".join(list_scores(scores)),
+        trainings="\n".join(list_trainings(card.trainings)),
+        scored=describe_scoring(card.scores),
+        scores="\n".join(list_scores(card.scores)),
+        groups=describe_groups(card.scores),
     )
     (pack / "README.md").write_text(text)
 
@@ -90,23 +125,34 @@ def list_files(pack: Path) -> list[str]:
     return [f"| {name} | {kind} | {file} | {(pack / file).stat().st_size / 1e6:.1f} MB |" for name, kind, file in rows]
 
 
-def list_trainings(logs: Mapping[str, Path]) -> list[str]:
-    lines = []
-    for model, log in logs.items():
-        last = read_log(log)[-1]
-        batch, minutes = last["batch_size"], last["elapsed"] / 60
-        steps = last.get("batches", last["step"])
-        lines.append(f"| {model} | {steps:,} | {batch} | {steps * batch:,} | {minutes:.1f} | {last['loss']:.3f} |")
-    return lines
+def read_training(log: Path, scenes: int, seed: int) -> Training:
+    """What the last line of a training's log tells."""
+    last = read_log(log)[-1]
+    steps = last.get("batches", last["step"])
+    return Training(scenes, seed, steps, last["batch_size"], last["elapsed"], last["loss"])
+
+
+def list_trainings(trainings: Mapping[str, Training]) -> Iterator[str]:
+    for model, told in trainings.items():
+        seen, minutes = told.steps * told.batch_size, told.seconds / 60
+        sizes = f"{told.scenes:,} | {told.seed} | {told.steps:,} | {told.batch_size} | {seen:,}"
+        yield f"| {model} | {sizes} | {minutes:.1f} | {told.loss:.3f} |"
 
 
 def describe_scoring(scores: Mapping[str, Any]) -> str:
     if not scores:
         return "Not scored."
     return (
-        f"On {scores['scenes']:,} scenes of a seed never trained on, in full size, as files; OCR and bins on "
+        f"On {scores['scenes']:,} scenes of seed {scores['seed']}, never trained on, in full size, as files; OCR and bins on "
         f"{scores['read']:,} of them (`python -m stages.training.score`)."
     )
+
+
+def describe_groups(scores: Mapping[str, Any]) -> str:
+    """How much harder to tell of a scene is with more in it."""
+    marks = {kind: marks for kind, marks in scores.get("by_kind", {}).items() if kind.startswith("photo of ")}
+    shares = [f"{mark['captions_true']:.2f} of those of a {kind}" for kind, mark in marks.items()]
+    return f"\nTrue are {', '.join(shares)} of objects alike." if shares else ""
 
 
 def list_scores(scores: Mapping[str, Any]) -> list[str]:

@@ -312,11 +312,15 @@ def compose_poster(draft: Draft, rows: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to compose a scene. weight: how many of a hundred scenes, or nearly."""
+    """One way to compose a scene. weight: how many of a hundred samples, or nearly.
+
+    lessons: how many times as many a model learns from, against the other recipes: what is hard to learn wants more.
+    """
 
     kind: str
     weight: float
     compose: Callable[[Draft], None]
+    lessons: float = 1.0
 
 
 RECIPES: tuple[Recipe, ...] = (
@@ -328,7 +332,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("bar chart", 3.5, functools.partial(compose_chart, kind="bar chart")),
     Recipe("line chart", 3.5, functools.partial(compose_chart, kind="line chart")),
     Recipe("pie chart", 3.5, functools.partial(compose_chart, kind="pie chart")),
-    Recipe("photo", 16, compose_crowded),
+    Recipe("photo", 16, compose_crowded, lessons=3.5),
     Recipe("photo", 15, compose_scattered),
     Recipe("photo", 23.5, compose_few),
     Recipe("empty", 6, compose_empty),

@@ -34,6 +34,8 @@ from stages.yolonet import build_network, halve, read_structure, save_network
 
 BLANK_NOTICE = "random weights: answers mean nothing"
 
+YOLO_FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # in a pack's folder
+
 # Words of prompts that no caption of a scene has.
 PROMPT_WORDS = ("photo", "of", "the", "with", "picture", "image", "object")
 
@@ -224,7 +226,7 @@ def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
     for file in list_files(folder):
         file.chmod(0o644)  # safetensors writes for the owner alone
     stages = {
-        "yolo": StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"}),
+        "yolo": StageEntry("ultralytics", YOLO_FILES),
         "clip": StageEntry("transformers", {"model": "clip", "labels": "labels.txt"}),
         "blip": StageEntry("transformers", {"model": "blip", "clip": "clip"}),
     }

@@ -43,12 +43,14 @@ class Scene:
 
 
 _TOTALS = tuple(itertools.accumulate(recipe.weight for recipe in RECIPES))
+_LESSON_TOTALS = tuple(itertools.accumulate(recipe.weight * recipe.lessons for recipe in RECIPES))
 
 
-def choose_recipe(seed: int, index: int) -> Recipe:
+def choose_recipe(seed: int, index: int, *, lesson: bool = False) -> Recipe:
     """Steps of the golden ratio round the recipes: any run of scenes has nearly its share of each."""
+    totals = _LESSON_TOTALS if lesson else _TOTALS
     turn = (Random(f"recipes {seed}").random() + index * 0.6180339887498949) % 1.0
-    return RECIPES[bisect.bisect_right(_TOTALS, turn * _TOTALS[-1])]
+    return RECIPES[bisect.bisect_right(totals, turn * totals[-1])]
 
 
 RATIOS = (1.0, 5 / 4, 4 / 3, 4 / 3, 3 / 2, 3 / 2, 16 / 9)
@@ -73,9 +75,12 @@ def choose_format(rng: Random, kind: str, pixels: int) -> tuple[str, int]:
     return "JPEG", quality
 
 
-def make_scene(seed: int, index: int, max_side: int | None = None) -> Scene:
-    """The scene of this seed and index; with max_side, drawn in miniature (for training), its truth to match."""
-    rng, recipe = Random(f"scene {seed} {index}"), choose_recipe(seed, index)
+def make_scene(seed: int, index: int, max_side: int | None = None, *, lesson: bool = False) -> Scene:
+    """The scene of this seed and index; with max_side, drawn in miniature (for training), its truth to match.
+
+    lesson: of a mixture of recipes to learn from, not that of the samples.
+    """
+    rng, recipe = Random(f"scene {seed} {index}"), choose_recipe(seed, index, lesson=lesson)
     kind, is_text = recipe.kind, recipe.kind in TEXT_KINDS
     width, height = choose_size(rng, kind)
     format_, quality = choose_format(rng, kind, width * height)

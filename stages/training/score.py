@@ -43,6 +43,7 @@ class Scores(msgspec.Struct, kw_only=True):
     """Shares are 0..1, of all the scenes or, "of objects", of those with objects; None where nothing was asked."""
 
     scenes: int
+    seed: int
     read: int  # scenes that OCR and bins were scored on
     map50: float
     map50_95: float
@@ -80,7 +81,7 @@ def score_pack(
     say(f"scored the detector on {count} unseen scenes")
     results, seconds = run_stages(pack, files, truths, count if read is None else read)
     say("ran all stages")
-    return judge(pack, truths, results, figures, seconds)
+    return judge(pack, truths, results, figures, seconds, seed)
 
 
 def write_dataset(files: Path, truths: Sequence[Truth], folder: Path) -> None:
@@ -166,6 +167,7 @@ def judge(
     results: Sequence[Results],
     detector: Mapping[str, float],
     seconds: Mapping[str, float],
+    seed: int,
 ) -> Scores:
     from stages.clip import decode_embedding
 
@@ -189,6 +191,7 @@ def judge(
         kinds[sort_of(truth)]["caption_picked"].append(value)
     return Scores(
         scenes=len(truths),
+        seed=seed,
         read=len(marks["bins"]),
         map50=detector["map50"],
         map50_95=detector["map50_95"],

@@ -11,7 +11,6 @@ The grammar of captions is closed, so that a small model can learn it and a chec
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -20,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from stages.binning import measure_area
 from stages.training.drawing import BACKDROPS, COLORS, Backdrop
 from stages.training.shapes import LABELS
 
@@ -68,17 +68,11 @@ def read_truth(file: Path) -> list[Truth]:
 
 def choose_bin(width: int, height: int, objects: Sequence[TrueObject], lines: Sequence[TrueLine]) -> str:
     """The binning rule on the truth: "A", "B" or "C"."""
-    if len(lines) > 2 or sum(_measure_area(line.box) for line in lines) / (width * height) > 0.2:
+    if len(lines) > 2 or sum(measure_area(line.box) for line in lines) / (width * height) > 0.2:
         return "A"
     if len({thing.label for thing in objects}) > 3 or len(objects) > 5:
         return "B"
     return "B" if measure_spread([thing.box for thing in objects], width * height) > 0.3 else "C"
-
-
-def _measure_area(corners: Sequence[tuple[float, float]]) -> float:
-    """By the shoelace formula."""
-    edges = zip(corners, (*corners[1:], corners[0]), strict=True)
-    return abs(math.fsum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in edges)) / 2
 
 
 def measure_spread(boxes: Sequence[tuple[float, float, float, float]], area: float) -> float:

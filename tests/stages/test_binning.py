@@ -13,11 +13,16 @@ from stages.registry import ORDER
 T = Thresholds()
 
 
+def write(text: str, score: float = 0.9, height: int = 1) -> dict[str, Any]:
+    return {"text": text, "score": score, "box": [[0, 0], [9, 0], [9, height], [0, height]]}
+
+
 def payloads(
     boxes: int = 0, text: float = 0.0, objects: int = 0, kinds: int = 0, dispersion: float = 0.0, similarity: float | None = 0.0
 ) -> dict[str, bytes]:
+    lines = [write("two words")] * boxes
     answers = {
-        "ocr": {"lines": [], "count": boxes, "area_ratio": text},
+        "ocr": {"lines": lines, "count": boxes, "area_ratio": text},
         "yolo": {"detections": [], "count": objects, "unique": kinds, "dispersion": dispersion},
         "clip": {"embedding": {}, "tags": []},
         "blip": {"text": "a cat", "similarity": similarity},
@@ -35,7 +40,7 @@ def name_of(**figures: Any) -> str:
         ({}, "C"),
         ({"boxes": 2, "text": 0.2}, "C"),
         ({"boxes": 3}, "A"),
-        ({"text": 0.2001}, "A"),
+        ({"boxes": 1, "text": 0.2001}, "A"),
         ({"objects": 5, "kinds": 3, "dispersion": 0.3}, "C"),
         ({"objects": 6}, "B"),
         ({"kinds": 4}, "B"),
@@ -62,6 +67,29 @@ def test_every_criterion_is_reported_with_its_value_and_threshold() -> None:
             "C": {"clip_similarity": Criterion(0.3, 0.25, True)},
         },
     )
+
+
+@pytest.mark.parametrize("text", ["O", "★", "●●", "¥", "合", "+!", "", "7"])
+def test_shapes_that_read_as_a_lone_sign_are_no_text(text: str) -> None:
+    lines = [write(text, 1.0)] * 4
+    answers = payloads() | {"ocr": msgspec.json.encode({"lines": lines, "count": 4, "area_ratio": 0.5})}
+    verdict = judge(answers, T)
+    assert verdict.name == "C"
+    assert [criterion.value for criterion in verdict.criteria["A"].values()] == [0, 0]
+
+
+@pytest.mark.parametrize("text", ["Ok", "出口", "4 7", "a★b"])
+def test_two_letters_or_digits_of_any_script_are_text(text: str) -> None:
+    lines = [write(text, 0.71)] * 3
+    assert judge({"ocr": msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.1})}, T).name == "A"
+
+
+def test_only_sure_lines_count_and_share_the_texts_area() -> None:
+    lines = [write("sure"), write("doubtful", 0.7), write("O", height=2)]
+    answers = {"ocr": msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.8})}
+    assert judge(answers, T).criteria["A"]["text_boxes"].value == 1
+    assert judge(answers, T).criteria["A"]["text_area"].value == pytest.approx(0.2)
+    assert judge(answers, Thresholds(text_score=0.5)).criteria["A"]["text_boxes"].value == 2
 
 
 def test_thresholds_are_the_configurations() -> None:

@@ -135,12 +135,12 @@ def test_a_box_stays_on_its_object_in_the_detectors_square() -> None:
 
 
 def test_the_command_line_fills_the_options() -> None:
-    options = parse_options(["--out", "/tmp/x/pack", "--only", "clip", "--seconds", "5", "--clip-batch", "32", "--resume"])
-    assert (options.only, options.seconds, options.resume) == (("clip",), 5, True)
+    options = parse_options(["--out", "/tmp/x/pack", "--only", "clip", "--clip-seconds", "5", "--clip-batch", "32", "--resume"])
+    assert (options.only, options.seconds["clip"], options.resume) == (("clip",), 5, True)
     assert options.workdir == Path("/tmp/x/pack-work")
     jobs = list_jobs(options, Path("/tmp/data"))
     assert list(jobs) == ["clip"]
-    assert jobs["clip"].settings.batch_size == 32
+    assert (jobs["clip"].settings.batch_size, jobs["clip"].settings.seconds) == (32, 5)
     assert jobs["clip"].resume
 
 

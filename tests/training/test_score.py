@@ -73,7 +73,7 @@ def test_a_tag_that_is_true_but_not_the_main_one_is_told_apart(photo: Truth) -> 
 def test_the_bin_is_that_of_the_daemons_rule(photo: Truth) -> None:
     answers = answer(photo, photo.captions[0], photo.tags[0])
     assert choose_bin(answers) == photo.bin
-    assert choose_bin(answers | {"ocr": Ocr([], 3, 0.0)}) == "A"
+    assert choose_bin(answers | {"ocr": Ocr([Line("a word", 0.9, CORNERS)] * 3, 3, 0.0)}) == "A"
 
 
 def test_words_count_as_often_as_they_are_written() -> None:
