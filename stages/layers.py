@@ -20,6 +20,13 @@ from stages import kernels
 PIXELS = 128  # of an output that one program makes
 LEAST_BLOCK = 16  # of a side of tl.dot
 STEP = 32  # inputs that are summed up at once
+WIDEST_FUSED = 128  # channels
+MIXED_PIXELS = 64
+# The fastest on an H200 of some that were tried, by the block of outputs.
+PROJECT_TUNING = {
+    128: {"PIXELS": 128, "num_warps": 8, "num_stages": 3},
+    64: {"PIXELS": 64, "num_warps": 4, "num_stages": 4},
+}
 SUMMED_TILES = 16
 
 # Layers, prepared ------------------------------------------------------------------------------------------------------
@@ -75,25 +82,29 @@ class Depthwise:
 
 @dataclass(frozen=True)
 class Mixer:
-    """Two pointwise convolutions with a GELU between them; weights padded as in Convolution."""
+    """Two pointwise convolutions with a GELU between them, weights [inputs, hidden] and [hidden, outputs].
+
+    fused: whether one kernel does both; its weights are padded as in Convolution. Wide ones do not fit into registers.
+    """
 
     first: Tensor
     first_bias: Tensor
     second: Tensor
     second_bias: Tensor
     shape: Mapping[str, Any]
+    fused: bool
 
     @classmethod
     def of(cls, first: nn.Conv2d, second: nn.Conv2d, *, residual: bool) -> Mixer:
         hidden, inputs = first.weight.shape[:2]
-        outputs = second.weight.shape[0]
-        across, down = first.weight.detach()[..., 0, 0].T, second.weight.detach()[..., 0, 0].T
-        one = across.new_zeros(pad_size(inputs), hidden, dtype=torch.float16)
-        two = across.new_zeros(hidden, pad_size(outputs), dtype=torch.float16)
-        one[:inputs], two[:, :outputs] = across, down
-        assert first.bias is not None
+        outputs = second.out_channels
+        fused = max(inputs, outputs) <= WIDEST_FUSED
+        one = first.weight.new_zeros(pad_size(inputs) if fused else inputs, hidden, dtype=torch.float16)
+        two = one.new_zeros(hidden, pad_size(outputs) if fused else outputs)
+        one[:inputs], two[:, :outputs] = first.weight.detach()[..., 0, 0].T, second.weight.detach()[..., 0, 0].T
+        biases = pad_vector(first.bias, hidden, hidden, one), pad_vector(second.bias, outputs, two.shape[1], one)
         shape = {"INPUTS": inputs, "HIDDEN": hidden, "OUTPUTS": outputs, "RESIDUAL": residual}
-        return cls(one, first.bias.detach().float(), two, pad_vector(second.bias, outputs, two.shape[1], two), shape)
+        return cls(one, biases[0], two, biases[1], shape, fused)
 
 
 @dataclass(frozen=True)
@@ -234,12 +245,14 @@ def excite(layer: Excitation, sums: Tensor | None, size: tuple[int, int], widths
 
 def mix(layer: Mixer, pixels: Tensor, gates: Tensor | None) -> Tensor:
     """Pixels, gated, through the two layers, and with `residual` added to what comes out."""
+    if not layer.fused:
+        hidden = project(layer.first, layer.first_bias, pixels, gates, gelu=True)
+        if not layer.shape["RESIDUAL"]:
+            return project(layer.second, layer.second_bias, hidden, None)
+        return project(layer.second, layer.second_bias, hidden, gates, residual=pixels)
     count, rows, columns, _ = pixels.shape
     out = pixels.new_empty(count, rows, columns, layer.shape["OUTPUTS"])
-    inputs, outputs = len(layer.first), layer.second.shape[1]
-    widest = max(inputs, outputs)
-    block = 128 if widest <= 128 else 64 if widest <= 256 else 32
-    kernels.mix_kernel[triton.cdiv(rows * columns, block), count](
+    kernels.mix_kernel[triton.cdiv(rows * columns, MIXED_PIXELS), count](
         pixels,
         gates,
         layer.first,
@@ -249,12 +262,40 @@ def mix(layer: Mixer, pixels: Tensor, gates: Tensor | None) -> Tensor:
         out,
         rows * columns,
         **layer.shape,
-        PIXELS=block,
+        PIXELS=MIXED_PIXELS,
         STEP=STEP,
-        BLOCK_IN=inputs,
-        BLOCK_OUT=outputs,
-        num_warps=8 if outputs > 128 else 4,
-        num_stages=2 if widest <= 256 else 1,
+        BLOCK_IN=len(layer.first),
+        BLOCK_OUT=layer.second.shape[1],
+        num_warps=4,
+        num_stages=2,
+    )
+    return out
+
+
+def project(
+    weight: Tensor, bias: Tensor, pixels: Tensor, gates: Tensor | None, *, gelu: bool = False, residual: Tensor | None = None
+) -> Tensor:
+    """One pointwise layer of pixels that are gated; or, with a residual, gates times that are added to what comes out."""
+    count, rows, columns, inputs = pixels.shape
+    outputs = weight.shape[1]
+    out = pixels.new_empty(count, rows, columns, outputs)
+    total, block = count * rows * columns, 128 if outputs % 128 == 0 else 64
+    tuning = PROJECT_TUNING[block]
+    kernels.project_kernel[triton.cdiv(total, tuning["PIXELS"]), outputs // block](
+        pixels,
+        gates,
+        weight,
+        bias,
+        residual,
+        out,
+        total,
+        rows * columns,
+        INPUTS=inputs,
+        OUTPUTS=outputs,
+        GELU=gelu,
+        STEP=64 if inputs % 64 == 0 else STEP,
+        BLOCK=block,
+        **tuning,
     )
     return out
 

@@ -127,7 +127,7 @@ def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tens
 
 
 def cut_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
-    from stages.kernels import cut_kernel
+    from stages.warpkernel import cut_kernel
 
     device, count = pages[0].device, len(lines)
     table = np.concatenate([[lines.width, lines.height, lines.resized], find_maps(lines)]).astype(np.float64)

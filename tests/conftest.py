@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 
 from daemon.ledger import Ledger
 from tests.makers import MODELS
+
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch may do; only the tests of kernels see it
 
 hypothesis.settings.register_profile("visiond", database=None, deadline=None)
 hypothesis.settings.load_profile("visiond")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stages.ocr import lay_out
-from stages.warp import Lines, crop_quad, cut_in_torch, cut_with_cv2, frame, join, resize_in_torch
+from stages.warp import Lines, crop_quad, cut_in_torch, cut_with_cv2, cut_with_kernel, frame, join, resize_in_torch
 
 
 def draw_page(width: int, height: int, seed: int) -> torch.Tensor:
@@ -49,6 +49,18 @@ def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
     assert theirs.float().std() > 5
     assert off.max() <= 1
     assert (off > 0).float().mean() < 1e-3
+
+
+def test_the_kernel_cuts_lines_as_torch_does() -> None:
+    """At a height and width that the interpreter can bear."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    pages, lines = [draw_page(500, 300, seed).to(device) for seed in (0, 1)], lay_out_lines()
+    lines = replace(lines, resized=np.minimum(lines.resized, 50))
+    theirs, ours = cut_in_torch(pages, lines, 8, 64).int(), cut_with_kernel(pages, lines, 8, 64).int()
+    inside = torch.arange(64) < torch.from_numpy(lines.resized)[:, None]
+    off = (ours - theirs).abs().cpu()[inside[:, None].expand(-1, 8, -1)]
+    assert off.max() <= 1
+    assert (off > 0).float().mean() < 2e-3
 
 
 def test_an_upright_box_is_cut_as_the_warp_cuts_it() -> None:
