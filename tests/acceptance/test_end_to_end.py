@@ -14,7 +14,7 @@ from stages.training.scenes import write_samples
 from stages.training.truth import Truth, caption_is_true, read_truth
 
 UNSEEN = 60_011  # a seed that no pack was trained on
-COUNT = 40
+COUNT = 60
 
 CONFIG = """
 [[inbox]]
