@@ -174,7 +174,7 @@ def test_the_card_states_scores_sizes_and_limits(pack: Pack, tmp_path: Path) -> 
     assert "| YOLO mAP50 | 0.876 | ≥ 0.90 |" in text
     assert "knows only its toy world" in text
     assert "| blip | 1,234 | 1 | 150 | 12 | 1,800 |" in text
-    assert "True are 0.95 of those of a photo of 1 group of objects alike." in text
+    assert "alike in kind and colour: 0.95 of 1 group." in text
     verify(pack)
     draw_curves({"blip": log}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
