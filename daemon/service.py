@@ -48,6 +48,7 @@ CPU_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
 }
+LEAST_CPU_THREADS = 2  # with a single one torch takes slow convolutions: OCR costs 1.3 times the CPU time, even on one core
 SHOW_SECONDS = 0.25  # between two pictures of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
 STALL_FACTOR = 2.0  # of the batch time-out, without progress though there is work: then the watchdog is not fed
@@ -270,7 +271,7 @@ def open_lane(
     workers = sum(len(other.devices) for other in placement.segments)
     seats = []
     for number, device in enumerate(segment.devices):
-        seen_as, environment = address_device(device, gpus, max(1, cores // workers))
+        seen_as, environment = address_device(device, gpus, max(LEAST_CPU_THREADS, cores // workers))
         setup = Setup(
             name=f"{name}/{number}",
             device=seen_as,

@@ -150,9 +150,9 @@ def describe_scoring(scores: Mapping[str, Any]) -> str:
 
 def describe_groups(scores: Mapping[str, Any]) -> str:
     """How much harder to tell of a scene is with more in it."""
-    marks = {kind: marks for kind, marks in scores.get("by_kind", {}).items() if kind.startswith("photo of ")}
-    shares = [f"{mark['captions_true']:.2f} of those of a {kind}" for kind, mark in marks.items()]
-    return f"\nTrue are {', '.join(shares)} of objects alike." if shares else ""
+    marks = {kind.removeprefix("photo of "): marks for kind, marks in scores.get("by_kind", {}).items() if "group" in kind}
+    shares = [f"{mark['captions_true']:.2f} of {groups}" for groups, mark in marks.items()]
+    return f"\nTrue captions, by groups of objects alike in kind and colour: {', '.join(shares)}." if shares else ""
 
 
 def list_scores(scores: Mapping[str, Any]) -> list[str]:

@@ -12,14 +12,15 @@ import torch
 
 from stages import registry
 from stages.base import Caption, Clip, Image, Objects
-from stages.manifest import Manifest
+from stages.manifest import MANIFEST, Manifest, PackError, read_manifest
 from stages.packs import Pack, open_pack, resolve_all, verify
 from stages.training import mini
 from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
-from stages.training.card import draw_curves, write_card
+from stages.training.card import Card, Training, draw_curves, read_card, read_training, write_card
 from stages.training.examples import EXAMPLES, Example, Examples, write_examples
+from stages.training.job import FINAL
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner
-from stages.training.recipe import Options, TrainingFailed, list_jobs, parse_options, watch
+from stages.training.recipe import Options, TrainingFailed, list_jobs, pack_models, parse_options, train_mini, watch
 from stages.training.trainer import Settings, Trainer
 from stages.training.truth import Truth
 from tests.training.test_trainer import NAMES, TINY
@@ -156,13 +157,49 @@ def test_a_failed_training_is_told_with_the_end_of_its_output(tmp_path: Path) ->
         watch(options, {"clip": failed}, lambda _: None)
 
 
+SCORES = {
+    "scenes": 20,
+    "seed": 7,
+    "read": 4,
+    "map50": 0.876,
+    "bins": None,
+    "by_kind": {"photo of 1 group": {"captions_true": 0.95}, "receipt": {"captions_true": 1.0}},
+}
+
+
 def test_the_card_states_scores_sizes_and_limits(pack: Pack, tmp_path: Path) -> None:
     log = pack.folder.parent / "blip" / "log.jsonl"
-    write_card(pack.folder, {"scenes": 20, "read": 4, "map50": 0.876, "bins": None}, {"blip": log}, scenes=1234, seed=1)
+    write_card(pack.folder, Card({"blip": read_training(log, 1234, 1)}, SCORES))
     text = (pack.folder / "README.md").read_text()
     assert "| YOLO mAP50 | 0.876 | ≥ 0.90 |" in text
     assert "knows only its toy world" in text
-    assert "1,234" in text
+    assert "| blip | 1,234 | 1 | 150 | 12 | 1,800 |" in text
+    assert "alike in kind and colour: 0.95 of 1 group." in text
     verify(pack)
     draw_curves({"blip": log}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pack_keeps_what_its_card_is_made_of(pack: Pack) -> None:
+    told = Card({"clip": Training(scenes=5, seed=1, steps=6, batch_size=7, seconds=8.0, loss=0.5)}, SCORES)
+    write_card(pack.folder, told)
+    first = (pack.folder / "README.md").read_text()
+    assert read_card(pack.folder) == told
+    write_card(pack.folder, read_card(pack.folder))
+    assert (pack.folder / "README.md").read_text() == first
+
+
+def test_one_model_is_put_into_a_pack_and_the_others_stay(tmp_path: Path) -> None:
+    out, trained = tmp_path / "pack", tmp_path / "work" / "blip" / FINAL
+    mini.make_blank_pack(out, seed=1)
+    before = read_manifest(out / MANIFEST).digests
+    mini.make_models(2, mini.Vocabulary.of_scenes(), mini.Sizes()).blip.save_pretrained(trained)
+    pack_models(Options(out=out, workdir=tmp_path / "work", only=("blip",)))
+    after = read_manifest(out / MANIFEST).digests
+    weights = [name for name in before if name.endswith(".safetensors")]
+    assert [name for name in weights if after[name] != before[name]] == ["blip/model.safetensors"]
+
+
+def test_training_one_model_alone_wants_a_pack_with_the_others(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"manifest\.json cannot be read"):
+        train_mini(Options(out=tmp_path, workdir=tmp_path, only=("blip",)))

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from stages.training.composition import Arranger, Draft, choose_members
 from stages.training.drawing import COLORS
-from stages.training.scenes import Scene, encode_scene, make_scene, make_standard, standard_job, write_samples
+from stages.training.scenes import Scene, choose_recipe, encode_scene, make_scene, make_standard, standard_job, write_samples
 from stages.training.shapes import LABELS, Finish, Sprite, draw_object
 from stages.training.truth import (
     TAGS,
@@ -64,6 +64,11 @@ def test_a_scene_does_not_depend_on_those_made_before() -> None:
 def test_other_seeds_and_indices_give_other_scenes() -> None:
     files = {encode_scene(make_scene(seed, index))[1] for seed, index in itertools.product(range(3), range(8))}
     assert len(files) == 24
+
+
+def test_models_learn_from_more_crowded_scenes_than_samples_have() -> None:
+    shares = [sum(choose_recipe(5, index, lesson=lesson).lessons > 1 for index in range(1000)) for lesson in (False, True)]
+    assert shares == pytest.approx([161, 400], abs=5)
 
 
 # Truth against pixels.
