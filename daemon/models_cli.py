@@ -25,7 +25,7 @@ def train_mini(context: typer.Context) -> None:
     try:
         from stages.training import recipe
     except ImportError as error:
-        raise MissingLibrary(f"Training wants {error.name}: pip install 'visiond[train]'.") from error
+        raise MissingLibrary(f"Training cannot be loaded: {error}. Its libraries: pip install 'visiond[train]'.") from error
     try:
         recipe.train_mini(recipe.parse_options(context.args), say=print)
     except recipe.TrainingFailed as error:

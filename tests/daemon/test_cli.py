@@ -206,6 +206,28 @@ def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "new").glob("[!.]*")) == sorted(truth["file"] for truth in truths)
 
 
+def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
+    for new, done in (("4 new images", "4 done"), ("0 new images", "0 done")):
+        told = place.command("demo", place.folder, "--count", "2")
+        assert told.returncode == 0, told.stderr
+        assert f"{new} in {place.inbox()}" in told.stdout
+        assert f"{done}, 0 failed, 0 skipped" in told.stdout
+        assert "bus.jpg" in told.stdout
+
+
+def test_training_without_its_libraries_says_what_to_install(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["accelerate"] = None')  # as if not installed
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "visiond train mini --out my-pack" in say(place, "train", "--help")
+    told = place.command("train", "mini", "--out", "pack")
+    assert told.returncode == os.EX_UNAVAILABLE
+    assert "accelerate" in told.stderr
+    assert "pip install 'visiond[train]'" in told.stderr
+
+
 def test_each_command_explains_itself_with_an_example() -> None:
     groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
     commands = {
@@ -228,6 +250,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
         "train mini",
     } <= commands.keys()
     assert [name for name, text in commands.items() if f"Example: visiond {name}" not in (text or "")] == []
+    assert all("visiond" in str(group.typer_instance and group.typer_instance.info.help) for group in app.registered_groups)
 
 
 @pytest.mark.parametrize(

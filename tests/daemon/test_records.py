@@ -70,6 +70,11 @@ def test_a_sidecar_says_what_the_record_holds() -> None:
         )
 
 
+def test_a_record_is_encoded_once_for_sidecar_and_journal() -> None:
+    record = make_record(INBOX)
+    assert record.encode() is record.encode()
+
+
 def test_a_sidecar_is_one_line() -> None:
     encoded = make_record(INBOX, b"two\nlines.jpg").encode()
     assert encoded.count(b"\n") == 1
