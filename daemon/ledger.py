@@ -98,7 +98,7 @@ class Ledger:
             last = connection.execute(SQL["last_id"]).fetchone()[0]
             statuses = [row[0] for row in run_rows(connection, "admit", [self._row(file, now) for file in files])]
             replaced = connection.execute(SQL["supersede"], {"last": last, "now": now}).rowcount if statuses else 0
-            failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
+            failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0] if statuses else 0
             return Admitted(statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED), replaced, failures)
 
         admitted = await self._ask(work)

@@ -136,16 +136,16 @@ class Reader:
         return list(self.assemble(next(filter(None, self._called(name)), [])))
 
     def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
-        """By number, by path (of the source, or of a link to it), by path in an inbox, by where the daemon moved it, and by
-        the end of its path."""
+        """By number, path, a link to it, path in an inbox, where the daemon moved it, and by the end of its path."""
         if name.isdecimal() and len(name) < 19:
             yield self._rows("find_by_id", int(name))
         given, inboxes = os.fsencode(name), self.inboxes().items()
-        paths = {os.path.abspath(given), os.path.realpath(given)}
-        sources = [(inbox, os.path.relpath(path, folder)) for inbox, folder in inboxes for path in paths]
-        yield [row for source in sources for row in self._rows("find_by_path", *source)]
+        absolute = (os.path.abspath(given), os.path.realpath(given))
+        for path in absolute:
+            yield [row for inbox, folder in inboxes for row in self._rows("find_by_path", inbox, os.path.relpath(path, folder))]
         yield [row for inbox, _ in inboxes for row in self._rows("find_by_path", inbox, given)]
-        yield [row for path in paths for row in self._rows("find_by_location", path)]
+        for path in absolute:
+            yield self._rows("find_by_location", path)
         yield self._rows("find_by_end", b"/" + given, b"/" + given)
 
     def newest(self, status: JobStatus | None, limit: int) -> Iterator[Record]:

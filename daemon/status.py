@@ -42,7 +42,7 @@ class Status:
             in_flight=len(pipeline.in_flight),
             ended_in_this_run=sum(self._metrics.outcomes.values()),
             done=self._total(JobStatus.DONE),
-            failed=self._total(JobStatus.FAILED) - self._metrics.failures_replaced,
+            failed=max(0, self._total(JobStatus.FAILED) - self._metrics.failures_replaced),
             skipped=self._total(JobStatus.SKIPPED),
             gone=self._total(JobStatus.GONE),
             images_per_second=round(rate, 2),
