@@ -211,6 +211,15 @@ async def test_an_image_is_found_by_the_end_of_its_path_and_by_a_link_to_it(ledg
     reader.close()
 
 
+async def test_a_link_in_an_inbox_is_found_by_its_own_path_and_not_its_target(ledger: Ledger, inbox: Path) -> None:
+    (inbox / "a.jpg").touch()
+    (inbox / "link.jpg").symlink_to(inbox / "a.jpg")
+    await ledger.admit([make_file(b"a.jpg"), make_file(b"link.jpg", regular=False)])
+    reader = open_reader(ledger)
+    assert [record.path for record in reader.find(str(inbox / "link.jpg"))] == [b"link.jpg"]
+    reader.close()
+
+
 async def test_a_name_that_several_inboxes_know_finds_them_all_and_a_whole_path_the_one(ledger: Ledger, inbox: Path) -> None:
     other = inbox.parent / "other"
     assert await ledger.register([(inbox, 0), (other, 0)], MODELS) == [1, 2]
