@@ -107,7 +107,6 @@ def main() -> None:
         make_pack(folder / "pack")
     if not (folder / "inbox").exists():
         scenes.standard_job(folder / "samples", options.count, 0)
-        (folder / "samples" / "truth.jsonl").unlink()
         (folder / "samples").rename(folder / "inbox")
     for pipeline in options.pipeline or [""]:
         print(json.dumps({"pipeline": pipeline, **run_job(folder, pipeline)}))

@@ -7,16 +7,20 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config import Config
-from daemon.errors import ModelsUnusable, VisiondError
+from daemon.control import ask
+from daemon.errors import ConfigError, ModelsUnusable, VisiondError
 from daemon.gpus import list_gpus
-from daemon.service import judge_of, plan_placement
+from daemon.service import judge_of, plan_placement, resolve_models
+from daemon.state import CONTROL
 from daemon.watcher import is_network_mount
+from daemon.web import listen
 from stages.manifest import PackError
+from stages.packs import open_pack
 from stages.registry import UnknownName
 
 LEAST_FREE_BYTES = 1 << 30
@@ -31,10 +35,11 @@ class Finding:
     text: str
 
 
-def examine(config: Config) -> list[Finding]:
-    """Everything worth knowing before `run`, in the order a reader would ask."""
-    examinations = (_inboxes, _folders, _shared_memory, _limits, _gpus, _models, _rules)
-    return [finding for examination in examinations for finding in examination(config)]
+def examine(config: Config, file: Path | None) -> list[Finding]:
+    """Everything worth knowing before `run`, in the order a reader would ask. file: the configuration's, if it has one."""
+    source = f"the configuration is {file.absolute()}." if file else "there is no daemon.toml here: all is at its default."
+    examinations = (_inboxes, _folders, _http, _shared_memory, _limits, _gpus, _models, _rules)
+    return [Finding("ok", source), *(finding for examination in examinations for finding in examination(config))]
 
 
 @contextlib.contextmanager
@@ -65,20 +70,34 @@ def _folders(config: Config) -> Iterator[Finding]:
     folders |= {"output.bins_folder": output.bins_folder} if output.bins != "none" else {}
     folders |= {"output.done": output.done} if any(i.on_success == "move" for i in config.inbox) else {}
     for key, folder in folders.items():
+        there = next(path for path in (folder, *folder.parents) if path.exists())
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
+            with tempfile.TemporaryFile(dir=there):
                 pass
         except OSError as error:
             yield Finding("error", f"{key}: {folder} cannot be written: {error.strerror}.")
             continue
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(there).free
         if free < LEAST_FREE_BYTES:
             yield Finding("warning", f"{key}: {folder} has {free >> 20} MiB left; visiond pauses when it is full.")
         else:
-            yield Finding("ok", f"{key}: {folder} can be written.")
+            yield Finding("ok", f"{key}: {folder} can be {'written' if there == folder else 'made'}.")
     if is_network_mount(config.state.path):
         yield Finding("error", f"state.path: {config.state.path} is a network mount; SQLite's locks need a local disk.")
+
+
+def _http(config: Config) -> Iterator[Finding]:
+    address = config.http.listen
+    try:
+        if address:
+            listen(address).close()
+            yield Finding("ok", f"http.listen: {address} is free.")
+    except ConfigError as error:
+        try:
+            ask(config.state.path / CONTROL, "GET", "/healthz")
+            yield Finding("ok", f"http.listen: {address} is taken, and a daemon runs with this configuration's state folder.")
+        except VisiondError:
+            yield Finding("error", str(error))
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
@@ -111,16 +130,25 @@ def _gpus(_config: Config) -> Iterator[Finding]:
 
 
 def _models(config: Config) -> Iterator[Finding]:
-    yield from _try(lambda: f"placement: {plan_placement(config).why}.")
+    gpus = list_gpus()
+    try:
+        specs, notice = resolve_models(config, gpus)
+        placement = plan_placement(config, gpus, specs)
+    except VisiondError as error:
+        yield Finding("error", str(error))
+        return
+    if any(spec.backend != "fake" for spec in specs.values()):
+        pack = open_pack(config.models.pack, config.models.folder)
+        yield Finding("ok", f"models: pack {pack.name} in {pack.folder}; every file that is used has its recorded digest.")
+    if notice:
+        yield Finding("warning", f"models: {notice}.")
+    yield Finding("ok", f"placement: {placement.why}.")
 
 
 def _rules(config: Config) -> Iterator[Finding]:
     if config.binning.rules:
-        yield from _try(lambda: f"{judge_of(config) and 'binning rule'} {config.binning.rules} loads.")
-
-
-def _try(statement: Callable[[], str]) -> Iterator[Finding]:
-    try:
-        yield Finding("ok", statement())
-    except VisiondError as error:
-        yield Finding("error", str(error))
+        try:
+            judge_of(config)
+            yield Finding("ok", f"binning rule {config.binning.rules} loads.")
+        except ConfigError as error:
+            yield Finding("error", str(error))

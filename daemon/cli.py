@@ -10,14 +10,11 @@ from typing import Annotated
 
 import typer
 
-from daemon import __version__, control
-from daemon.config import Config, load
-from daemon.display import console, errors, print_json, print_table, say, show_record
-from daemon.errors import NothingFound, VisiondError
-from daemon.jobs import JobStatus
-from daemon.log import set_up as set_up_log
-from daemon.progress import Progress
-from daemon.records import Reader
+from daemon import __version__
+from daemon.display import console, errors, print_json, print_outcomes, print_table, quantity, say, show_record
+from daemon.errors import VisiondError
+from daemon.models_cli import models_app, train_app
+from daemon.options import ConfigOption, JsonOption, find_config, read_config
 
 app = typer.Typer(
     name="visiond",
@@ -27,22 +24,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-models_app = typer.Typer(help="Packs of weights: list them, pull the standard one, verify digests.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", "-c", help="The configuration; by default ./daemon.toml if there is one.", envvar="VISIOND_CONFIG"
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app.add_typer(train_app, name="train")
 
 
 class Format(StrEnum):
     csv = "csv"
     jsonl = "jsonl"
     parquet = "parquet"
+
+
+class State(StrEnum):
+    pending = "pending"
+    done = "done"
+    failed = "failed"
+    skipped = "skipped"
+    gone = "gone"
 
 
 def main() -> None:
@@ -55,11 +52,6 @@ def main() -> None:
         for line in str(error).splitlines():
             errors.print(f"[red]visiond:[/red] {say(line)}")
         sys.exit(error.exit_status)
-
-
-def read_config(path: Path | None) -> Config:
-    default = Path("daemon.toml")
-    return load(path or (default if default.is_file() else None))
 
 
 @app.callback(invoke_without_command=True)
@@ -78,16 +70,16 @@ def run(
 
     Example: visiond run --config /etc/visiond/daemon.toml
     """
-    import anyio
-
-    from daemon.service import run_service
+    from daemon import control
+    from daemon.jobs import JobStatus
+    from daemon.progress import Progress
 
     settings = read_config(config)
-    set_up_log(settings.log.level, settings.log.format)
     with Progress("images", shown=once) as progress:
-        show = progress.show if once else None
-        all_done = anyio.run(lambda: run_service(settings, once=once, show=show), backend_options={"use_uvloop": True})
-    raise typer.Exit(0 if all_done or not once else 1)
+        outcomes = control.run(settings, once=once, show=progress.show if once else None)
+    if once:
+        print_outcomes(outcomes, progress, settings)
+        raise typer.Exit(1 if outcomes[JobStatus.FAILED] else 0)
 
 
 @app.command()
@@ -96,12 +88,15 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: visiond status
     """
-    settings = read_config(config)
-    snapshot = control.find_status(settings)
+    from daemon import control
+
+    snapshot = control.find_status(read_config(config))
     if as_json:
         print_json(snapshot)
         return
     console.print(snapshot.sentence())
+    if snapshot.failed:
+        console.print("`visiond list --status failed` tells why they failed.")
     if snapshot.workers:
         print_table(
             ("worker", "device", "state", "batches", "last trouble"),
@@ -109,9 +104,39 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         )
 
 
+@app.command("list")
+def list_images(
+    status: Annotated[State | None, typer.Option("--status", "-s", help="Only files in this state.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many.")] = 50,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Files by the state of their newest version, newest first, with the reason where they have no result.
+
+    Example: visiond list --status failed
+    """
+    from daemon import control
+    from daemon.jobs import JobStatus
+
+    with control.open_reader(read_config(config)) as reader:
+        records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
+    if as_json:
+        print_json([record.document() for record in records])
+        return
+    print_table(
+        ("id", "state", "file", "bin or reason"),
+        (
+            (r.id, r.status.name, os.fsdecode(r.location), r.bin or ": ".join(filter(None, (r.reason, r.detail))))
+            for r in records
+        ),
+    )
+    if len(records) == limit:
+        errors.print(f"These are the newest {limit}; --limit shows more.")
+
+
 @app.command()
 def show(
-    image: Annotated[str, typer.Argument(help="Path of the image, absolute or in its inbox, or its number.")],
+    image: Annotated[str, typer.Argument(help="The image's path, as it is or within its inbox, its name, or its number.")],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -119,10 +144,10 @@ def show(
 
     Example: visiond show inbox/a.jpg
     """
+    from daemon import control
+
     with control.open_reader(read_config(config)) as reader:
-        record = reader.find(image)
-    if record is None:
-        raise NothingFound(f"The ledger knows no image {image}. Give its path, or its number as in a sidecar's id.")
+        record = control.find_image(reader, image)
     if as_json:
         sys.stdout.buffer.write(record.encode())
     else:
@@ -131,7 +156,7 @@ def show(
 
 @app.command()
 def retry(
-    images: Annotated[list[str] | None, typer.Argument(help="Paths or numbers of failed images.")] = None,
+    images: Annotated[list[str] | None, typer.Argument(help="Failed images, named as for `show`.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every failed image.")] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -139,24 +164,19 @@ def retry(
 
     Example: visiond retry --all
     """
+    from daemon import control
+
     settings = read_config(config)
-    with control.open_reader(settings) as reader:
-        ids = reader.failed_ids() if every else [_failed(reader, name) for name in images or []]
-    if not ids and not every:
+    if not images and not every:
         raise typer.BadParameter("name images, or give --all")
-    print(f"{control.retry(settings, ids)} images are pending again")
-
-
-def _failed(reader: Reader, name: str) -> int:
-    record = reader.find(name)
-    if record is None or record.status is not JobStatus.FAILED:
-        raise NothingFound(f"{name} is no failed image; `visiond show {name}` tells what it is.")
-    return record.id
+    with control.open_reader(settings) as reader:
+        ids = reader.failed_ids() if every else [control.find_failed(reader, name) for name in images or []]
+    print(f"{quantity(control.retry(settings, ids), 'image')} pending again")
 
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    file: Annotated[Path, typer.Argument(help="The file to write; - for standard output.")],
     format: Annotated[Format | None, typer.Option("--format", "-f", help="How; by default as the file's name ends.")] = None,
     bin: Annotated[str, typer.Option("--bin", help="Only images of this bin.")] = "",
     ratio: Annotated[
@@ -168,13 +188,16 @@ def export(
 
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """
-    from daemon.export import export_records, parse_ratio
+    from daemon import control
+    from daemon.export import STDOUT, export_records, parse_ratio
+    from daemon.progress import Progress
 
     suffix = file.suffix.removeprefix(".")
     chosen = format.value if format else suffix if suffix in list(Format) else Format.csv.value
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
-        count = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step)
-    print(f"{count} images in {file}")
+        written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step)
+    if file != STDOUT:
+        print(f"{quantity(written, 'image')} in {file}")
 
 
 @app.command()
@@ -215,9 +238,12 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: visiond plan
     """
-    from daemon.service import plan_placement
+    from daemon.gpus import list_gpus
+    from daemon.service import plan_placement, resolve_models
 
-    placement = plan_placement(read_config(config))
+    settings, gpus = read_config(config), list_gpus()
+    specs, _ = resolve_models(settings, gpus)
+    placement = plan_placement(settings, gpus, specs)
     if as_json:
         print_json({"segments": [{"stages": s.stages, "devices": s.devices} for s in placement.segments], "why": placement.why})
         return
@@ -233,7 +259,7 @@ def check(config: ConfigOption = None) -> None:
     """
     from daemon.check import examine
 
-    findings = examine(read_config(config))
+    findings = examine(read_config(config), find_config(config))
     for finding in findings:
         colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
         console.print(f"[{colour}]{finding.grade:8}[/{colour}]{say(finding.text)}")
@@ -249,16 +275,17 @@ def samples(
         bool, typer.Option("--standard-job", help="The benchmark's images: 1280×960, 12 lines of text.")
     ] = False,
 ) -> None:
-    """Write synthetic images, with what is on them in truth.jsonl.
+    """Write synthetic images, with what is on them in .truth.jsonl, a hidden name that an inbox passes over.
 
     Example: visiond samples inbox --count 100 --seed 1
     """
+    from daemon.progress import Progress
     from stages.training import scenes
 
     with Progress("images", total=count) as progress:
         write = scenes.standard_job if standard else scenes.write_samples
         write(folder, count, seed, progress.step)
-    print(f"{count} images in {folder}")
+    print(f"{quantity(count, 'image')} in {folder}")
 
 
 @app.command()
@@ -273,72 +300,3 @@ def demo(
     from daemon.demo import run_demo
 
     run_demo(folder, count, console)
-
-
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
-def train(context: typer.Context, recipe: Annotated[str, typer.Argument(help="mini")] = "") -> None:
-    """Train a pack of models: `mini` is the one inside the package. Options: visiond train mini --help
-
-    Example: visiond train mini --out my-pack
-    """
-    from stages.training.recipe import Options, TrainingFailed, parse_options, train_mini
-
-    if recipe != "mini":
-        raise typer.BadParameter('the recipe there is is "mini": visiond train mini --out my-pack')
-    options: Options = parse_options(context.args)
-    try:
-        train_mini(options, say=print)
-    except TrainingFailed as error:
-        raise VisiondError(str(error)) from error
-
-
-@models_app.command("list")
-def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """The packs that are there, with what they hold.
-
-    Example: visiond models list
-    """
-    from stages import packs
-
-    settings = read_config(config)
-    found = [packs.open_pack(name, settings.models.folder) for name in packs.list_packs(settings.models.folder)]
-    if as_json:
-        keys = ("name", "folder", "bytes", "stages", "notice")
-        rows = ((p.name, str(p.folder), p.size_bytes, list(p.manifest.stages), p.notice) for p in found)
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
-    else:
-        print_table(
-            ("pack", "folder", "MiB", "stages", "note"),
-            ((p.name, p.folder, p.size_bytes >> 20, ", ".join(p.manifest.stages), p.notice) for p in found),
-        )
-
-
-@models_app.command("pull")
-def pull_models(config: ConfigOption = None) -> None:
-    """Fetch the standard pack from the model hub, and record revisions and digests that every later start verifies.
-
-    Example: visiond models pull
-    """
-    from daemon.check import as_model_errors
-    from stages import packs
-
-    settings = read_config(config)
-    with as_model_errors():
-        pack = packs.pull_standard(settings.models.folder, lambda line: print(line))
-    print(f"standard pack in {pack.folder}")
-
-
-@models_app.command("verify")
-def verify_models(config: ConfigOption = None) -> None:
-    """Hold the configured pack's files against their digests. Exits 78 and names the file when one is altered.
-
-    Example: visiond models verify
-    """
-    from daemon.check import as_model_errors
-    from stages import packs
-
-    settings = read_config(config)
-    with as_model_errors():
-        pack = packs.open_pack(settings.models.pack, settings.models.folder)
-        packs.verify(pack)
-    print(f"{pack.name}: {len(pack.manifest.digests)} files are as recorded")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from daemon.errors import ConfigError
 from stages.base import Limits
@@ -38,6 +39,21 @@ def _parse_bytes(value: object) -> object:
         raise ValueError(f'"{value}" is no size; write a number of bytes or, for example, "256 MiB"') from None
 
 
+def _check_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]*", name):
+        raise ValueError(f'"{name}" is no folder\'s name; write letters, digits, - and _, for example "scans-2"')
+    return name
+
+
+def _check_address(text: str) -> str:
+    """A host or [IPv6 address], a colon and a port; or nothing."""
+    if text and not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):\d{1,5}", text):
+        raise ValueError(f'"{text}" is no address; write a host and a port, for example "127.0.0.1:9464", or "" for none')
+    if text and int(text.rpartition(":")[2]) > 65535:
+        raise ValueError(f'"{text}": ports go up to 65535')
+    return text
+
+
 ByteCount = Annotated[int, BeforeValidator(_parse_bytes)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 
@@ -48,9 +64,8 @@ class Section(BaseModel):
 
 class Inbox(Section):
     path: Path = Field(Path("inbox"), description="The folder to watch.")
-    name: str = Field(
+    name: Annotated[str, AfterValidator(_check_name)] = Field(
         "",
-        pattern=r"^[A-Za-z0-9_-]*$",
         description="Sub-folder of results, failed, done and bins for this inbox. Needed as soon as there are several inboxes.",
     )
     priority: int = Field(0, description="Images of the inbox with the highest priority are fed first.")
@@ -118,7 +133,10 @@ class PipelineSection(Section):
     segment: list[SegmentTable] = Field([], description="Explicit placement, a [[pipeline.segment]] table each.")
     devices: list[str] = Field([], description="Devices to use; empty: all GPUs, or the CPU when there is none.")
     workers_per_device: int = Field(
-        0, ge=0, description="Worker processes on each device; 0: one on a CPU, measured defaults on a GPU."
+        0,
+        ge=0,
+        description="Worker processes on each device; 0: one on a CPU, or where stages are spread over devices; else "
+        "as many as a GPU's memory and the cores allow.",
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
     decoders_per_worker: int = Field(0, ge=0, description="Disposable decoder processes for each worker; 0: chosen by cores.")
@@ -191,9 +209,8 @@ class BinningSection(Section):
 
 
 class Http(Section):
-    listen: str = Field(
+    listen: Annotated[str, AfterValidator(_check_address)] = Field(
         "127.0.0.1:9464",
-        pattern=r"^$|^(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):\d{1,5}$",
         description="Address of /metrics, /healthz, /readyz and /api; empty: none.",
     )
 

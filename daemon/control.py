@@ -1,26 +1,41 @@
-"""What the commands do with a daemon that runs, and with its ledger when none does."""
+"""What the commands do with the daemon: become it, ask the one that runs, or read its ledger when none does.
+
+What only some commands need is imported where they need it: `status` and a refusal are to come at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import socket
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 
 from daemon.config import Config
-from daemon.errors import NothingFound, NotPermitted, NotRunning
+from daemon.errors import NothingFound, NotPermitted, NotRunning, WrongArgument
 from daemon.jobs import JobStatus
-from daemon.ledger import Ledger
-from daemon.records import Reader
+from daemon.records import Reader, Record
+from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER, lock_state
-from daemon.status import Snapshot
 
 CHUNK = 10_000  # images named in one request
+
+
+def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] | None = None) -> Counter[JobStatus]:
+    """Be the daemon; returns how many images ended how. Raises VisiondError, AlreadyRunning before anything else."""
+    with lock_state(config.state.path):
+        import anyio
+
+        from daemon.log import set_up as set_up_log
+        from daemon.service import run_service
+
+        set_up_log(config.log.level, config.log.format)
+        return anyio.run(lambda: run_service(config, once=once, show=show), backend_options={"use_uvloop": True})
 
 
 @contextlib.contextmanager
@@ -54,12 +69,38 @@ def find_status(config: Config) -> Snapshot:
     )
 
 
+def find_image(reader: Reader, name: str) -> Record:
+    """The one image that answers to a path, a name or a number. Raises NothingFound; WrongArgument when several do."""
+    found = reader.find(name)
+    if not found:
+        raise NothingFound(f"The ledger knows no image {name}. Give its path, or its number as in a sidecar's id.")
+    if len(found) > 1:
+        lines = [
+            f"{record.id}  {record.status.name}  {os.fsdecode(os.path.join(record.inbox_path, record.path))}"
+            for record in found
+        ]
+        raise WrongArgument("\n".join([f"Several images are called {name}; give the whole path or the number:", *lines]))
+    return found[0]
+
+
+def find_failed(reader: Reader, name: str) -> int:
+    """The number of a FAILED image. Raises NothingFound, WrongArgument."""
+    record = find_image(reader, name)
+    if record.status is not JobStatus.FAILED:
+        raise NothingFound(f"{name} is no failed image; `visiond show {name}` tells what it is.")
+    return record.id
+
+
 def retry(config: Config, ids: list[int]) -> int:
     """FAILED images back to PENDING: by the daemon, which alone may write its ledger, or here when none runs."""
     chunks = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
     try:
         return sum(ask(config.state.path / CONTROL, "POST", "/retry", chunk)["retried"] for chunk in chunks)
     except NotRunning:
+        import anyio
+
+        from daemon.ledger import Ledger
+
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
             return sum(anyio.run(ledger.retry, chunk) for chunk in chunks)
 

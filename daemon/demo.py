@@ -6,27 +6,28 @@ import importlib.util
 import os
 import shutil
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
+from daemon import control
 from daemon.config import load
-from daemon.control import open_reader
-from daemon.log import escape, set_up
+from daemon.display import print_outcomes, quantity
+from daemon.jobs import JobStatus
+from daemon.log import escape
 from daemon.progress import Progress
 from daemon.records import Record
-from daemon.service import run_service
 from stages.training import scenes
+from stages.training.truth import TRUTH
 
 SEED = 7
 LONGEST_TEXT = 60  # characters of a cell
+ROWS = 30  # of the table
 
 CONFIG = """\
 # Made by `visiond demo`. Every key and its meaning: docs/configuration.md.
@@ -53,49 +54,50 @@ def run_demo(folder: Path, count: int, console: Console) -> None:
     config_file = folder / "daemon.toml"
     if not config_file.exists():
         config_file.write_text(CONFIG)
-    drop_images(folder, count)
+    new = drop_images(folder, count)
     config = load(config_file)
-    set_up("warning")  # the table is to be read
-    config = config.model_copy(update={"http": config.http.model_copy(update={"listen": ""})})  # another daemon may run
-    console.print(f"{sum(1 for _ in inbox.iterdir())} images lie in {inbox}; the daemon loads its models and takes them up.")
-    started = time.monotonic()
-    command = os.path.relpath(sys.argv[0]) if shutil.which("visiond") is None else "visiond"
+    quiet = config.log.model_copy(update={"level": "warning"})  # the table is to be read
+    closed = config.http.model_copy(update={"listen": ""})  # another daemon may run
+    config = config.model_copy(update={"log": quiet, "http": closed})
+    console.print(f"{quantity(new, 'new image')} in {inbox}; the daemon takes up what it has not done yet.")
     with Progress("images") as progress:
-        anyio.run(lambda: run_service(config, once=True, show=progress.show), backend_options={"use_uvloop": True})
-    with open_reader(config) as reader:
-        records = list(reader.finished())
-        failed = len(reader.failed_ids())
+        outcomes = control.run(config, once=True, show=progress.show)
+    with control.open_reader(config) as reader:
+        records = list(reader.newest(JobStatus.DONE, ROWS))
     print_records(records, console)
+    console.print()
+    print_outcomes(outcomes, progress, config)
+    command = os.path.relpath(sys.argv[0]) if shutil.which("visiond") is None else "visiond"
     console.print(
-        f"\n{len(records)} images in {time.monotonic() - started:.1f} s with the models' loading"
-        + (f", {failed} failed" if failed else "")
-        + f".\nSidecars are in {config.output.results}, images by bin in {config.output.bins_folder}.\n"
+        f"Images by bin are in {config.output.bins_folder}.\n"
         f"Now try:  {command} show {inbox / 'bus.jpg'} -c {config_file}\n"
         f"          {command} export -c {config_file} {folder / 'results.csv'}\n"
         f"          {command} run -c {config_file}      and drop images into {inbox}"
     )
 
 
-def drop_images(folder: Path, count: int) -> None:
-    """Synthetic scenes and ultralytics' two photographs into the inbox, each arriving whole by rename."""
+def drop_images(folder: Path, count: int) -> int:
+    """Synthetic scenes and ultralytics' two photographs into the inbox, each arriving whole by rename; returns how many are
+    new there."""
     samples = folder / "samples"
-    if not (samples / "truth.jsonl").exists():
+    if not (samples / TRUTH).exists():
         scenes.write_samples(samples, count, SEED)
     spec = importlib.util.find_spec("ultralytics")
     assets = [Path(root) / "assets" for root in (spec.submodule_search_locations or [])] if spec else []
     photographs = [asset / name for asset in assets for name in ("bus.jpg", "zidane.jpg")]
-    images = [path for path in samples.iterdir() if path.suffix != ".jsonl"]
-    for source in (*sorted(images), *photographs):
-        target = folder / "inbox" / source.name
-        if not target.exists():
-            partial = target.with_name(f".{source.name}.part")
-            shutil.copyfile(source, partial)
-            partial.rename(target)
+    images = [path for path in sorted(samples.iterdir()) if path.name != TRUTH]
+    missing = [source for source in (*images, *photographs) if not (folder / "inbox" / source.name).exists()]
+    for source in missing:
+        partial = folder / "inbox" / f".{source.name}.part"
+        shutil.copyfile(source, partial)
+        partial.rename(folder / "inbox" / source.name)
+    return len(missing)
 
 
 def print_records(records: list[Record], console: Console) -> None:
     """A row for each image: file, bin, caption, text, objects; with the notice of the models that spoke."""
-    table = Table("file", "bin", "caption", "text", "objects", title="What came out", title_justify="left")
+    title = "What came out" + (f" last, of {ROWS} images" if len(records) == ROWS else "")
+    table = Table("file", "bin", "caption", "text", "objects", title=title, title_justify="left")
     notices: set[str] = set()
     for record in sorted(records, key=lambda record: record.path):
         document: dict[str, Any] = msgspec.json.decode(record.encode())

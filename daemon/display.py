@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -13,15 +15,26 @@ from rich.table import Table
 
 from daemon.jobs import JobStatus
 from daemon.log import escape
-from daemon.records import Record
 
-console = Console(soft_wrap=True, highlight=False)
+if TYPE_CHECKING:
+    from daemon.config import Config
+    from daemon.progress import Progress
+    from daemon.records import Record
+
+ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
+
+console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else ENDLESS)
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def say(text: object) -> str:
     """Text for the terminal: on one line, without control characters or markup of its own."""
     return escape_markup(escape(str(text)))
+
+
+def quantity(number: int, noun: str) -> str:
+    """ "1 image", "2,000 images"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def print_json(content: object) -> None:
@@ -40,13 +53,15 @@ def show_record(record: Record) -> None:
     document: dict[str, Any] = msgspec.json.decode(record.encode())
     console.print(f"[bold]{say(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
     console.print(
-        f"file  {say(os.fsdecode(record.location))}, {record.version.size} bytes, "
-        f"{record.width}×{record.height} {record.format}"
+        f"file  {say(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
+        + (f", {record.width}×{record.height} {record.format}" if record.width else "")
     )
+    console.print(f"inbox  {say(os.fsdecode(record.inbox_path))}")
     if notice := document.get("notice"):
         console.print(f"[yellow]{say(notice)}[/yellow]")
     if record.status is not JobStatus.DONE:
-        console.print(f"reason  {say(record.reason or '-')}: {say(record.detail or '-')} ({record.attempts} tries)")
+        console.print(f"reason  {say(record.reason or '-')}: {say(record.detail or '-')}")
+        console.print(f"tries  {record.attempts}")
         return
     console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
     console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
@@ -68,6 +83,18 @@ def show_record(record: Record) -> None:
         ("stage", "seconds", "model"),
         ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
     )
+
+
+def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Config) -> None:
+    """What a run that has ended did."""
+    ends = [f"{outcomes[status]:,} {status.name.lower()}" for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)]
+    seconds = progress.seconds
+    rate = (outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]) / seconds
+    console.print(
+        f"{', '.join(ends)} in {seconds:.1f} s of work, {rate:,.1f} images/s; results are in {say(config.output.results)}"
+    )
+    if outcomes[JobStatus.FAILED]:
+        console.print("`visiond list --status failed` tells why they failed.")
 
 
 def _figure(value: float | None) -> str:

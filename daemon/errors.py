@@ -42,6 +42,24 @@ class ModelsUnusable(VisiondError):
     exit_status = os.EX_CONFIG
 
 
+class WrongArgument(VisiondError):
+    """The command line names what there is not, or more than one thing."""
+
+    exit_status = os.EX_USAGE
+
+
+class NotWritable(VisiondError):
+    """The file a command was to write."""
+
+    exit_status = os.EX_CANTCREAT
+
+
+class MissingLibrary(VisiondError):
+    """An optional dependency that the command needs."""
+
+    exit_status = os.EX_UNAVAILABLE
+
+
 class NothingFound(VisiondError):
     """No image in the ledger answers to what was asked for."""
 

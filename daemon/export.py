@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import math
 import os
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
-from daemon.errors import ConfigError, VisiondError
+from daemon.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.records import Reader, Record
 
 COLUMNS = {
     "id": int,
+    "inbox": str,
     "path": str,
     "bin": str,
     "format": str,
@@ -39,6 +43,8 @@ COLUMNS = {
     "notice": str,
 }
 CHUNK = 4096  # rows in a Parquet row group
+STDOUT = Path("-")
+BINS = ("A", "B", "C")  # of the built-in rule; a user's own may have others
 SEED = 0  # which images are left out of a mix is the same every time
 
 Step = Callable[[int, int | None], None]
@@ -47,35 +53,57 @@ Step = Callable[[int, int | None], None]
 def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio: dict[str, float], step: Step) -> int:
     """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all; returns how many.
 
-    format: "csv", "jsonl" or "parquet". step: told how many rows are written, of how many.
-    Raises VisiondError when the file cannot be written or the format's library is missing.
+    file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: told how many rows are written, of how
+    many. Raises WrongArgument, NotWritable, MissingLibrary.
     """
     counts = reader.bin_counts()
+    _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
     total = sum(wanted.values())
     records = _counted(_pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total)
+    write = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format]
+    if file == STDOUT:
+        return write(sys.stdout.buffer, records)
+    with _open_whole(file) as out:
+        return write(out, records)
+
+
+def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float], bins: set[str]) -> None:
+    """Raises WrongArgument."""
+    if unknown := {bin_name, *ratio} - {"", *bins}:
+        raise WrongArgument(f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}.")
+    if bin_name and ratio:
+        raise WrongArgument("--bin takes one bin and --ratio mixes several; give one of them.")
+    if file == STDOUT and format == "parquet":
+        raise WrongArgument("Parquet cannot be written to standard output; name a file, or take --format csv or jsonl.")
+
+
+@contextlib.contextmanager
+def _open_whole(file: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name when it is whole, or not at all. Raises NotWritable."""
     file = file.resolve()
     if file.exists() and not file.is_file():
-        raise VisiondError(f"{file} is no regular file; export writes beside it and renames. Name a file.")
+        raise NotWritable(f"{file} is no regular file; export writes beside it and renames. Name a file, or - to pipe.")
     partial = file.with_name(f".{file.name}.partial")
     try:
-        written = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format](partial, records)
+        with partial.open("wb") as out:
+            yield out
         os.replace(partial, file)
     except OSError as error:
-        raise VisiondError(f"{file} cannot be written: {error.strerror}.") from error
+        raise NotWritable(f"{file} cannot be written: {error.strerror}.") from error
     finally:
-        partial.unlink(missing_ok=True)
-    return written
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def parse_ratio(text: str) -> dict[str, float]:
-    """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises ConfigError."""
+    """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises WrongArgument."""
     try:
         shares = {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(",") if part)}
     except ValueError:
-        raise ConfigError([f'--ratio "{text}" is no mix; write it like A=0.4,B=0.4,C=0.2.']) from None
+        raise WrongArgument(f'--ratio "{text}" is no mix; write it like A=0.4,B=0.4,C=0.2.') from None
     if not all(0 < share < math.inf for share in shares.values()):
-        raise ConfigError([f'--ratio "{text}": a share must be more than 0; leave out what you do not want.'])
+        raise WrongArgument(f'--ratio "{text}": a share must be more than 0; leave out what you do not want.')
     return {name: share / sum(shares.values()) for name, share in shares.items()}
 
 
@@ -86,6 +114,7 @@ def row_of(record: Record) -> dict[str, Any]:
     caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
     return {
         "id": record.id,
+        "inbox": source["inbox"],
         "path": source["path"],
         "bin": record.bin,
         "format": record.format,
@@ -134,14 +163,15 @@ def _counted(records: Iterable[Record], step: Step, total: int) -> Iterator[Reco
         step(done, total)
 
 
-def _write_csv(file: Path, records: Iterable[Record]) -> int:
+def _write_csv(out: BinaryIO, records: Iterable[Record]) -> int:
     written = 0
-    with file.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.DictWriter(out, COLUMNS)
-        writer.writeheader()
-        for record in records:
-            writer.writerow({key: _harmless(value) for key, value in row_of(record).items()})
-            written += 1
+    text = io.TextIOWrapper(out, encoding="utf-8", newline="")
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    for record in records:
+        writer.writerow({key: _harmless(value) for key, value in row_of(record).items()})
+        written += 1
+    text.detach()  # flushes, and leaves `out` open
     return written
 
 
@@ -150,25 +180,24 @@ def _harmless(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def _write_jsonl(file: Path, records: Iterable[Record]) -> int:
+def _write_jsonl(out: BinaryIO, records: Iterable[Record]) -> int:
     written = 0
-    with file.open("wb") as out:
-        for record in records:
-            out.write(record.encode())
-            written += 1
+    for record in records:
+        out.write(record.encode())
+        written += 1
     return written
 
 
-def _write_parquet(file: Path, records: Iterable[Record]) -> int:
+def _write_parquet(out: BinaryIO, records: Iterable[Record]) -> int:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise VisiondError("Parquet wants pyarrow: pip install 'visiond[parquet]', or take --format jsonl.") from error
+        raise MissingLibrary("Parquet wants pyarrow: pip install 'visiond[parquet]', or take --format jsonl.") from error
     types = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
     schema = pyarrow.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
     written = 0
-    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
+    with pyarrow.parquet.ParquetWriter(out, schema) as writer:
         for rows in _chunks(map(row_of, records)):
             writer.write_table(pyarrow.Table.from_pylist(rows, schema))
             written += len(rows)

@@ -52,6 +52,7 @@ class Admitted(NamedTuple):
     pending: int
     skipped: int
     replaced: int  # older versions that were still pending, now GONE
+    failures_replaced: int = 0  # versions that had FAILED, of which these are the next
 
 
 class Extent(NamedTuple):

@@ -98,7 +98,8 @@ class Ledger:
             last = connection.execute(SQL["last_id"]).fetchone()[0]
             statuses = [row[0] for row in run_rows(connection, "admit", [self._row(file, now) for file in files])]
             replaced = connection.execute(SQL["supersede"], {"last": last, "now": now}).rowcount if statuses else 0
-            return Admitted(statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED), replaced)
+            failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0] if statuses else 0
+            return Admitted(statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED), replaced, failures)
 
         admitted = await self._ask(work)
         for file in files:
@@ -162,25 +163,15 @@ class Ledger:
     async def end(self, endings: Sequence[Ending]) -> set[int]:
         """Write how jobs ended, with every result they have. Returns the ids that were still PENDING until now:
         a job whose file was replaced meanwhile is not among them and must not be published."""
-        done = [
-            (e.job.id, e.job.digest, self._models_of(e.job), e.bin, e.criteria, e.at, e.attempts)
-            for e in endings
-            if e.status is JobStatus.DONE
-        ]
+        rows = [self._end_row(e) for e in endings if e.status is not JobStatus.PENDING]
         postponed = [
             (e.attempts, e.not_before, _reason(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
-        ]
-        others = [
-            (e.job.id, int(e.status), *_reason(e.failure), e.at, e.attempts, e.job.digest or None)
-            for e in endings
-            if e.status not in (JobStatus.DONE, JobStatus.PENDING)
         ]
 
         def work(connection: sqlite3.Connection) -> set[int]:
             self._keep(connection, [e.job for e in endings])
             connection.executemany(SQL["postpone"], postponed)
-            ended = run_rows(connection, "finish", done) + run_rows(connection, "end", others)
-            return {row[0] for row in ended}
+            return {row[0] for row in run_rows(connection, "end", rows)}
 
         return await self._ask(work)
 
@@ -308,8 +299,12 @@ class Ledger:
         run_rows(connection, "keep_content", contents)
         run_rows(connection, "keep_result", results)
 
-    def _models_of(self, job: Job) -> str:
-        return msgspec.json.encode([self._model_ids[stage] for stage in job.outputs]).decode()
+    def _end_row(self, ending: Ending) -> tuple[Any, ...]:
+        job, models = ending.job, None
+        if ending.status is JobStatus.DONE:
+            models = msgspec.json.encode([self._model_ids[stage] for stage in job.outputs]).decode()
+        result = (job.digest or None, models, ending.bin or None, ending.criteria or None)
+        return (job.id, int(ending.status), *result, *_reason(ending.failure), ending.at, ending.attempts)
 
     def _row(self, file: File, now: float) -> tuple[Any, ...]:
         status, reason = (JobStatus.PENDING, None) if file.regular else (JobStatus.SKIPPED, Reason.NOT_REGULAR)

@@ -1,5 +1,11 @@
 -- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one
--- statement, because each call of SQLite gives the interpreter lock away and may wait for it afterwards.
+-- statement, because each call of SQLite gives the interpreter lock away and may wait for it afterwards. `:is_newest` stands
+-- for the condition of that name: no later version of the image's file is known.
+
+-- name: is_newest
+NOT EXISTS (
+    SELECT 1 FROM image AS newer WHERE newer.inbox = image.inbox AND newer.path = image.path AND newer.id > image.id
+)
 
 -- name: schema
 CREATE TABLE inbox (
@@ -89,6 +95,11 @@ UPDATE image SET status = 4, detail = 'replaced by a newer version', finished_at
     WHERE new.id > :last AND old.id <= :last AND old.status = 0
 );
 
+-- name: failures_replaced
+SELECT COUNT(*) FROM image AS new JOIN image AS old ON old.id = (
+    SELECT MAX(id) FROM image WHERE inbox = new.inbox AND path = new.path AND id < new.id
+) WHERE new.id > ? AND old.status = 2;
+
 -- name: last_id
 SELECT COALESCE(MAX(id), 0) FROM image;
 
@@ -120,14 +131,10 @@ INSERT INTO content (digest, format, width, height) VALUES :rows ON CONFLICT DO 
 -- name: keep_result
 INSERT INTO result (digest, model, payload, seconds) VALUES :rows ON CONFLICT DO NOTHING;
 
--- name: finish
-UPDATE image SET status = 1, digest = done.column2, models = done.column3, bin = done.column4, criteria = done.column5,
-    finished_at = done.column6, attempts = done.column7, reason = NULL, detail = NULL, emitted = 0
-FROM (VALUES :rows) AS done WHERE image.id = done.column1 AND image.status = 0 RETURNING image.id;
-
 -- name: end
-UPDATE image SET status = ended.column2, reason = ended.column3, detail = ended.column4, finished_at = ended.column5,
-    attempts = ended.column6, digest = COALESCE(ended.column7, digest), emitted = 0
+UPDATE image SET status = ended.column2, digest = COALESCE(ended.column3, digest), models = ended.column4, bin = ended.column5,
+    criteria = ended.column6, reason = ended.column7, detail = ended.column8, finished_at = ended.column9,
+    attempts = ended.column10, emitted = 0
 FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0 RETURNING image.id;
 
 -- name: postpone
@@ -158,19 +165,31 @@ WHERE image.inbox = ? AND image.path = ? ORDER BY image.id DESC LIMIT 1;
 -- name: find_by_id
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox WHERE image.id = ?;
 
+-- name: find_by_location
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE image.location = ? ORDER BY image.id DESC LIMIT 1;
+
+-- name: find_by_end
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE substr(image.path, -length(?)) = ? AND :is_newest ORDER BY image.id LIMIT 20;
+
+-- name: newest
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMIT ?;
+
 -- name: finished
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) ORDER BY image.id LIMIT ?;
 
 -- name: bin_counts
-SELECT bin, COUNT(*) FROM image WHERE status = 1 GROUP BY bin;
+SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 GROUP BY bin;
 
 -- name: retry
 UPDATE image SET status = 0, attempts = 0, not_before = :now, reason = NULL, detail = NULL, finished_at = NULL
-WHERE status = 2 AND emitted = 1 AND id = :id;  -- what is not published yet will move its file first
+WHERE status = 2 AND emitted = 1 AND id = :id AND :is_newest;  -- what is not published yet will move its file first
 
 -- name: failed
-SELECT id FROM image WHERE status = 2 AND id > ? ORDER BY id LIMIT ?;
+SELECT id FROM image WHERE status = 2 AND :is_newest ORDER BY id;
 
 -- name: models
 SELECT id, stage, fingerprint, notice FROM model;

@@ -10,11 +10,11 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any, TextIO
 
-import structlog
-
 
 def set_up(level: str = "info", format: str = "auto", stream: TextIO = sys.stderr) -> None:
     """Configure structlog for the process. format: "console", "json", or "auto" by the stream."""
+    import structlog  # slow, and most commands only want `escape`
+
     console = format == "console" or (format == "auto" and stream.isatty())
     renderer: Any = structlog.processors.JSONRenderer()
     if console:

@@ -9,6 +9,7 @@ import collections
 import resource
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -32,83 +33,52 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        Info("visiond_build", "Version of visiond.", registry=registry).info({"version": __version__})
-        self.images = Counter("visiond_images", "Images that reached their end.", ["outcome", "reason"], registry=registry)
-        self.retries = Counter("visiond_retries", "Tries that failed and are made again.", ["reason"], registry=registry)
-        self.image_seconds = Histogram(
-            "visiond_image_duration_seconds",
-            "From feeding an image to its durable result.",
-            registry=registry,
-            buckets=SECONDS,
-        )
-        self.wait_seconds = Histogram(
-            "visiond_image_wait_seconds", "From seeing an image to feeding it.", registry=registry, buckets=LONG_SECONDS
-        )
-        self.bins = Counter("visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"], registry=registry)
-        self.stage_seconds = Histogram(
-            "visiond_stage_duration_seconds",
-            "A stage's time over one batch.",
-            ["stage"],
-            registry=registry,
-            buckets=SECONDS,
-        )
-        self.stage_images = Counter("visiond_stage_images", "Images a stage answered.", ["stage"], registry=registry)
-        self.reused = Counter("visiond_reused_results", "Results answered from the ledger.", ["stage"], registry=registry)
-        self.batch_images = Histogram(
-            "visiond_batch_images",
-            "Images in a batch sent to a worker.",
-            ["segment"],
-            registry=registry,
-            buckets=BATCHES,
-        )
-        self.queue_depth = Gauge("visiond_queue_depth", "Images waiting for a worker.", ["segment"], registry=registry)
-        self.in_flight = Gauge("visiond_images_in_flight", "Images fed and not yet ended.", registry=registry)
-        self.pending = Gauge("visiond_images_pending", "Images in the ledger without an end.", registry=registry)
-        self.oldest_pending = Gauge(
-            "visiond_oldest_pending_seconds",
-            "Age of the image that waits longest; 0 when none does.",
-            registry=registry,
-        )
-        self.slab_used = Gauge("visiond_slab_used_bytes", "Bytes of images in flight.", registry=registry)
-        self.slab_size = Gauge("visiond_slab_size_bytes", "The byte budget.", registry=registry)
-        self.last_success = Gauge(
-            "visiond_last_success_timestamp_seconds", "When an image last became DONE.", registry=registry
-        )
-        self.commit_seconds = Histogram(
-            "visiond_ledger_commit_seconds", "A transaction of the ledger.", registry=registry, buckets=SECONDS
-        )
-        self.scan_seconds = Histogram(
-            "visiond_scan_duration_seconds", "A scan of an inbox.", registry=registry, buckets=LONG_SECONDS
-        )
-        self.reconcile_found = Counter(
-            "visiond_reconcile_found", "Files a later scan found that events had missed.", registry=registry
-        )
-        self.watch_overflows = Counter("visiond_watch_overflows", "Times the kernel's event queue ran over.", registry=registry)
-        self.paused = Gauge("visiond_paused", "1 while results cannot be written.", registry=registry)
-        self.workers = Gauge("visiond_workers", "Workers by state.", ["segment", "state"], registry=registry)
-        self.worker_restarts = Counter(
-            "visiond_worker_restarts", "Workers that had to be replaced.", ["device", "reason"], registry=registry
-        )
-        self.model_load_seconds = Gauge(
-            "visiond_model_load_seconds",
-            "Time of the last load of a stage's model.",
-            ["device", "stage"],
-            registry=registry,
-        )
-        self.out_of_memory = Counter(
-            "visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"], registry=registry
-        )
-        self.worker_memory = Gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"], registry=registry)
-        self.worker_gpu_memory = Gauge(
-            "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"], registry=registry
-        )
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=SECONDS)
         self.outcomes: collections.Counter[JobStatus] = collections.Counter()  # of this run, for reading back
+        self.failures_replaced = 0  # in this run, by newer versions of their files
+
+        self.images = counter("visiond_images", "Images that reached their end.", ["outcome", "reason"])
+        self.retries = counter("visiond_retries", "Tries that failed and are made again.", ["reason"])
+        self.bins = counter("visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"])
+        self.image_seconds = histogram("visiond_image_duration_seconds", "From feeding an image to its durable result.")
+        self.wait_seconds = histogram("visiond_image_wait_seconds", "From seeing an image to feeding it.", buckets=LONG_SECONDS)
+        self.in_flight = gauge("visiond_images_in_flight", "Images fed and not yet ended.")
+        self.pending = gauge("visiond_images_pending", "Images in the ledger without an end.")
+        self.oldest_pending = gauge("visiond_oldest_pending_seconds", "Age of the image that waits longest; 0 when none does.")
+        self.last_success = gauge("visiond_last_success_timestamp_seconds", "When an image last became DONE.")
+
+        self.scan_seconds = histogram("visiond_scan_duration_seconds", "A scan of an inbox.", buckets=LONG_SECONDS)
+        self.reconcile_found = counter("visiond_reconcile_found", "Files a later scan found that events had missed.")
+        self.watch_overflows = counter("visiond_watch_overflows", "Times the kernel's event queue ran over.")
+        self.slab_used = gauge("visiond_slab_used_bytes", "Bytes of images in flight.")
+        self.slab_size = gauge("visiond_slab_size_bytes", "The byte budget.")
+        self.reused = counter("visiond_reused_results", "Results answered from the ledger.", ["stage"])
+        self.queue_depth = gauge("visiond_queue_depth", "Images waiting for a worker.", ["segment"])
+        self.batch_images = histogram(
+            "visiond_batch_images", "Images in a batch sent to a worker.", ["segment"], buckets=BATCHES
+        )
+        self.stage_seconds = histogram("visiond_stage_duration_seconds", "A stage's time over one batch.", ["stage"])
+        self.stage_images = counter("visiond_stage_images", "Images a stage answered.", ["stage"])
+        self.commit_seconds = histogram("visiond_ledger_commit_seconds", "A transaction of the ledger.")
+        self.paused = gauge("visiond_paused", "1 while results cannot be written.")
+
+        self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
+        self.worker_restarts = counter("visiond_worker_restarts", "Workers that had to be replaced.", ["device", "reason"])
+        self.model_load_seconds = gauge(
+            "visiond_model_load_seconds", "Time of the last load of a stage's model.", ["device", "stage"]
+        )
+        self.out_of_memory = counter("visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"])
+        self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
+        self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
+
         self._begin_at_zero()
         registry.register(_Process())
         registry.register(_Gpus())
 
     def _begin_at_zero(self) -> None:
         """Counters of closed sets exist before their first event, which a rate would not see otherwise."""
+        Info("visiond_build", "Version of visiond.", registry=self.registry).info({"version": __version__})
         for outcome, reasons in (("done", [""]), ("gone", [""]), ("failed", Reason), ("skipped", SKIPPED_FOR)):
             for reason in reasons:
                 self.images.labels(outcome, str(reason))
@@ -119,6 +89,7 @@ class Metrics:
 
     def admitted(self, admitted: Admitted) -> None:
         self.pending.inc(admitted.pending - admitted.replaced)
+        self.failures_replaced += admitted.failures_replaced
         for status, reason, count in (
             (JobStatus.SKIPPED, Reason.NOT_REGULAR.value, admitted.skipped),
             (JobStatus.GONE, "", admitted.replaced),

@@ -331,6 +331,7 @@ class Pipeline:
         if ending.failure:
             log.warning(
                 "image failed" if ending.status is JobStatus.FAILED else "image not done",
+                inbox=os.fsdecode(self._roots[job.inbox]),
                 path=os.fsdecode(job.path),
                 outcome=ending.status.name,
                 reason=ending.failure.reason.value,

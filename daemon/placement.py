@@ -51,9 +51,9 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores:
     devices = config.pipeline.devices or [f"cuda:{gpu.index}" for gpu in gpus] or ["cpu"]
     mode, why = _choose(config.pipeline.placement, devices, gpus, weights)
     if mode == "pipelined":
-        return Placement(_spread(stages, devices), why)
+        return Placement(_spread(stages, devices, config.pipeline.workers_per_device or 1), why)
     workers = config.pipeline.workers_per_device or _workers(devices, gpus, weights, cores)
-    return Placement((Segment(stages, _repeat(devices, workers)),), f"{why}; {workers} workers on each device")
+    return Placement((Segment(stages, _repeat(devices, workers)),), f"{why}; workers on each device: {workers}")
 
 
 def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], weights: Mapping[str, int]) -> tuple[str, str]:
@@ -78,7 +78,7 @@ def _workers(devices: Sequence[str], gpus: Sequence[Gpu], weights: Mapping[str, 
     return int(max(1, min(GPU_WORKERS, by_memory, by_cores)))
 
 
-def _spread(stages: tuple[str, ...], devices: Sequence[str]) -> tuple[Segment, ...]:
+def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tuple[Segment, ...]:
     """Cut the stages into at most as many runs as there are devices, the dearest as cheap as can be, and give each
     further device to the run that is dearest for its devices."""
     parts = min(len(stages), len(devices))
@@ -92,7 +92,8 @@ def _spread(stages: tuple[str, ...], devices: Sequence[str]) -> tuple[Segment, .
         dearest = max(range(parts), key=lambda part: _cost(runs[part]) / shares[part])
         shares[dearest] += 1
     supply = iter(devices)
-    return tuple(Segment(run, tuple(itertools.islice(supply, share))) for run, share in zip(runs, shares, strict=True))
+    held = [tuple(itertools.islice(supply, share)) for share in shares]
+    return tuple(Segment(run, _repeat(devices, workers)) for run, devices in zip(runs, held, strict=True))
 
 
 def _cost(run: Sequence[str]) -> float:

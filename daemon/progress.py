@@ -9,7 +9,7 @@ from types import TracebackType
 import rich.progress
 from rich.console import Console
 
-from daemon.status import Snapshot
+from daemon.snapshot import Snapshot
 
 LINE_SECONDS = 10.0
 
@@ -20,8 +20,7 @@ class Progress:
     def __init__(self, unit: str, total: int | None = None, *, shown: bool = True) -> None:
         self._unit = unit
         self._total = total
-        self._started = time.monotonic()
-        self._lined_at = self._started
+        self._started = self._lined_at = time.monotonic()
         self._bar: rich.progress.Progress | None = None
         if shown and sys.stderr.isatty():
             self._bar = rich.progress.Progress(
@@ -33,6 +32,7 @@ class Progress:
             )
             self._task = self._bar.add_task(unit, total=total, rate="")
         self._shown = shown
+        self._loading = False
 
     def __enter__(self) -> Progress:
         if self._bar:
@@ -43,11 +43,15 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
+    @property
+    def seconds(self) -> float:
+        """Since the work began; for a daemon, since its models were loaded."""
+        return time.monotonic() - self._started
+
     def step(self, done: int, total: int | None = None) -> None:
         """So many are done by now, of so many."""
         total = total or self._total
-        seconds = time.monotonic() - self._started
-        rate = done / seconds if seconds else 0.0
+        rate = done / self.seconds if self.seconds else 0.0
         if self._bar:
             self._bar.update(self._task, completed=done, total=total, rate=f"{rate:,.1f} {self._unit}/s")
         elif self._shown and time.monotonic() - self._lined_at >= LINE_SECONDS:
@@ -59,4 +63,16 @@ class Progress:
     def show(self, snapshot: Snapshot) -> None:
         """The daemon's progress since it started."""
         ended = snapshot.ended_in_this_run
-        self.step(ended, ended + snapshot.pending)
+        if snapshot.loading:
+            self._tell_loading(snapshot.pending)
+        else:
+            self.step(ended, ended + snapshot.pending)
+
+    def _tell_loading(self, waiting: int) -> None:
+        """In the bar, or once as a line: loading takes from seconds to minutes."""
+        if self._bar:
+            self._bar.update(self._task, total=waiting or None, rate="loading models")
+        elif self._shown and not self._loading:
+            print("loading models", file=sys.stderr)
+        self._loading = True
+        self._started = time.monotonic()

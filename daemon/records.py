@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Model:
     notice: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """An image's row with the results that belong to it: all that is known, and all a sidecar needs."""
 
@@ -77,10 +78,15 @@ class Record:
 
     def encode(self) -> bytes:
         """The sidecar: one JSON object and a newline."""
-        return _encode(self.document()) + b"\n"
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        return _encode(self.document()) + b"\n"  # once, for the sidecar and the journal
 
     def _source(self) -> dict[str, Any]:
-        source: dict[str, Any] = {"path": self.path.decode(errors="replace")}
+        inbox = self.inbox_path.decode(errors="replace")
+        source: dict[str, Any] = {"inbox": inbox, "path": self.path.decode(errors="replace")}
         if source["path"].encode() != self.path:
             source["path_base64"] = base64.b64encode(self.path).decode()
         source["bytes"] = self.version.size
@@ -110,42 +116,58 @@ class Reader:
         self._connection.close()
 
     def counts(self) -> dict[JobStatus, int]:
-        found = {JobStatus(status): count for status, count in self._connection.execute(SQL["counts"])}
-        return {status: found.get(status, 0) for status in JobStatus}
+        """Versions by state; of those that FAILED only the newest of their file, as the others need nobody's attention."""
+        found = {JobStatus(status): count for status, count in self._rows("counts")}
+        return {status: found.get(status, 0) for status in JobStatus} | {JobStatus.FAILED: len(self.failed_ids())}
 
     def bin_counts(self) -> dict[str, int]:
-        return dict(self._connection.execute(SQL["bin_counts"]).fetchall())
+        return {row["bin"]: row["count"] for row in self._rows("bin_counts")}
 
     def inboxes(self) -> dict[int, bytes]:
-        return {row["id"]: row["path"] for row in self._connection.execute(SQL["inboxes"])}
+        return {row["id"]: row["path"] for row in self._rows("inboxes")}
 
     def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
         """Every version of these files that the ledger knows."""
         rows = run_rows(self._connection, "versions", [(path,) for path in paths], inbox)
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
 
-    def find(self, name: str) -> Record | None:
-        """The newest version of a file by its path, absolute or relative to an inbox, or by its number."""
-        rows: list[sqlite3.Row] = []
+    def find(self, name: str) -> list[Record]:
+        """The newest version of each file that answers to a name, by the most exact way in which any does."""
+        return list(self.assemble(next(filter(None, self._called(name)), [])))
+
+    def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
+        """By number, path, a link to it, path in an inbox, where the daemon moved it, and by the end of its path."""
         if name.isdecimal() and len(name) < 19:
-            rows = self._connection.execute(SQL["find_by_id"], (int(name),)).fetchall()
-        for inbox, folder in self.inboxes().items():
-            for path in (os.fsencode(name), os.path.relpath(os.fsencode(os.path.abspath(name)), folder)):
-                rows = rows or self._connection.execute(SQL["find_by_path"], (inbox, path)).fetchall()
-        return next(self.assemble(rows), None)
+            yield self._rows("find_by_id", int(name))
+        given, inboxes = os.fsencode(name), self.inboxes().items()
+        absolute = (os.path.abspath(given), os.path.realpath(given))
+        for path in absolute:
+            yield [row for inbox, folder in inboxes for row in self._rows("find_by_path", inbox, os.path.relpath(path, folder))]
+        yield [row for inbox, _ in inboxes for row in self._rows("find_by_path", inbox, given)]
+        for path in absolute:
+            yield self._rows("find_by_location", path)
+        yield self._rows("find_by_end", b"/" + given, b"/" + given)
+
+    def newest(self, status: JobStatus | None, limit: int) -> Iterator[Record]:
+        """Files whose newest version is in this state, or in any; the newest first."""
+        return self.assemble(self._rows("newest", status, status, limit))
 
     def failed_ids(self) -> list[int]:
-        return [row["id"] for row in self._connection.execute(SQL["failed"], (0, -1))]
+        """Images that FAILED and were not replaced since."""
+        return [row["id"] for row in self._rows("failed")]
 
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
         """Every image that is DONE, oldest first, a few in memory at a time."""
         last = 0
-        while rows := self._connection.execute(SQL["finished"], (last, bin_name, bin_name, chunk)).fetchall():
+        while rows := self._rows("finished", last, bin_name, bin_name, chunk):
             yield from self.assemble(rows)
             last = rows[-1]["id"]
 
     def assemble(self, rows: Iterable[sqlite3.Row]) -> Iterator[Record]:
         return assemble(self._connection, list(rows), self.models)
+
+    def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
+        return self._connection.execute(SQL[statement], parameters).fetchall()
 
 
 def assemble(connection: sqlite3.Connection, rows: list[sqlite3.Row], models: dict[int, Model]) -> Iterator[Record]:

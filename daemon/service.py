@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from daemon.config import Config
 from daemon.endings import Judge
 from daemon.errors import ConfigError, ModelsUnusable, VisiondError
 from daemon.gpus import Gpu, list_gpus
+from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.messages import Setup
 from daemon.metrics import Metrics
@@ -27,8 +29,9 @@ from daemon.pool import Pool, PoolSettings, Seat
 from daemon.records import Model, Reader
 from daemon.sinks import Journal, Sink
 from daemon.slab import Slab
-from daemon.state import CONTROL, LEDGER, lock_state
-from daemon.status import Snapshot, Status
+from daemon.snapshot import Snapshot
+from daemon.state import CONTROL, LEDGER
+from daemon.status import Status
 from daemon.systemd import Notifier
 from daemon.watcher import Watcher
 from daemon.web import serve
@@ -58,33 +61,32 @@ Show = Callable[[Snapshot], None]
 
 
 class Service:
-    """One run of the daemon."""
+    """One run of the daemon, in a state folder that is locked for it."""
 
     def __init__(self, config: Config, *, once: bool = False, show: Show | None = None) -> None:
         self.config = config
         self.once = once
         self.show = show
-        self.working = False  # the models are loaded
+        self.loaded = False  # the models are
         self.metrics = Metrics()
         self.notifier = Notifier()
 
-    async def run(self) -> bool:
-        """Start up, work until SIGTERM, SIGINT or (with once) the end of the work, shut down. Returns whether every
-        image that was tried has its result. Raises VisiondError."""
+    async def run(self) -> Counter[JobStatus]:
+        """Start up, work until SIGTERM, SIGINT or (with once) the end of the work, shut down. Returns how many images
+        ended how. Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._obey_signals, pipeline)
-                await self._start_workers(tasks, pools)
-                self.working = True
-                self.notifier.ready()
-                log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once)
+                tasks.start_soon(self._load_models, tasks, pools)
                 tasks.start_soon(self._report, pipeline, status)
-                await pipeline.run(once=self.once)
+                await pipeline.run(once=self.once)  # files are admitted and read while the models load
                 self.notifier.stopping()
                 for pool in pools:
                     pool.stop()
                 tasks.cancel_scope.cancel()
-        return status.failed == 0
+            if self.show:
+                self.show(status.snapshot())
+        return self.metrics.outcomes
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
@@ -92,10 +94,9 @@ class Service:
         config, metrics = self.config, self.metrics
         check_inboxes(config)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(lock_state(config.state.path))
             gpus = list_gpus()
             specs, notice = await to_thread.run_sync(resolve_models, config, gpus)
-            placement = plan(config, gpus, weights_of(specs.values()), len(os.sched_getaffinity(0)))
+            placement = plan_placement(config, gpus, specs)
             log.info("placement", segments=[list(segment.stages) for segment in placement.segments], why=placement.why)
             ledger = Ledger(config.state.path / LEDGER)
             stack.callback(ledger.close)
@@ -126,11 +127,14 @@ class Service:
             async with serve(config, status, metrics, ledger, config.state.path / CONTROL):
                 yield pipeline, [lane.pool for lane in lanes], status
 
-    async def _start_workers(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:
+    async def _load_models(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:
         """All pools at once; each tells when its workers have loaded their models."""
         async with anyio.create_task_group() as starting:
             for pool in pools:
                 starting.start_soon(tasks.start, pool.run)
+        self.loaded = True
+        self.notifier.ready()
+        log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once)
 
     async def _obey_signals(self, pipeline: Pipeline) -> None:
         """The first SIGTERM or SIGINT drains, the second or the end of the time for it stops at once."""
@@ -138,7 +142,7 @@ class Service:
             async for signum in signals:
                 log.info("draining", signal=signum.name, in_flight=len(pipeline.in_flight))
                 self.notifier.stopping()
-                if not self.working:
+                if not self.loaded:  # what is in hand waits for the models
                     raise Hurried
                 pipeline.drain()
                 with anyio.move_on_after(self.config.pipeline.drain_seconds):
@@ -171,14 +175,15 @@ class Hurried(Exception):
     """The user does not want to wait for the drain."""
 
 
-async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> bool:
+async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> Counter[JobStatus]:
     """Run the daemon; errors that task groups have wrapped come out as themselves."""
+    service = Service(config, once=once, show=show)
     try:
-        return await Service(config, once=once, show=show).run()
+        return await service.run()
     except BaseExceptionGroup as group:
         _, rest = group.split(Hurried)
         if rest is None:
-            return True
+            return service.metrics.outcomes
         error = next(_leaves(rest))
         raise error from (None if isinstance(error, VisiondError) else group)
 
@@ -235,10 +240,8 @@ def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
     return {name: sum(file.stat().st_size for file in found) for name, found in files.items()}
 
 
-def plan_placement(config: Config) -> Placement:
-    """The placement that `run` would take here and now."""
-    gpus = list_gpus()
-    specs, _ = resolve_models(config, gpus)
+def plan_placement(config: Config, gpus: list[Gpu], specs: dict[str, StageSpec]) -> Placement:
+    """The placement on these GPUs and this machine's cores."""
     return plan(config, gpus, weights_of(specs.values()), len(os.sched_getaffinity(0)))
 
 

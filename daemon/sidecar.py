@@ -13,6 +13,7 @@ SCHEMA = "visiond/1"
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The file. `path_base64` is there when its name is not UTF-8; size and format when it could be read as an image."""
 
+    inbox: str  # its folder, absolute
     path: str  # in the inbox
     path_base64: str = ""
     bytes: int

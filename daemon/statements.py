@@ -16,7 +16,9 @@ _CHUNKS = (128, 32, 8, 1)  # few sizes, so that the statements stay in SQLite's 
 
 def _parse(text: str) -> dict[str, str]:
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    statements = {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    is_newest = statements.pop("is_newest")
+    return {name: body.replace(":is_newest", is_newest) for name, body in statements.items()}
 
 
 SQL = _parse(resources.files("daemon").joinpath("ledger.sql").read_text())

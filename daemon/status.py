@@ -4,53 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from datetime import timedelta
-
-import msgspec
 
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.pipeline import Pipeline
+from daemon.snapshot import Snapshot, WorkerState
 
 RATE_SECONDS = 30.0  # over which the rate is taken
-
-
-class WorkerState(msgspec.Struct, frozen=True):
-    name: str
-    device: str
-    state: str  # loading, ready, silent, waiting, closed
-    batches: int
-    cause: str  # why its last process went away
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state at one moment; with running = False, as the ledger of a daemon that does not run tells it."""
-
-    running: bool
-    pending: int
-    done: int
-    failed: int
-    skipped: int
-    gone: int
-    in_flight: int = 0
-    ended_in_this_run: int = 0
-    images_per_second: float = 0.0  # over the last half minute
-    eta_seconds: float | None = None  # None while nothing moves
-    paused: str = ""  # what cannot be written, and why; empty when all can
-    slab_used_bytes: int = 0
-    slab_size_bytes: int = 0
-    workers: list[WorkerState] = []
-    uptime_seconds: float = 0.0
-
-    def sentence(self) -> str:
-        """One line for people."""
-        parts = [f"{self.done} done", f"{self.failed} failed", f"{self.skipped} skipped", f"{self.pending} pending"]
-        if self.running:
-            parts.append(f"{self.images_per_second:g} images/s")
-        if self.eta_seconds is not None and self.pending:
-            parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
-        return ", ".join(parts) + (f"; paused: {self.paused}" if self.paused else "" if self.running else "; no daemon runs")
 
 
 class Status:
@@ -71,11 +32,6 @@ class Status:
         for lane in pipeline.lanes:
             metrics.queue_depth.labels(lane.name).set_function(lane.queue.qsize)
 
-    @property
-    def failed(self) -> int:
-        """Images that FAILED in this run."""
-        return self._ended(JobStatus.FAILED)
-
     def snapshot(self) -> Snapshot:
         pipeline = self._pipeline
         pending = max(0, int(self._metrics.value("visiond_images_pending")))
@@ -86,7 +42,7 @@ class Status:
             in_flight=len(pipeline.in_flight),
             ended_in_this_run=sum(self._metrics.outcomes.values()),
             done=self._total(JobStatus.DONE),
-            failed=self._total(JobStatus.FAILED),
+            failed=max(0, self._total(JobStatus.FAILED) - self._metrics.failures_replaced),
             skipped=self._total(JobStatus.SKIPPED),
             gone=self._total(JobStatus.GONE),
             images_per_second=round(rate, 2),

@@ -6,6 +6,7 @@ The control socket lies in the state folder, so that the file system says who ma
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from daemon import __version__
 from daemon.config import Config
 from daemon.errors import ConfigError
 from daemon.ledger import Ledger
@@ -32,6 +34,20 @@ from daemon.status import Status
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 MOST_CONNECTIONS = 512  # further ones are answered 503, so that slow clients cannot take all file descriptors
 
+INDEX = """\
+<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>visiond</title>
+<h1>visiond {version}</h1>
+<p>{sentence}</p>
+<ul>
+<li><a href="/api/status">/api/status</a>: counts, rate, time to go and workers, as JSON</li>
+<li><a href="/healthz">/healthz</a>: whether images can be processed</li>
+<li><a href="/readyz">/readyz</a>: whether images get through, and what is in their way</li>
+<li><a href="/metrics">/metrics</a>: for Prometheus</li>
+</ul>
+</html>
+"""
+
 
 @contextlib.asynccontextmanager
 async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path) -> AsyncIterator[None]:
@@ -40,8 +56,8 @@ async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger
     with contextlib.ExitStack() as sockets:  # a server that was told to leave before it had begun closes none
         listeners = [(sockets.enter_context(_listen_control(control)), pages.control())]
         if config.http.listen:
-            host, _, port = config.http.listen.rpartition(":")
-            listeners.append((sockets.enter_context(_listen(host, int(port))), pages.public(host)))
+            host = config.http.listen.rpartition(":")[0]
+            listeners.append((sockets.enter_context(listen(config.http.listen)), pages.public(host)))
         async with anyio.create_task_group() as tasks:
             servers = []
             for listener, app in listeners:
@@ -75,11 +91,16 @@ class Pages:
 
     def _reading(self) -> list[Route]:
         return [
+            Route("/", self.index),
             Route("/metrics", self.metrics),
             Route("/healthz", self.healthz),
             Route("/readyz", self.readyz),
             Route("/api/status", self.status),
         ]
+
+    async def index(self, _request: Request) -> Response:
+        sentence = html.escape(self._status.snapshot().sentence())
+        return Response(INDEX.format(version=__version__, sentence=sentence), media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
         await self._status.refresh()
@@ -119,11 +140,16 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(address: str) -> socket.socket:
+    """A listening socket at "host:port". Raises ConfigError."""
+    host, _, port = address.rpartition(":")
     try:
-        return socket.create_server((host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server((host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise ConfigError([f"http.listen: {host}:{port} cannot be had: {error.strerror}. Name another port."]) from error
+        reason = os.strerror(error.errno) if error.errno else error  # its own text names the address once more
+        raise ConfigError(
+            [f"http.listen: {address} cannot be had: {reason}. Name another address in [http] listen."]
+        ) from error
 
 
 def _listen_control(path: Path) -> socket.socket:

@@ -53,6 +53,7 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     it for ever, with the interpreter lock held.
     """
 
+    load_seconds: float = 0.0
     latency_seconds: float = 0.0  # of a forward pass, which takes batch_size images at most
     latency_per_image_seconds: float = 0.0
     fail: dict[str, Fault] = {}
@@ -68,7 +69,7 @@ class FakeStage(Stage):
         self.faults = {marker.encode(): fault for marker, fault in self.options.fail.items()}
 
     def load(self) -> None:
-        pass
+        time.sleep(self.options.load_seconds)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         errors = [self._strike(image, len(images)) for image in images] if self.faults else [None] * len(images)

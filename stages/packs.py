@@ -27,7 +27,7 @@ MINI = Path(__file__).parent / "mini"
 STANDARD = "standard"
 
 # Options that change how fast or whether an answer comes, but not which.
-SILENT_OPTIONS = {"latency_seconds", "latency_per_image_seconds", "fail", "oom_above", "allow_pickle"}
+SILENT_OPTIONS = {"load_seconds", "latency_seconds", "latency_per_image_seconds", "fail", "oom_above", "allow_pickle"}
 
 
 @dataclass(frozen=True)

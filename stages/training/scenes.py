@@ -1,7 +1,7 @@
 """Synthetic scenes with their truth, one at a time or as folders of files.
 
     scene = make_scene(seed=1, index=0)        # pixels and truth
-    write_samples(Path("inbox"), 200, seed=1)  # files, and truth.jsonl beside them
+    write_samples(Path("inbox"), 200, seed=1)  # files, and .truth.jsonl beside them
 
 The same seed and index give the same scene on the same library versions, whatever else is made
 before or beside it. Every scene keeps a distance from the thresholds of the binning rule, so that
@@ -29,7 +29,7 @@ from PIL import ExifTags, Image
 
 from stages.training.composition import RECIPES, Draft, Recipe, compose_poster
 from stages.training.drawing import Pixels, add_camera, add_grain, add_light
-from stages.training.truth import TEXT_KINDS, TrueLine, Truth, choose_bin, tell_photo, tell_text
+from stages.training.truth import TEXT_KINDS, TRUTH, TrueLine, Truth, choose_bin, tell_photo, tell_text
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ Progress = Callable[[int], None]
 
 
 def write_samples(folder: Path, count: int, seed: int, progress: Progress | None = None) -> None:
-    """Write `count` scenes and their truth.jsonl; truth of other files that is already there is kept.
+    """Write `count` scenes and their .truth.jsonl; truth of other files that is already there is kept.
 
     Large counts are made by several processes. progress: called with the number of images written so far.
     """
@@ -156,7 +156,7 @@ def write_samples(folder: Path, count: int, seed: int, progress: Progress | None
 
 
 def standard_job(folder: Path, count: int, seed: int, progress: Progress | None = None) -> None:
-    """Write the images of the standard job, all different, and their truth.jsonl."""
+    """Write the images of the standard job, all different, and their .truth.jsonl."""
     _write_scenes(make_standard, folder, count, seed, progress)
 
 
@@ -169,7 +169,7 @@ class _Name(msgspec.Struct):
 
 def _write_scenes(make: Make, folder: Path, count: int, seed: int, progress: Progress | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "truth.jsonl"
+    file = folder / TRUTH
     old = file.read_bytes().splitlines() if file.exists() else []
     truths = {msgspec.json.decode(line, type=_Name).file: line for line in old}
     for done, (name, line) in enumerate(_map_processes(functools.partial(_write_scene, make, folder, seed), count), 1):

@@ -29,7 +29,7 @@ from stages.packs import open_pack, resolve_all
 from stages.training.cache import read_upright
 from stages.training.scenes import write_samples
 from stages.training.shapes import LABELS
-from stages.training.truth import Truth, caption_is_true, parse_caption, read_truth
+from stages.training.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
 
 UNSEEN_SEED = 90_001
 CHOICES = 100  # captions of which CLIP is to pick the true one
@@ -71,9 +71,9 @@ def score_pack(
 ) -> Scores:
     """Score on `count` scenes of full size, as files; OCR and bins on the first `read` of them (None: all)."""
     files, dataset = workdir / f"files-{seed}-{count}", workdir / f"detector-{seed}-{count}"
-    if not (files / "truth.jsonl").is_file():
+    if not (files / TRUTH).is_file():
         write_samples(files, count, seed)
-    truths = read_truth(files / "truth.jsonl")
+    truths = read_truth(files / TRUTH)
     from stages.training.detector import validate_detector  # ultralytics, which not every caller of this module needs
 
     write_dataset(files, truths, dataset)

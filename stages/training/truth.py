@@ -30,6 +30,9 @@ TEXT_KINDS = ("page of text", "receipt", "slide", "sign", "poster", "bar chart",
 TAGS: tuple[str, ...] = (*LABELS, *TEXT_KINDS, *(backdrop.noun for backdrop in BACKDROPS))
 
 
+TRUTH = ".truth.jsonl"  # in the images' own folder, which may be an inbox: those pass hidden names over
+
+
 class TrueObject(msgspec.Struct, frozen=True):
     """One object. box: x0, y0, x1, y1 in pixels of the upright image, tight round what is seen of it."""
 
@@ -46,7 +49,7 @@ class TrueLine(msgspec.Struct, frozen=True):
 
 
 class Truth(msgspec.Struct, frozen=True):
-    """One line of truth.jsonl."""
+    """One line of .truth.jsonl."""
 
     file: str
     kind: str  # "photo", "empty" or one of TEXT_KINDS
@@ -61,7 +64,7 @@ class Truth(msgspec.Struct, frozen=True):
 
 
 def read_truth(file: Path) -> list[Truth]:
-    """The lines of a truth.jsonl. msgspec.ValidationError when one is something else."""
+    """The lines of a .truth.jsonl. msgspec.ValidationError when one is something else."""
     with file.open("rb") as lines:
         return [msgspec.json.decode(line, type=Truth) for line in lines]
 

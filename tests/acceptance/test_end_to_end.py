@@ -12,7 +12,7 @@ import pytest
 
 from stages.training.scenes import write_samples
 from stages.training.score import count_words, groups_are_true
-from stages.training.truth import Truth, caption_is_true, read_truth
+from stages.training.truth import TRUTH, Truth, caption_is_true, read_truth
 
 UNSEEN = 60_011  # a seed that no pack was trained on
 COUNT = 60
@@ -20,7 +20,6 @@ COUNT = 60
 CONFIG = """
 [[inbox]]
 settle_seconds = 0
-ignore = ["truth.jsonl"]
 [http]
 listen = ""
 """
@@ -36,7 +35,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     (folder / "daemon.toml").write_text(CONFIG)
     command = [sys.executable, "-m", "daemon", "run", "--once", "--config", str(folder / "daemon.toml")]
     subprocess.run(command, check=True, timeout=300)
-    truths = read_truth(folder / "inbox" / "truth.jsonl")
+    truths = read_truth(folder / "inbox" / TRUTH)
     return [(truth, json.loads((folder / "results" / f"{truth.file}.json").read_bytes())) for truth in truths]
 
 

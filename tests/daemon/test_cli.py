@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import os
+import socket
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from daemon.cli import app
+from stages.packs import MINI
 from tests.daemon_process import Daemon, Place, counts_of, picture
 
 ESCAPE, OVERRIDE = "\x1b", "\u202e"
@@ -55,6 +58,7 @@ def test_show_tells_every_criterion_and_every_stages_time(place: Place) -> None:
     told = say(place, "show", place.inbox() / "00003.ppm")
     assert told.startswith("00003.ppm  DONE")
     for word in (
+        f"inbox  {place.inbox()}",
         "caption  a picture of",
         "text_boxes",
         "spatial_dispersion",
@@ -72,7 +76,35 @@ def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -
     (number,) = place.rows("SELECT id FROM image WHERE status = 2")[0]
     told = say(place, "show", str(number))
     assert "broken.jpg  FAILED" in told
-    assert "reason  not-an-image: the bytes are plain text (1 tries)" in told
+    assert "reason  not-an-image: the bytes are plain text\ntries  1\n" in told
+    assert "×" not in told  # of what is no image, no size is known
+
+
+def test_list_tells_which_files_failed_and_why(place: Place) -> None:
+    told = say(place, "list", "--status", "failed")
+    assert f"{place.inbox() / 'broken.jpg'}  not-an-image: the bytes are plain text" in told
+    assert "00001.ppm" not in told
+    [document] = json.loads(say(place, "list", "--status", "failed", "--json"))
+    assert (document["source"]["path"], document["reason"]) == ("broken.jpg", "not-an-image")
+    assert document["source"]["inbox"] == str(place.inbox())
+    assert json.loads(say(place, "list", "--status", "skipped", "--json")) == []
+
+
+def test_a_listing_is_bounded_and_says_so(place: Place) -> None:
+    done = place.command("list", "--limit", "2")
+    assert len(done.stdout.splitlines()) == 1 + 2
+    assert "--limit shows more" in done.stderr
+
+
+def test_a_name_in_two_inboxes_is_refused_with_both(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"name": name, "settle_seconds": 0} for name in ("one", "two")]})
+    paths = [place.drop("a.ppm", picture(number), name) for number, name in enumerate(("one", "two"))]
+    assert place.run_once().returncode == 0
+    both = place.command("show", "a.ppm")
+    assert both.returncode == os.EX_USAGE
+    assert "Several images are called a.ppm; give the whole path or the number:" in both.stderr
+    assert all(f"DONE  {path}" in both.stderr for path in paths)
+    assert json.loads(say(place, "show", paths[1], "--json"))["source"]["inbox"] == str(place.inbox("two"))
 
 
 def test_what_files_and_images_say_reaches_the_terminal_escaped(place: Place) -> None:
@@ -93,9 +125,17 @@ def test_export_writes_a_row_for_each_image_or_those_of_a_bin(place: Place, tmp_
     assert place.sidecar("00002.ppm") in lines
     chosen = [line["source"]["path"] for line in lines if line["bin"]["name"] == lines[0]["bin"]["name"]]
     file = tmp_path / "bin.csv"
-    assert say(place, "export", "--bin", lines[0]["bin"]["name"], file) == f"{len(chosen)} images in {file}\n"
+    assert say(place, "export", "--bin", lines[0]["bin"]["name"], file).endswith(f" in {file}\n")
     with file.open(newline="") as opened:
         assert [row["path"] for row in csv.DictReader(opened)] == chosen
+
+
+def test_export_writes_to_standard_output(place: Place) -> None:
+    rows = list(csv.DictReader(io.StringIO(say(place, "export", "-"), newline="")))
+    lines = [json.loads(line) for line in say(place, "export", "-", "-f", "jsonl").splitlines()]
+    assert [row["path"] for row in rows] == [line["source"]["path"] for line in lines]
+    assert {row["inbox"] for row in rows} == {str(place.inbox())}
+    assert len(rows) == 6
 
 
 def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Path) -> None:
@@ -106,11 +146,11 @@ def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Pa
         told = say(place, "status")
         assert told.startswith("0 done, 1 failed, 0 skipped, 0 pending")
         assert "ocr+yolo+clip+blip/0" in told
-        assert say(place, "retry", place.inbox() / "broken.jpg") == "1 images are pending again\n"
+        assert say(place, "retry", place.inbox() / "broken.jpg") == "1 image pending again\n"
         daemon.wait_idle(2)
         assert daemon.stop() == 0
     place.assert_kept(FAILED=1)
-    assert say(place, "retry", "--all") == "1 images are pending again\n"
+    assert say(place, "retry", "--all") == "1 image pending again\n"
     assert counts_of(place) == {"PENDING": 1}
 
 
@@ -132,7 +172,27 @@ def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path)
     assert told.returncode == os.EX_CONFIG
     assert f"mkdir -p {bad.inbox()}" in told.stdout
     assert "no_such_module" in told.stdout
-    assert f"output.results: {bad.site.results} can be written." in told.stdout
+    assert f"output.results: {bad.site.results} can be made." in told.stdout
+    assert f"the configuration is {bad.config}" in told.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it made nothing
+
+
+def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        place = Place(tmp_path, {"http": {"listen": address}})
+        for command in ("check", "run"):
+            told = place.command(command)
+            assert told.returncode == os.EX_CONFIG
+            assert (told.stdout + told.stderr).count(f"http.listen: {address} cannot be had: Address already in use.") == 1
+    with Daemon(place):
+        told = say(place, "check")
+    assert f"http.listen: {address} is taken, and a daemon runs" in told
+
+
+def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
+    assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check")
 
 
 def test_models_list_names_the_packs(place: Place) -> None:
@@ -141,9 +201,31 @@ def test_models_list_names_the_packs(place: Place) -> None:
 
 def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> None:
     assert say(place, "samples", tmp_path / "new", "--count", "2", "--seed", "5") == f"2 images in {tmp_path / 'new'}\n"
-    truths = [json.loads(line) for line in (tmp_path / "new" / "truth.jsonl").read_text().splitlines()]
+    truths = [json.loads(line) for line in (tmp_path / "new" / ".truth.jsonl").read_text().splitlines()]
     assert len(truths) == 2
-    assert len(list((tmp_path / "new").iterdir())) == 3
+    assert sorted(path.name for path in (tmp_path / "new").glob("[!.]*")) == sorted(truth["file"] for truth in truths)
+
+
+def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
+    for new, done in (("4 new images", "4 done"), ("0 new images", "0 done")):
+        told = place.command("demo", place.folder, "--count", "2")
+        assert told.returncode == 0, told.stderr
+        assert f"{new} in {place.inbox()}" in told.stdout
+        assert f"{done}, 0 failed, 0 skipped" in told.stdout
+        assert "bus.jpg" in told.stdout
+
+
+def test_training_without_its_libraries_says_what_to_install(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["accelerate"] = None')  # as if not installed
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "visiond train mini --out my-pack" in say(place, "train", "--help")
+    told = place.command("train", "mini", "--out", "pack")
+    assert told.returncode == os.EX_UNAVAILABLE
+    assert "accelerate" in told.stderr
+    assert "pip install 'visiond[train]'" in told.stderr
 
 
 def test_each_command_explains_itself_with_an_example() -> None:
@@ -154,18 +236,35 @@ def test_each_command_explains_itself_with_an_example() -> None:
         for command in group.registered_commands
         if command.callback
     }
-    assert {"run", "status", "show", "retry", "export", "gpus", "plan", "check", "samples", "models list"} <= commands.keys()
+    assert {
+        "run",
+        "status",
+        "show",
+        "retry",
+        "export",
+        "gpus",
+        "plan",
+        "check",
+        "samples",
+        "models list",
+        "train mini",
+    } <= commands.keys()
     assert [name for name, text in commands.items() if f"Example: visiond {name}" not in (text or "")] == []
+    assert all("visiond" in str(group.typer_instance and group.typer_instance.info.help) for group in app.registered_groups)
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "word"),
     [
         (["status", "--jsno"], os.EX_USAGE, "--json"),
-        (["export", "--ratio", "A=lots", "no.csv"], os.EX_CONFIG, "write it like A=0.4"),
+        (["export", "--ratio", "A=lots", "no.csv"], os.EX_USAGE, "write it like A=0.4"),
+        (["export", "--bin", "Z", "no.csv"], os.EX_USAGE, "bins are A, B, C"),
+        (["export", "no/such/folder.csv"], os.EX_CANTCREAT, "cannot be written: No such file"),
+        (["export", "-f", "parquet", "-"], os.EX_USAGE, "name a file"),
+        (["list", "--status", "lost"], os.EX_USAGE, "failed"),
         (["status", "--config", "no-such.toml"], os.EX_CONFIG, "no-such.toml cannot be read"),
     ],
-    ids=["an option", "a mix", "a configuration"],
+    ids=["an option", "a mix", "a bin", "a file", "a pipe", "a state", "a configuration"],
 )
 def test_a_mistake_is_named_with_its_mend_and_an_exit_status_of_its_own(
     place: Place, arguments: list[str], status: int, word: str

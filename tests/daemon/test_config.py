@@ -154,11 +154,18 @@ def test_all_problems_are_told_at_once() -> None:
         {"pipeline": {"threads_per_worker": 17}},
         {"binning": {"text_area_threshold": 1.1}},
         {"http": {"listen": "9464"}},
+        {"http": {"listen": "localhost:65536"}},
         {"log": {"level": "loud"}},
     ],
 )
 def test_a_value_out_of_range_is_refused(document: dict[str, Any]) -> None:
     assert len(problems_of(document)) == 1
+
+
+def test_what_is_no_address_and_no_name_is_refused_with_an_example() -> None:
+    listen, name = problems_of({"http": {"listen": "9464"}, "inbox": [{"name": "a/b"}]})[::-1]
+    assert listen.startswith('http.listen: "9464" is no address; write a host and a port, for example "127.0.0.1:9464"')
+    assert name.startswith('inbox[0].name: "a/b" is no folder\'s name; write letters, digits, - and _')
 
 
 @pytest.mark.parametrize("listen", ["", "127.0.0.1:9464", "localhost:80", "[::1]:9464", "0.0.0.0:1"])

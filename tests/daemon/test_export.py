@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import csv
+import dataclasses
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from daemon import export
-from daemon.errors import ConfigError, VisiondError
+from daemon.errors import NotWritable, WrongArgument
 from daemon.export import COLUMNS, export_records, parse_ratio, row_of
 from daemon.ledger import Ledger
 from daemon.messages import Output
@@ -161,7 +163,6 @@ async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(ledger: 
         ({"A": 0.5, "B": 0.25, "C": 0.25}, {"A": 6, "B": 3, "C": 3}),
         ({"A": 2 / 3, "B": 1 / 3}, {"A": 12, "B": 6}),
         ({"C": 1.0}, {"C": 3}),
-        ({"A": 0.5, "Z": 0.5}, {}),
     ],
 )
 async def test_a_mix_has_exactly_its_shares_as_large_as_the_scarcest_bin_allows(
@@ -201,10 +202,28 @@ def test_shares_add_up_to_one(text: str, ratio: dict[str, float]) -> None:
     assert parse_ratio(text) == pytest.approx(ratio)
 
 
-@pytest.mark.parametrize("text", ["A", "A=", "A=x", "A=1=2", "A=0", "A=0.5,B=-1"])
+@pytest.mark.parametrize("text", ["A", "A=", "A=x", "A=1=2", "A=0", "A=0.5,B=-1", "A=nan", "A=inf"])
 def test_what_is_no_mix_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--ratio"):
+    with pytest.raises(WrongArgument, match="--ratio"):
         parse_ratio(text)
+
+
+async def test_a_bin_that_is_not_there_is_refused_with_those_that_are(reader: Reader, tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match="There is no bin Z; bins are A, B, C"):
+        write(reader, tmp_path / "z.jsonl", bin_name="Z")
+    with pytest.raises(WrongArgument, match="There is no bin Y, Z"):
+        write(reader, tmp_path / "z.jsonl", A=0.5, Y=0.2, Z=0.3)
+    with pytest.raises(WrongArgument, match="give one of them"):
+        write(reader, tmp_path / "z.jsonl", bin_name="A", A=1.0)
+    assert not (tmp_path / "z.jsonl").exists()
+
+
+async def test_a_bin_of_ones_own_rule_can_be_written(ledger: Ledger, tmp_path: Path) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, dataclasses.replace(done(job), bin="Receipts"))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert write(reader, tmp_path / "a.jsonl", bin_name="Receipts") == 1
+        assert write(reader, tmp_path / "b.jsonl", bin_name="B") == 0
 
 
 # Whole or not at all
@@ -225,7 +244,7 @@ class Interrupted(Reader):
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize(
     ("error", "raised", "message"),
-    [(OSError(28, "No space left on device"), VisiondError, r"cannot be written: No space"), (KeyError("x"), KeyError, "x")],
+    [(OSError(28, "No space left on device"), NotWritable, r"cannot be written: No space"), (KeyError("x"), KeyError, "x")],
 )
 async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
     reader: Reader, tmp_path: Path, suffix: str, error: Exception, raised: type[Exception], message: str
@@ -243,5 +262,5 @@ async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
 
 
 async def test_a_file_that_cannot_be_written_is_named(reader: Reader, tmp_path: Path) -> None:
-    with pytest.raises(VisiondError, match=r"missing/all.csv cannot be written: No such file or directory"):
+    with pytest.raises(NotWritable, match=r"missing/all.csv cannot be written: No such file or directory"):
         write(reader, tmp_path / "missing" / "all.csv", "csv")

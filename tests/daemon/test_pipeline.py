@@ -24,10 +24,10 @@ def run_once(place: Place) -> Service:
 
 
 def answers(place: Place) -> dict[bytes, dict[str, Any]]:
-    """Every sidecar without what is of its run alone."""
+    """Every sidecar without what is of its run and its folder alone."""
     documents = {path: document for (_, path), document in place.judge().results.items()}
     for document in documents.values():
-        del document["source"]["seen_at"]
+        del document["source"]["inbox"], document["source"]["seen_at"]
         for key in PASSING:
             del document[key]
     return documents

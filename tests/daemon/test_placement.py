@@ -38,7 +38,7 @@ def test_without_a_gpu_one_worker_on_the_cpu_holds_all_stages() -> None:
 def test_replicated_is_one_segment_on_every_device() -> None:
     placement = place(*make_gpus(LARGE, LARGE), placement="replicated", workers_per_device=1)
     assert placement.segments == (Segment(ORDER, ("cuda:0", "cuda:1")),)
-    assert placement.why == 'placement = "replicated"; 1 workers on each device'
+    assert placement.why == 'placement = "replicated"; workers on each device: 1'
 
 
 def test_workers_of_a_device_are_spread_over_the_devices() -> None:
@@ -112,6 +112,11 @@ def test_further_devices_go_to_the_dearest_run_for_its_devices() -> None:
         for count in (4, 5, 6, 7)
     }
     assert shares == {4: [1, 1, 1, 1], 5: [2, 1, 1, 1], 6: [2, 1, 1, 2], 7: [3, 1, 1, 2]}
+
+
+def test_pipelined_starts_as_many_workers_on_each_device_as_are_asked_for() -> None:
+    segments = place(*make_gpus(LARGE, LARGE), placement="pipelined", workers_per_device=2).segments
+    assert [segment.devices for segment in segments] == [("cuda:0", "cuda:0"), ("cuda:1", "cuda:1")]
 
 
 def test_a_part_of_the_stages_is_spread_likewise() -> None:

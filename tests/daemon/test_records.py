@@ -35,7 +35,7 @@ def parsed(record: Record) -> dict[str, Any]:
 def test_a_sidecar_has_the_published_keys_in_their_published_order() -> None:
     document = parsed(make_record(INBOX, b"sub/a.jpg"))
     assert " ".join(document) == "schema id source ocr objects clip caption bin timings models finished_at"
-    assert " ".join(document["source"]) == "path bytes digest width height format seen_at"
+    assert " ".join(document["source"]) == "inbox path bytes digest width height format seen_at"
     assert document["schema"] == "visiond/1"
     assert set(document["ocr"]) == {"lines", "count", "area_ratio"}
     assert set(document["ocr"]["lines"][0]) == {"text", "score", "box"}
@@ -52,6 +52,7 @@ def test_a_sidecar_has_the_published_keys_in_their_published_order() -> None:
 def test_a_sidecar_says_what_the_record_holds() -> None:
     document = parsed(make_record(INBOX, b"sub/a.jpg"))
     assert document["source"] == {
+        "inbox": "/inbox",
         "path": "sub/a.jpg",
         "bytes": VERSION.size,
         "digest": "sha256:" + "00" * 32,
@@ -67,6 +68,11 @@ def test_a_sidecar_says_what_the_record_holds() -> None:
         assert registry.decode(stage, msgspec.json.encode(document[kind.key])) == registry.decode(
             stage, make_outputs()[stage].payload
         )
+
+
+def test_a_record_is_encoded_once_for_sidecar_and_journal() -> None:
+    record = make_record(INBOX)
+    assert record.encode() is record.encode()
 
 
 def test_a_sidecar_is_one_line() -> None:
@@ -89,7 +95,7 @@ def test_a_failed_image_has_its_reason_in_place_of_results() -> None:
 
 def test_an_image_that_was_never_read_has_neither_digest_nor_size() -> None:
     document = parsed(make_record(INBOX, status=JobStatus.PENDING, digest=b"", width=0, finished_at=None))
-    assert set(document["source"]) == {"path", "bytes", "seen_at"}
+    assert set(document["source"]) == {"inbox", "path", "bytes", "seen_at"}
     assert (document["status"], document["finished_at"]) == ("PENDING", None)
 
 
@@ -170,11 +176,9 @@ async def test_an_image_is_found_by_number_by_relative_and_by_absolute_path(
     name = os.fsdecode(b"sub/\xff.jpg")
     monkeypatch.chdir(inbox.parent)
     for given in (str(job.id), name, str(inbox / name), f"inbox/{name}", f"./inbox/../inbox/{name}"):
-        record = reader.find(given)
-        assert record is not None
+        [record] = reader.find(given)
         assert (record.id, record.path) == (job.id, b"sub/\xff.jpg")
-    assert reader.find("sub") is None
-    assert reader.find("2") is None
+    assert reader.find("sub") == reader.find("2") == []
     reader.close()
 
 
@@ -182,8 +186,7 @@ async def test_the_newest_version_of_a_file_is_the_one_that_is_found(ledger: Led
     for size in (1, 2, 3):
         await ledger.admit([make_file(size=size)])
     reader = open_reader(ledger)
-    record = reader.find("a.jpg")
-    assert record is not None
+    [record] = reader.find("a.jpg")
     assert (record.version.size, record.status) == (3, JobStatus.PENDING)
     reader.close()
 
@@ -191,20 +194,74 @@ async def test_the_newest_version_of_a_file_is_the_one_that_is_found(ledger: Led
 async def test_a_file_named_like_a_number_is_found_when_no_image_has_that_number(ledger: Ledger) -> None:
     await admit(ledger, b"2026")
     reader = open_reader(ledger)
-    record = reader.find("2026")
-    assert record is not None
+    [record] = reader.find("2026")
     assert record.path == b"2026"
     reader.close()
 
 
-async def test_a_moved_image_lies_where_it_was_moved(ledger: Ledger) -> None:
+async def test_an_image_is_found_by_the_end_of_its_path_and_by_a_link_to_it(ledger: Ledger, inbox: Path) -> None:
+    [job] = await admit(ledger, b"2026/11/a.jpg")
+    (inbox / "2026" / "11").mkdir(parents=True)
+    (inbox / "2026" / "11" / "a.jpg").touch()
+    (inbox.parent / "link.jpg").symlink_to(inbox / "2026" / "11" / "a.jpg")
+    reader = open_reader(ledger)
+    for name in ("a.jpg", "11/a.jpg", str(inbox.parent / "link.jpg")):
+        assert [record.id for record in reader.find(name)] == [job.id], name
+    assert reader.find("1/a.jpg") == []
+    reader.close()
+
+
+async def test_a_link_in_an_inbox_is_found_by_its_own_path_and_not_its_target(ledger: Ledger, inbox: Path) -> None:
+    (inbox / "a.jpg").touch()
+    (inbox / "link.jpg").symlink_to(inbox / "a.jpg")
+    await ledger.admit([make_file(b"a.jpg"), make_file(b"link.jpg", regular=False)])
+    reader = open_reader(ledger)
+    assert [record.path for record in reader.find(str(inbox / "link.jpg"))] == [b"link.jpg"]
+    reader.close()
+
+
+async def test_a_name_that_several_inboxes_know_finds_them_all_and_a_whole_path_the_one(ledger: Ledger, inbox: Path) -> None:
+    other = inbox.parent / "other"
+    assert await ledger.register([(inbox, 0), (other, 0)], MODELS) == [1, 2]
+    await ledger.admit([make_file(b"a.jpg"), make_file(b"a.jpg", inbox=2), make_file(b"a.jpg", inbox=2, size=9)])
+    reader = open_reader(ledger)
+    assert [parsed(record)["source"]["inbox"] for record in reader.find("a.jpg")] == [str(inbox), str(other)]
+    [record] = reader.find(str(other / "a.jpg"))
+    assert (record.inbox, record.version.size) == (2, 9)
+    reader.close()
+
+
+async def test_a_failure_counts_until_a_newer_version_of_its_file_is_known(ledger: Ledger) -> None:
+    await complete(ledger, *(failed(job) for job in await admit(ledger, b"a.jpg", b"b.jpg")))
+    reader = open_reader(ledger)
+    assert (reader.counts()[JobStatus.FAILED], reader.failed_ids()) == (2, [1, 2])
+    admitted = await ledger.admit([make_file(b"a.jpg", size=9), make_file(b"c.jpg")])
+    assert admitted.failures_replaced == 1
+    assert (reader.counts()[JobStatus.FAILED], reader.failed_ids()) == (1, [2])
+    assert [record.path for record in reader.newest(JobStatus.FAILED, 9)] == [b"b.jpg"]
+    await ledger.mark_emitted([Placed(1), Placed(2)])
+    assert await ledger.retry([1, 2]) == 1  # of what was replaced there is nothing to try again
+    reader.close()
+
+
+async def test_files_are_listed_by_their_newest_version_newest_first(ledger: Ledger) -> None:
+    await admit(ledger, b"a.jpg", b"b.jpg", b"c.jpg")
+    await ledger.admit([make_file(b"a.jpg", size=9)])
+    reader = open_reader(ledger)
+    assert [(record.id, record.path) for record in reader.newest(None, 9)] == [(4, b"a.jpg"), (3, b"c.jpg"), (2, b"b.jpg")]
+    assert [record.id for record in reader.newest(JobStatus.PENDING, 2)] == [4, 3]
+    assert list(reader.newest(JobStatus.GONE, 9)) == []
+    reader.close()
+
+
+async def test_a_moved_image_lies_where_it_was_moved_and_is_found_there(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job))
     await ledger.mark_emitted([Placed(job.id, b"/done/a.jpg", VERSION._replace(ctime_ns=9))])
     reader = open_reader(ledger)
-    record = reader.find("a.jpg")
-    assert record is not None
+    [record] = reader.find("a.jpg")
     assert (record.location, record.version.ctime_ns) == (b"/done/a.jpg", 9)
+    assert reader.find("/done/a.jpg") == [record]
     reader.close()
 
 

@@ -269,8 +269,7 @@ async def test_a_version_replaced_while_it_waits_in_the_queue_is_gone_and_the_ne
     with contextlib.closing(Reader(found.ledger.path)) as reader:
         assert reader.counts()[JobStatus.GONE] == 1
         assert reader.counts()[JobStatus.PENDING] == 2  # with "first"
-        newest = reader.find("a.jpg")
-    assert newest
+        [newest] = reader.find("a.jpg")
     assert (newest.status, newest.version.size) == (JobStatus.PENDING, 10)
 
 

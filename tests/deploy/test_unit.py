@@ -99,7 +99,7 @@ def test_the_documented_exit_statuses_are_those_of_the_errors() -> None:
         r"^\| (\d+) \|.*\| *(yes|no)? *\|$", (FOLDER.parents[1] / "docs" / "operations.md").read_text(), re.MULTILINE
     )
     assert {int(status) for status, _ in rows} == {0, 1, os.EX_USAGE} | {
-        error.exit_status for error in VisiondError.__subclasses__()
+        error.exit_status for error in (VisiondError, *VisiondError.__subclasses__())
     }
     assert {status for status, restarted in rows if restarted == "no"} == set(one("RestartPreventExitStatus").split())
 

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -83,7 +84,16 @@ def test_status_tells_the_counts(server: Server) -> None:
     assert (body["running"], body["done"], body["failed"], body["pending"]) == (True, 30, 1, 0)
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/api/status"])
+def test_the_first_page_tells_how_things_stand_and_links_to_pages_that_are_there(server: Server) -> None:
+    status, headers, page = server.ask("/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "30 done, 1 failed" in page
+    links = re.findall(r'href="([^"]+)"', page)
+    assert links
+    assert [server.ask(link)[0] for link in links] == [200] * len(links)
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/readyz", "/api/status"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_but_get_is_answered_over_tcp(server: Server, path: str, method: str) -> None:
     assert server.ask(path, method)[0] == 405

@@ -101,7 +101,9 @@ def test_an_unknown_fault_is_refused() -> None:
 
 
 def test_an_unknown_option_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="fake takes latency_seconds, latency_per_image_seconds, fail, oom_above"):
+    with pytest.raises(
+        ValueError, match="fake takes load_seconds, latency_seconds, latency_per_image_seconds, fail, oom_above"
+    ):
         make_stage("clip", latency=1)
 
 

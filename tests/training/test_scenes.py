@@ -21,6 +21,7 @@ from stages.training.shapes import LABELS, Finish, Sprite, draw_object
 from stages.training.truth import (
     TAGS,
     TEXT_KINDS,
+    TRUTH,
     VOCABULARY,
     Truth,
     caption_is_true,
@@ -332,9 +333,9 @@ def test_a_miniature_shows_the_same_objects() -> None:
 def test_samples_are_written_with_their_truth_in_order(tmp_path: Path) -> None:
     progress: list[int] = []
     write_samples(tmp_path, 12, seed=8, progress=progress.append)
-    truths = read_truth(tmp_path / "truth.jsonl")
+    truths = read_truth(tmp_path / TRUTH)
     assert progress == list(range(1, 13))
-    assert {path.name for path in tmp_path.iterdir()} == {"truth.jsonl", *(truth.file for truth in truths)}
+    assert {path.name for path in tmp_path.iterdir()} == {TRUTH, *(truth.file for truth in truths)}
     for index, truth in enumerate(truths):
         assert (truth.file, (tmp_path / truth.file).read_bytes()) == encode_scene(make_scene(8, index))
 
@@ -343,7 +344,7 @@ def test_a_second_run_adds_to_the_truth_and_repeats_nothing(tmp_path: Path) -> N
     write_samples(tmp_path, 3, seed=1)
     write_samples(tmp_path, 5, seed=1)
     write_samples(tmp_path, 2, seed=2)
-    files = [truth.file for truth in read_truth(tmp_path / "truth.jsonl")]
+    files = [truth.file for truth in read_truth(tmp_path / TRUTH)]
     assert len(files) == len(set(files)) == 7
 
 
@@ -360,7 +361,7 @@ def test_several_processes_write_what_one_would(tmp_path: Path, monkeypatch: pyt
 
 def test_the_standard_job_has_the_promised_images(tmp_path: Path) -> None:
     standard_job(tmp_path, 8, seed=1)
-    files = [tmp_path / truth.file for truth in read_truth(tmp_path / "truth.jsonl")]
+    files = [tmp_path / truth.file for truth in read_truth(tmp_path / TRUTH)]
     assert len({file.read_bytes() for file in files}) == 8
     assert 220_000 < np.mean([file.stat().st_size for file in files]) < 300_000
     for file in files:

@@ -1,0 +1,31 @@
+"""What several commands take, and how they read the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from daemon.config import Config
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="The configuration; by default ./daemon.toml if there is one.", envvar="VISIOND_CONFIG"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def find_config(path: Path | None) -> Path | None:
+    """The file that is read; None when the defaults are all there is."""
+    default = Path("daemon.toml")
+    return path or (default if default.is_file() else None)
+
+
+def read_config(path: Path | None) -> Config:
+    from daemon.config import load
+
+    return load(find_config(path))
