@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from daemon import __version__, control
+from daemon import __version__, control, recovery
 from daemon.config import Config, load
-from daemon.display import console, errors, print_json, print_table, say, show_record
+from daemon.display import console, errors, print_json, print_table, say, show_findings, show_record
 from daemon.errors import NothingFound, VisiondError
 from daemon.jobs import JobStatus
 from daemon.log import set_up as set_up_log
@@ -175,6 +175,37 @@ def export(
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
         count = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step)
     print(f"{count} images in {file}")
+
+
+@app.command()
+def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Hold the ledger against itself and every sidecar against the ledger, while no daemon runs. Exits 1 when one is
+    missing, edited, or of no image in the ledger.
+
+    Example: visiond verify
+    """
+    counts = show_findings(recovery.verify(read_config(config)), as_json=as_json)
+    raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
+
+
+@app.command()
+def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Write missing and edited sidecars again from the ledger; if the ledger is lost or damaged, make it anew from the
+    sidecars and keep the old one beside it. No model runs, and no daemon may.
+
+    Example: visiond repair
+    """
+    show_findings(recovery.repair(read_config(config)), as_json=as_json)
+
+
+@app.command()
+def backup(file: Annotated[Path, typer.Argument(help="The file to write.")], config: ConfigOption = None) -> None:
+    """Copy the ledger, which holds every result, also while the daemon runs.
+
+    Example: visiond backup /backup/ledger.sqlite
+    """
+    recovery.back_up(read_config(config), file)
+    print(f"the ledger as of now is in {file}")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,9 @@ from rich.table import Table
 
 from daemon.jobs import JobStatus
 from daemon.log import escape
+from daemon.progress import Progress
 from daemon.records import Record
+from daemon.recovery import Finding
 
 console = Console(soft_wrap=True, highlight=False)
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -68,6 +71,25 @@ def show_record(record: Record) -> None:
         ("stage", "seconds", "model"),
         ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
     )
+
+
+def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> Counter[str]:
+    """How many sidecars are of each kind, and the names of all that are not as they should be; returns the counts."""
+    counts: Counter[str] = Counter()
+    amiss: list[Finding] = []
+    with Progress("sidecars") as progress:
+        for done, finding in enumerate(findings, 1):
+            counts[finding.kind] += 1
+            amiss += [finding] if finding.kind not in ("whole", "restored") else []
+            progress.step(done)
+    rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
+    if as_json:
+        print_json({"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]})
+        return counts
+    for kind, file, detail in rows:
+        console.print(f"{kind:10}{say(file)}  {say(detail)}".rstrip())
+    print(", ".join(f"{count} {kind}" for kind, count in counts.items()) or "there are no sidecars")
+    return counts
 
 
 def _figure(value: float | None) -> str:

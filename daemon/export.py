@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import os
 import random
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,18 +56,25 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
     total = sum(wanted.values())
     records = _counted(_pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total)
+    with written_whole(file) as partial:
+        return {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format](partial, records)
+
+
+@contextlib.contextmanager
+def written_whole(file: Path) -> Iterator[Path]:
+    """Another name beside `file` to write under; at the end of the context it is renamed. Raises VisiondError."""
     file = file.resolve()
     if file.exists() and not file.is_file():
-        raise VisiondError(f"{file} is no regular file; export writes beside it and renames. Name a file.")
+        raise VisiondError(f"{file} is no regular file; it is written beside and renamed. Name a file.")
     partial = file.with_name(f".{file.name}.partial")
     try:
-        written = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format](partial, records)
+        partial.unlink(missing_ok=True)
+        yield partial
         os.replace(partial, file)
-    except OSError as error:
-        raise VisiondError(f"{file} cannot be written: {error.strerror}.") from error
+    except (OSError, sqlite3.OperationalError) as error:
+        raise VisiondError(f"{file} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
     finally:
         partial.unlink(missing_ok=True)
-    return written
 
 
 def parse_ratio(text: str) -> dict[str, float]:

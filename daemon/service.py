@@ -25,6 +25,7 @@ from daemon.pipeline import Lane, Pipeline
 from daemon.placement import Placement, Segment, plan
 from daemon.pool import Pool, PoolSettings, Seat
 from daemon.records import Model, Reader
+from daemon.schema import damage_named
 from daemon.sinks import Journal, Sink
 from daemon.slab import Slab
 from daemon.state import CONTROL, LEDGER, lock_state
@@ -172,14 +173,15 @@ class Hurried(Exception):
 
 async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> bool:
     """Run the daemon; errors that task groups have wrapped come out as themselves."""
-    try:
-        return await Service(config, once=once, show=show).run()
-    except BaseExceptionGroup as group:
-        _, rest = group.split(Hurried)
-        if rest is None:
-            return True
-        error = next(_leaves(rest))
-        raise error from (None if isinstance(error, VisiondError) else group)
+    with damage_named(config.state.path / LEDGER):
+        try:
+            return await Service(config, once=once, show=show).run()
+        except BaseExceptionGroup as group:
+            _, rest = group.split(Hurried)
+            if rest is None:
+                return True
+            error = next(_leaves(rest))
+            raise error from (None if isinstance(error, VisiondError) else group)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
