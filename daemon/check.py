@@ -16,6 +16,7 @@ from daemon.errors import ModelsUnusable, VisiondError
 from daemon.gpus import list_gpus
 from daemon.service import judge_of, plan_placement
 from daemon.watcher import is_network_mount
+from daemon.web import read_token, risks
 from stages.manifest import PackError
 from stages.registry import UnknownName
 
@@ -33,7 +34,7 @@ class Finding:
 
 def examine(config: Config) -> list[Finding]:
     """Everything worth knowing before `run`, in the order a reader would ask."""
-    examinations = (_inboxes, _folders, _shared_memory, _limits, _gpus, _models, _rules)
+    examinations = (_inboxes, _folders, _shared_memory, _limits, _http, _gpus, _models, _rules)
     return [finding for examination in examinations for finding in examination(config)]
 
 
@@ -100,6 +101,12 @@ def _limits(config: Config) -> Iterator[Finding]:
         )
     if WATCHES.exists() and int(WATCHES.read_text()) < LEAST_WATCHES:
         yield Finding("warning", f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond polls.")
+
+
+def _http(config: Config) -> Iterator[Finding]:
+    yield from (Finding("warning", risk) for risk in risks(config.http))
+    if config.http.token_file:
+        yield from _try(lambda: f"{read_token(config.http) and 'http.token_file'}: {config.http.token_file} holds a token.")
 
 
 def _gpus(_config: Config) -> Iterator[Finding]:

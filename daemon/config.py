@@ -10,6 +10,7 @@ import difflib
 import fnmatch
 import os
 import tomllib
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -196,6 +197,28 @@ class Http(Section):
         pattern=r"^$|^(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):\d{1,5}$",
         description="Address of /metrics, /healthz, /readyz and /api; empty: none.",
     )
+    token_file: str = Field(
+        "",
+        description='A file with a token, which every request must bring as "Authorization: Bearer …"; empty: none asked for.',
+    )
+    tls_certificate: str = Field("", description="A PEM file: the pages are then served by HTTPS alone; empty: by HTTP.")
+    tls_key: str = Field("", description="The certificate's key, if it is not in the same file.")
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
 
 class Log(Section):
@@ -262,6 +285,8 @@ def _anchor(config: Config, folder: Path) -> Config:
         """A pack or model by name as it is, by path absolute."""
         return os.path.normpath(folder / Path(name).expanduser()) if "/" in name else name
 
+    files = {name: getattr(config.http, name) for name in ("token_file", "tls_certificate", "tls_key")}
+
     stages = {
         name: section.model_copy(update={"model": located(section.model)})
         for name in ORDER
@@ -275,6 +300,7 @@ def _anchor(config: Config, folder: Path) -> Config:
             "state": anchored(config.state, "path"),
             "models": anchored(config.models, "folder").model_copy(update={"pack": located(config.models.pack)}),
             "stages": config.stages.model_copy(update=stages),
+            "http": config.http.model_copy(update={name: located(f"./{file}") for name, file in files.items() if file}),
         }
     )
 
@@ -347,6 +373,8 @@ def _misused_names(config: Config) -> list[str]:
     ]
     if config.binning.rules and config.pipeline.mode == "cascade":
         problems.append('binning.rules: a rule of your own sees every stage, so it needs pipeline.mode = "full".')
+    if config.http.tls_key and not config.http.tls_certificate:
+        problems.append("http.tls_key: a key alone makes no HTTPS; name its tls_certificate too.")
     placed = [name for table in config.pipeline.segment for name in table.stages]
     if placed and placed != config.stage_names:
         problems.append(
