@@ -168,7 +168,8 @@ def test_an_answer_is_the_callers_own(shared: Decoder) -> None:
 
 @pytest.mark.parametrize("deed", DEEDS)
 def test_whatever_the_child_does_is_one_images_failure(make: Callable[..., Decoder], deed: str) -> None:
-    decoder = make(QUICK, command=sabotaged(DEEDS[deed]))
+    limits = LIMITS if deed == "is killed" else QUICK  # by its own CPU limit, which has whole seconds
+    decoder = make(limits, command=sabotaged(DEEDS[deed]))
     decoder.decode(*entry(GOOD))
     first = decoder.pid
     with pytest.raises(ImageError) as failed:
