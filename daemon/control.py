@@ -17,7 +17,7 @@ from daemon.errors import NothingFound, NotPermitted, NotRunning
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.records import Reader
-from daemon.schema import damage_named
+from daemon.schema import trouble_named
 from daemon.state import CONTROL, LEDGER, lock_state
 from daemon.status import Snapshot
 
@@ -34,7 +34,7 @@ def open_reader(config: Config) -> Iterator[Reader]:
         raise NotPermitted(f"{path} belongs to another user; run this as the daemon's user or as root.") from error
     except FileNotFoundError:
         raise NothingFound(f"There is no ledger at {path} yet; `visiond run` makes it.") from None
-    with contextlib.closing(reader), damage_named(path):
+    with contextlib.closing(reader), trouble_named(path):
         yield reader
 
 

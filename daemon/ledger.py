@@ -41,7 +41,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises LedgerDamaged, LedgerTooNew."""
+        """Open or create the file. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError."""
         self.path = path
         self._connection = connect(path)
         self._requests: queue.SimpleQueue[tuple[Work, asyncio.Future[Any]] | None] = queue.SimpleQueue()

@@ -16,7 +16,7 @@ import msgspec
 
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
-from daemon.schema import damaged, read_version
+from daemon.schema import damaged, explain, read_version
 from daemon.sidecar import SCHEMA
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
@@ -97,17 +97,17 @@ class Reader:
     """A read-only connection to a ledger, beside the daemon's own or without a daemon."""
 
     def __init__(self, path: Path) -> None:
-        """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged when it is none, LedgerTooNew."""
+        """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
         if not path.exists():
             raise FileNotFoundError(path)
         self._path = path
-        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-        self._connection.row_factory = sqlite3.Row
         try:
+            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+            self._connection.row_factory = sqlite3.Row
             read_version(path, self._connection)
             self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._connection.execute(SQL["models"])}
         except sqlite3.DatabaseError as error:
-            raise damaged(path, error) from error
+            raise explain(path, error) from error
 
     def close(self) -> None:
         self._connection.close()

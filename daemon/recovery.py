@@ -22,18 +22,19 @@ import msgspec
 
 from daemon.config import Config
 from daemon.control import open_reader
-from daemon.errors import LedgerDamaged, NothingFound
+from daemon.errors import LedgerDamaged, NothingFound, VisiondError
 from daemon.export import written_whole
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
 from daemon.records import Model, Reader, Record
-from daemon.schema import connect
+from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar
 from daemon.sinks import Sink, second_name, sidecar_paths, write_sidecar
 from daemon.state import LEDGER, lock_state
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
 
+DATABASE = ("-wal", "-shm", "")  # the names of SQLite's files, behind the ledger's
 CHUNK = 512  # sidecars restored in one transaction
 CLOCK_SECONDS = 0.001  # to which the times in a sidecar are cut
 
@@ -61,22 +62,25 @@ def verify(config: Config) -> Iterator[Finding]:
 def repair(config: Config) -> Iterator[Finding]:
     """As `verify`, and write what is missing or edited again; the ledger itself, if that is lost or damaged.
 
-    Raises AlreadyRunning.
+    Raises AlreadyRunning, LedgerUnusable, VisiondError when a file cannot be written.
     """
-    with lock_state(config.state.path):
-        with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
-            reader.check()
-            yield from _compare(reader, config, mend=True)
-            return
-        yield from _rebuild(config)
+    try:
+        with lock_state(config.state.path):
+            with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
+                reader.check()
+                yield from _compare(reader, config, mend=True)
+                return
+            with trouble_named(config.state.path / LEDGER):
+                yield from _rebuild(config)
+    except OSError as error:
+        raise VisiondError(f"{error}. Make room or give this user the right to write there, then repair again.") from error
 
 
 def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
-    numbers = {path: number for number, path in reader.inboxes().items()}
-    sinks = {numbers.get(sink.inbox): sink for sink in (Sink.of(inbox, config) for inbox in config.inbox)}
+    sinks = {os.fsencode(inbox.path): Sink.of(inbox, config) for inbox in config.inbox}
     known: set[bytes] = set()
     for record in reader.published():
-        if sink := sinks.get(record.inbox):
+        if sink := sinks.get(record.inbox_path):
             finding = _find(sink.folder_of(record), record)
             if mend and finding.kind != "whole":
                 write_sidecar(sink.folder_of(record), record)
@@ -123,7 +127,8 @@ def back_up(config: Config, file: Path) -> None:
 def _rebuild(config: Config) -> Iterator[Finding]:
     path = config.state.path / LEDGER
     fresh = path.with_name(f"{LEDGER}.new")
-    fresh.unlink(missing_ok=True)  # of a try that was interrupted
+    for suffix in DATABASE:
+        Path(f"{fresh}{suffix}").unlink(missing_ok=True)  # of a try that was interrupted
     with contextlib.closing(connect(fresh)) as connection:
         for number, inbox in enumerate(config.inbox, 1):
             sink = Sink.of(inbox, config)
@@ -133,7 +138,7 @@ def _rebuild(config: Config) -> Iterator[Finding]:
                 while some := list(islice(files, CHUNK)):
                     yield from _restore(connection, some, folder, number, sink)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
-    for suffix in ("-wal", "-shm", ""):
+    for suffix in DATABASE:
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{kept}{suffix}")
     fresh.rename(path)

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew
+from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
 from daemon.statements import SQL
 
 APPLICATION_ID = 0x56495344  # "VISD"
@@ -18,6 +18,7 @@ APPLICATION_ID = 0x56495344  # "VISD"
 MIGRATIONS: list[str] = []
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY)
 
 
 def newest() -> int:
@@ -28,13 +29,13 @@ def newest() -> int:
 def connect(path: Path) -> sqlite3.Connection:
     """Open a ledger for writing: create it if there is none, migrate it if it is older.
 
-    Raises LedgerDamaged, LedgerTooNew, ConfigError when it is another program's.
+    Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError when it is another program's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
     except sqlite3.OperationalError as error:
-        raise LedgerDamaged(f"{path} cannot be used: {error}. Is it a file that may be written?") from error
+        raise explain(path, error) from error
     connection.row_factory = sqlite3.Row
     try:
         version = read_version(path, connection)
@@ -49,7 +50,7 @@ def connect(path: Path) -> sqlite3.Connection:
             )
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise damaged(path, error) from error
+        raise explain(path, error) from error
     except (LedgerTooNew, ConfigError):
         connection.close()
         raise
@@ -73,14 +74,28 @@ def read_version(path: Path, connection: sqlite3.Connection) -> int:
 
 
 @contextlib.contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """What SQLite says of a damaged file, wherever it is met, as LedgerDamaged."""
+def trouble_named(path: Path) -> Iterator[None]:
+    """What SQLite raises for the sake of the file, wherever it is read, as an error of ours; a defect passes."""
     try:
         yield
     except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
-            raise damaged(path, error) from error
+        if _code(error) in _DAMAGE + _TROUBLE:
+            raise explain(path, error) from error
         raise
+
+
+def explain(path: Path, error: sqlite3.DatabaseError) -> VisiondError:
+    """Why a file cannot be used as a ledger: LedgerUnusable where it may well be whole, else LedgerDamaged."""
+    if _code(error) in _TROUBLE:
+        return LedgerUnusable(
+            f"{path} cannot be used: {error}. Is it a file that may be read and written, on a disk with room?"
+        )
+    return damaged(path, error)
+
+
+def _code(error: sqlite3.DatabaseError) -> int:
+    """The primary result code of SQLite; 0 for what Python's module raises by itself."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def damaged(path: Path, found: object) -> LedgerDamaged:

@@ -25,7 +25,7 @@ from daemon.pipeline import Lane, Pipeline
 from daemon.placement import Placement, Segment, plan
 from daemon.pool import Pool, PoolSettings, Seat
 from daemon.records import Model, Reader
-from daemon.schema import damage_named
+from daemon.schema import trouble_named
 from daemon.sinks import Journal, Sink
 from daemon.slab import Slab
 from daemon.state import CONTROL, LEDGER, lock_state
@@ -173,7 +173,7 @@ class Hurried(Exception):
 
 async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> bool:
     """Run the daemon; errors that task groups have wrapped come out as themselves."""
-    with damage_named(config.state.path / LEDGER):
+    with trouble_named(config.state.path / LEDGER):
         try:
             return await Service(config, once=once, show=show).run()
         except BaseExceptionGroup as group:

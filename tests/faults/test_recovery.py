@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,33 @@ def test_what_is_no_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
         (place.site.results / name).unlink()
     assert place.run_once().returncode == 0  # what was left out is simply done again
     place.assert_kept(DONE=5, FAILED=1)
+
+
+def test_a_ledger_that_only_cannot_be_opened_is_not_made_anew(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.site.ledger.mkdir(parents=True)
+    for command in ("run", "repair"):
+        refused = place.command(command)
+        assert refused.returncode == os.EX_IOERR
+        assert "ledger.sqlite cannot be used" in refused.stderr
+    assert place.site.ledger.is_dir()
+
+
+def test_a_rebuilding_that_was_killed_is_begun_afresh(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    os.rename(place.site.ledger, f"{place.site.ledger}.new")
+    Path(f"{place.site.ledger}.new-wal").write_bytes(b"torn")
+    assert told(place, "repair") == (0, {"restored": 6})
+    assert not list(place.site.ledger.parent.glob("*.new*"))
+
+
+def test_a_sidecar_that_cannot_be_written_ends_the_repair_with_a_sentence(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    shutil.rmtree(place.site.results)
+    place.site.results.write_bytes(b"in the way")
+    refused = place.command("repair")
+    assert refused.returncode == os.EX_SOFTWARE
+    assert "then repair again" in refused.stderr
 
 
 # Backups
