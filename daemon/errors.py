@@ -82,6 +82,10 @@ class NoWorkersLeft(VisiondError):
     exit_status = os.EX_UNAVAILABLE
 
 
+class Hurried(Exception):
+    """The end of a drain is not waited for."""
+
+
 class WorkerLost(Exception):
     """A worker went away. `began`: it had the batch in its hands, so one of the images may be the cause."""
 

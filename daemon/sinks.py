@@ -7,12 +7,13 @@ A file appears under its name only whole: written under another name, then renam
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from daemon.records import Record
 
 log = structlog.get_logger()
 
+_libc = ctypes.CDLL(None, use_errno=True)
 LONGEST_NAME = 255  # bytes, of every common file system
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # may pass, and concerns every file
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -63,6 +65,10 @@ class Sink:
         if self.on_success == "keep" and self.bins_mode != "move":
             return Placed(record.id)
         return self._move(record, os.path.join(self.failed, record.path))
+
+    def folders(self) -> tuple[bytes, ...]:
+        """Those that publishing writes to."""
+        return self.results, self.failed, self.done, self.bins
 
     def _place(self, record: Record) -> Placed:
         self._try(record, lambda: _unlink(sidecar_path(self.failed, record.path)))  # of a try that failed
@@ -109,6 +115,22 @@ class Sink:
 def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> list[Placed]:
     """Publish each record to its inbox's sink; those of inboxes that are no longer configured wait. Runs in a thread."""
     return [sinks[record.inbox].publish(record) for record in records if record.inbox in sinks]
+
+
+def sync_folders(sinks: Iterable[Sink]) -> None:
+    """Have all that was published written to the disk: one call for each file system, as a call for each file would cost
+    many times more. Raises OSError when the system had to give some of it up. Runs in a thread."""
+    synced = set()
+    for folder in {folder for sink in sinks for folder in sink.folders()}:
+        with contextlib.suppress(*_IN_THE_WAY):  # nothing has been published there yet
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                device = os.fstat(fd).st_dev
+                if device not in synced and _libc.syncfs(fd):
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
+                synced.add(device)
+            finally:
+                os.close(fd)
 
 
 def write_sidecar(folder: bytes, record: Record) -> None:
@@ -161,7 +183,7 @@ def _cut(name: bytes, length: int) -> bytes:
 
 
 def write_whole(path: bytes, data: bytes) -> None:
-    """A file that appears at once and whole, or not at all. Its durability is the ledger's business."""
+    """A file that appears at once and whole, or not at all; on the disk once `sync_folders` has been called."""
     temporary = _temporary(path)
     fd = _create(temporary)
     try:

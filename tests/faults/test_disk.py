@@ -65,7 +65,7 @@ def assert_goes_on(daemon: Daemon, images: int) -> None:
 
 
 def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do_not_hinder_its_end(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"pipeline": {"drain_seconds": 1}})
+    place = Place(tmp_path)
     with mounted(place.site.results, "32k") as disk:
         with Daemon(place) as daemon:
             place.drop_many(range(100))
