@@ -26,13 +26,14 @@ from starlette.routing import Route
 
 from daemon import __version__
 from daemon.config import Config
+from daemon.connections import Connection
 from daemon.errors import ConfigError
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.status import Status
 
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
-MOST_CONNECTIONS = 512  # further ones are answered 503, so that slow clients cannot take all file descriptors
+MOST_CONNECTIONS = 512  # further ones are answered 503
 
 INDEX = """\
 <!DOCTYPE html>
@@ -61,7 +62,9 @@ async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger
         async with anyio.create_task_group() as tasks:
             servers = []
             for listener, app in listeners:
-                server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", limit_concurrency=MOST_CONNECTIONS))
+                server = _Server(
+                    uvicorn.Config(app, http=Connection, log_config=None, lifespan="off", limit_concurrency=MOST_CONNECTIONS)
+                )
                 servers.append(server)
                 tasks.start_soon(server.serve, [listener])
             try:
