@@ -76,6 +76,12 @@ class NotPermitted(VisiondError):
     exit_status = os.EX_NOPERM
 
 
+class InboxUnreadable(VisiondError):
+    """There may be files in an inbox that nobody has seen."""
+
+    exit_status = os.EX_IOERR
+
+
 class NoWorkersLeft(VisiondError):
     """Every worker of a segment has failed too often: nothing can be processed any more."""
 

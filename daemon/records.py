@@ -105,9 +105,9 @@ class Reader:
         """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged when it is no ledger."""
         if not path.exists():
             raise FileNotFoundError(path)
-        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-        self._connection.row_factory = sqlite3.Row
         try:
+            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+            self._connection.row_factory = sqlite3.Row
             self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._connection.execute(SQL["models"])}
         except sqlite3.DatabaseError as error:
             raise LedgerDamaged(f"{path} cannot be read as a ledger: {error}.") from error

@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from daemon.config import Config
 from daemon.endings import Judge
-from daemon.errors import ConfigError, Hurried, ModelsUnusable, VisiondError
+from daemon.errors import ConfigError, Hurried, InboxUnreadable, ModelsUnusable, VisiondError
 from daemon.gpus import Gpu, list_gpus
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
@@ -90,6 +90,8 @@ class Service:
                 tasks.cancel_scope.cancel()
             if self.show:
                 self.show(status.snapshot())
+            if self.once and (obstacles := pipeline.watcher.obstacles()):
+                raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
         return self.metrics.outcomes
 
     @contextlib.asynccontextmanager
