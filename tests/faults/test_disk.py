@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon_process import Daemon, Place
+from tests.faults.syscalls import Supervisor
 
 RECOVERY_SECONDS = 10.0
 OBSERVED_SECONDS = 2.5  # of a pause, in which it tries again at least twice
@@ -104,3 +105,15 @@ def test_a_file_in_the_results_folders_place_pauses_the_daemon_until_it_is_gone(
         place.site.results.unlink()
         assert_goes_on(daemon, 20)
     place.assert_kept(DONE=20)
+
+
+def test_once_over_an_inbox_that_cannot_be_read_exits_1_and_says_so(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    inbox = os.path.join(os.fsencode(place.inbox()), b"")
+    with Supervisor(tmp_path, lambda call: errno.EIO if call.path == inbox else 0) as supervisor:
+        run = place.run_once(prefix=supervisor.prefix)
+    assert run.returncode == 1
+    assert "inbox cannot be read" in run.stderr
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)
