@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.daemon.test_inputs import mix, name_of
 from tests.daemon_process import Daemon, Place, counts_of, picture
 from tests.faults import failures, kill, load, power
@@ -143,7 +145,10 @@ def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) ->
     (folder / "sitecustomize.py").write_text(hook)
     place = Place(folder, {"stages": {name: {"backend": ""} for name in ("ocr", "yolo", "clip", "blip")}})
     place.drop_many(range(sizes["files"]))
-    run = place.run_once(prefix=["unshare", "--user", "--map-root-user", "--net", "env", f"PYTHONPATH={folder}"])
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace may be made here")
+    run = place.run_once(prefix=[*alone, "env", f"PYTHONPATH={folder}"])
     opened = len((folder / "sockets").read_text().splitlines()) if (folder / "sockets").exists() else 0
     done = counts_of(place)["DONE"]
     return Figure(
