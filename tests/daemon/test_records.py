@@ -286,3 +286,8 @@ async def test_a_record_names_the_models_that_made_it(ledger: Ledger) -> None:
     assert record.models == [Model("ocr", "ocr-1", ""), Model("clip", "clip-1", "")]
     assert record.outputs == job.outputs
     reader.close()
+
+
+def test_what_cannot_be_opened_as_a_ledger_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LedgerDamaged, match="cannot be read as a ledger"):
+        Reader(tmp_path)
