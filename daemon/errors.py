@@ -82,6 +82,12 @@ class InboxUnreadable(VisiondError):
     exit_status = os.EX_IOERR
 
 
+class ResultsLost(VisiondError):
+    """The system could not write to the disk what it had taken for written."""
+
+    exit_status = os.EX_IOERR
+
+
 class NoWorkersLeft(VisiondError):
     """Every worker of a segment has failed too often: nothing can be processed any more."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -20,7 +20,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.endings import Judge
-from daemon.errors import WorkerLost
+from daemon.errors import ResultsLost, WorkerLost
 from daemon.intake import read_files
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Placed
 from daemon.ledger import Ledger
@@ -29,7 +29,7 @@ from daemon.metrics import Metrics
 from daemon.persistence import Persistence
 from daemon.pool import Pool, Worker
 from daemon.records import Record
-from daemon.sinks import Journal, Sink, publish_records, sync_folders
+from daemon.sinks import Journal, Sink, publish_durably, publish_records, sync_folders
 from daemon.slab import Slab
 from daemon.watcher import Watcher
 from stages.base import Reason
@@ -58,13 +58,12 @@ class Lane:
         return any(stage not in job.outputs for stage in self.stages)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Published:
-    """A group of jobs whose results stand in their files, and what is needed to put them there again."""
+    """A group of jobs whose results stand in their files, though perhaps not yet on the disk."""
 
     endings: list[Ending]
     ended: set[int]  # the ids among them that nothing has replaced meanwhile
-    records: list[Record]
     placed: list[Placed]
 
 
@@ -141,7 +140,8 @@ class Pipeline:
         last = 0
         while records := await self.ledger.owed(last, FINISH):
             last = records[-1].id
-            await self._mark([Published([], set(), records, await self._publish(records))])
+            placed = await self._publish(records, publish_durably)
+            await self.persist("ledger", self.ledger.mark_emitted, placed)
 
     # 1. A file appears, and is whole.
 
@@ -324,8 +324,8 @@ class Pipeline:
         while True:
             endings, ended = await self._durable.get()
             published = [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
-            records = [self.ledger.record_of(ending) for ending in published]
-            await self._published.put(Published(endings, ended, records, await self._publish(records)))
+            placed = await self._publish([self.ledger.record_of(ending) for ending in published], publish_records)
+            await self._published.put(Published(endings, ended, placed))
 
     async def confirm(self) -> None:
         """Only what would outlive a power failure is marked as published: all groups that came while the disk was busy
@@ -334,7 +334,11 @@ class Pipeline:
             groups = [await self._published.get()]
             while not self._published.empty():
                 groups.append(self._published.get_nowait())
-            await self._mark(groups)
+            try:
+                await to_thread.run_sync(sync_folders, self.sinks.values())
+            except OSError as error:  # what it has failed to write the system has forgotten
+                raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error
+            await self.persist("ledger", self.ledger.mark_emitted, [placed for group in groups for placed in group.placed])
             for group in groups:
                 for ending in group.endings:
                     replaced = ending.status is not JobStatus.PENDING and ending.job.id not in group.ended
@@ -342,27 +346,13 @@ class Pipeline:
             self._landed.set()
             self._admitted.set()
 
-    async def _publish(self, records: Sequence[Record]) -> list[Placed]:
-        placed = await self._place(records)
+    async def _publish(
+        self, records: Sequence[Record], write: Callable[[Sequence[Record], Mapping[int, Sink]], list[Placed]]
+    ) -> list[Placed]:
+        placed: list[Placed] = await self.persist("results", to_thread.run_sync, write, records, self.sinks)
         if self.journal:
             await self.persist("journal", self.journal.append, records)
         return placed
-
-    async def _place(self, records: Sequence[Record]) -> list[Placed]:
-        return await self.persist("results", to_thread.run_sync, publish_records, records, self.sinks)
-
-    async def _mark(self, groups: Sequence[Published]) -> None:
-        await self.persist("results", self._flush, groups)
-        await self.persist("ledger", self.ledger.mark_emitted, [placed for group in groups for placed in group.placed])
-
-    async def _flush(self, groups: Sequence[Published]) -> None:
-        """What a file system has failed to write it has forgotten: then all of it is published anew."""
-        try:
-            await to_thread.run_sync(sync_folders, self.sinks.values())
-        except OSError:
-            for group in groups:
-                group.placed = await self._place(group.records)
-            raise
 
     def _leave(self, ending: Ending, *, replaced: bool) -> None:
         job = ending.job

@@ -117,6 +117,13 @@ def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> lis
     return [sinks[record.inbox].publish(record) for record in records if record.inbox in sinks]
 
 
+def publish_durably(records: Sequence[Record], sinks: Mapping[int, Sink]) -> list[Placed]:
+    """The same, and on the disk when it returns."""
+    placed = publish_records(records, sinks)
+    sync_folders(sinks.values())
+    return placed
+
+
 def sync_folders(sinks: Iterable[Sink]) -> None:
     """Have all that was published written to the disk: one call for each file system, as a call for each file would cost
     many times more. Raises OSError when the system had to give some of it up. Runs in a thread."""
