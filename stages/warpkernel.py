@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "columns", "count"])
 def cut_kernel(
     pages,
     sizes,
