@@ -18,7 +18,7 @@ from daemon.gpus import list_gpus
 from daemon.service import judge_of, plan_placement, resolve_models
 from daemon.state import CONTROL
 from daemon.watcher import is_network_mount
-from daemon.web import listen
+from daemon.web import listen, read_token, risks
 from stages.manifest import PackError
 from stages.packs import open_pack
 from stages.registry import UnknownName
@@ -87,16 +87,24 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 
 def _http(config: Config) -> Iterator[Finding]:
-    address = config.http.listen
+    http = config.http
+    if not http.listen:
+        return
     try:
-        if address:
-            listen(address).close()
-            yield Finding("ok", f"http.listen: {address} is free.")
+        listen(http).close()
+        yield Finding("ok", f"http.listen: {http.listen} is free.")
     except ConfigError as error:
         try:
             ask(config.state.path / CONTROL, "GET", "/healthz")
-            yield Finding("ok", f"http.listen: {address} is taken, and a daemon runs with this configuration's state folder.")
+            yield Finding("ok", f"http.listen: {http.listen} is taken, and a daemon runs with this state folder.")
         except VisiondError:
+            yield Finding("error", str(error))
+    yield from (Finding("warning", risk) for risk in risks(http))
+    if http.token_file:
+        try:
+            read_token(http)
+            yield Finding("ok", f"http.token_file: {http.token_file} holds a token.")
+        except ConfigError as error:
             yield Finding("error", str(error))
 
 

@@ -15,6 +15,7 @@ from daemon.display import console, errors, print_json, print_outcomes, print_ta
 from daemon.errors import VisiondError
 from daemon.models_cli import models_app, train_app
 from daemon.options import ConfigOption, JsonOption, find_config, read_config
+from daemon.recovery_cli import backup, repair, verify
 
 app = typer.Typer(
     name="visiond",
@@ -198,6 +199,10 @@ def export(
         written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step)
     if file != STDOUT:
         print(f"{quantity(written, 'image')} in {file}")
+
+
+for command in (backup, verify, repair):
+    app.command()(command)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from daemon.config import Config
 from daemon.errors import NothingFound, NotPermitted, NotRunning, WrongArgument
 from daemon.jobs import JobStatus
 from daemon.records import Reader, Record
+from daemon.schema import trouble_named
 from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER, lock_state
 
@@ -28,7 +29,7 @@ CHUNK = 10_000  # images named in one request
 
 def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] | None = None) -> Counter[JobStatus]:
     """Be the daemon; returns how many images ended how. Raises VisiondError, AlreadyRunning before anything else."""
-    with lock_state(config.state.path):
+    with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
         from daemon.log import set_up as set_up_log
@@ -40,7 +41,7 @@ def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] 
 
 @contextlib.contextmanager
 def open_reader(config: Config) -> Iterator[Reader]:
-    """The ledger, for reading. Raises NothingFound when there is none yet."""
+    """The ledger, for reading. Raises NothingFound when there is none yet, LedgerDamaged whenever it turns out to be."""
     path = config.state.path / LEDGER
     try:
         reader = Reader(path)
@@ -48,7 +49,7 @@ def open_reader(config: Config) -> Iterator[Reader]:
         raise NotPermitted(f"{path} belongs to another user; run this as the daemon's user or as root.") from error
     except FileNotFoundError:
         raise NothingFound(f"There is no ledger at {path} yet; `visiond run` makes it.") from None
-    with contextlib.closing(reader):
+    with contextlib.closing(reader), trouble_named(path):
         yield reader
 
 

@@ -32,6 +32,12 @@ class LedgerDamaged(VisiondError):
     exit_status = os.EX_DATAERR
 
 
+class LedgerUnusable(VisiondError):
+    """The ledger is whole for all we know, but cannot be read or written: rights, a full or failing disk."""
+
+    exit_status = os.EX_IOERR
+
+
 class LedgerTooNew(VisiondError):
     exit_status = os.EX_CONFIG
 
@@ -49,7 +55,7 @@ class WrongArgument(VisiondError):
 
 
 class NotWritable(VisiondError):
-    """The file a command was to write."""
+    """A file that a command was to write."""
 
     exit_status = os.EX_CANTCREAT
 

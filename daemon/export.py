@@ -64,7 +64,7 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     write = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format]
     if file == STDOUT:
         return write(sys.stdout.buffer, records)
-    with _open_whole(file) as out:
+    with written_whole(file) as partial, partial.open("wb") as out:
         return write(out, records)
 
 
@@ -79,18 +79,18 @@ def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float
 
 
 @contextlib.contextmanager
-def _open_whole(file: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when it is whole, or not at all. Raises NotWritable."""
+def written_whole(file: Path) -> Iterator[Path]:
+    """Another name beside `file` to write under; at the end of the context it is renamed. Raises NotWritable."""
     file = file.resolve()
     if file.exists() and not file.is_file():
-        raise NotWritable(f"{file} is no regular file; export writes beside it and renames. Name a file, or - to pipe.")
+        raise NotWritable(f"{file} is no regular file; it is written beside and renamed. Name a file.")
     partial = file.with_name(f".{file.name}.partial")
     try:
-        with partial.open("wb") as out:
-            yield out
+        partial.unlink(missing_ok=True)
+        yield partial
         os.replace(partial, file)
     except OSError as error:
-        raise NotWritable(f"{file} cannot be written: {error.strerror}.") from error
+        raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

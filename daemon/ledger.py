@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from daemon.errors import LedgerDamaged, LedgerTooNew
 from daemon.jobs import Admitted, Ending, Failure, File, Job, JobStatus, Placed, Version
 from daemon.messages import Output
 from daemon.records import Model, Record, assemble
-from daemon.statements import APPLICATION_ID, SCHEMA_VERSION, SQL, run_rows
+from daemon.schema import connect
+from daemon.statements import SQL, run_rows
 from stages.base import Reason
 
 T = TypeVar("T")
@@ -41,9 +41,9 @@ class Ledger:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises LedgerDamaged, LedgerTooNew."""
+        """Open or create the file. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError."""
         self.path = path
-        self._connection = _open(path)
+        self._connection = connect(path)
         self._requests: queue.SimpleQueue[tuple[Work, asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._models: dict[int, Model] = {}
         self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
@@ -320,43 +320,6 @@ class Ledger:
             attempts=row["attempts"],
             seen_at=row["seen_at"],
         )
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """Connect, check that it is a ledger of this version, create it if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
-    except sqlite3.OperationalError as error:
-        raise LedgerDamaged(f"{path} cannot be used: {error}. Is it a file that may be written?") from error
-    connection.row_factory = sqlite3.Row
-    try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        owner = connection.execute("PRAGMA application_id").fetchone()[0]
-        empty = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0] == 0
-        if not empty and owner != APPLICATION_ID:
-            raise LedgerDamaged(f"{path} is a database of another program. Name another folder in [state] path.")
-        if version > SCHEMA_VERSION:
-            raise LedgerTooNew(
-                f"{path} was written by a newer visiond (schema {version}, this one knows {SCHEMA_VERSION}). "
-                "Upgrade visiond, or name another folder in [state] path."
-            )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA cache_size = -65536")
-        connection.execute("PRAGMA wal_autocheckpoint = 4000")
-        if empty:
-            connection.executescript(
-                f"BEGIN; {SQL['schema']} PRAGMA application_id = {APPLICATION_ID};"
-                f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-            )
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise LedgerDamaged(f"{path} cannot be used: {error}. Move it away and start again, or restore a copy.") from error
-    except (LedgerTooNew, LedgerDamaged):
-        connection.close()
-        raise
-    return connection
 
 
 def _reason(failure: Failure | None) -> tuple[str | None, str | None]:

@@ -181,6 +181,19 @@ WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMI
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) ORDER BY image.id LIMIT ?;
 
+-- name: published
+-- Of each file the newest result has the sidecar; and the reason of a failure stands until there is another version.
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
+    SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
+    AND (image.status = 2 AND later.status <> 4 OR later.status = 1)
+) AND status IN (1, 2) ORDER BY image.id LIMIT ?;
+
+-- name: restore
+INSERT INTO image (id, inbox, path, device, inode, size, mtime_ns, ctime_ns, status, seen_at, attempts, location, digest,
+    models, bin, criteria, reason, detail, finished_at, priority, emitted)
+SELECT *, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNING id;
+
 -- name: bin_counts
 SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 GROUP BY bin;
 

@@ -33,8 +33,11 @@ def set_up(level: str = "info", format: str = "auto", stream: TextIO = sys.stder
 
 
 def _escape(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
-    """Control characters, surrogates and direction overrides become visible escapes."""
-    return {key: escape(value) if isinstance(value, str) and key != "exception" else value for key, value in event.items()}
+    """Control characters, surrogates and direction overrides become visible escapes; a traceback keeps its lines."""
+    escaped = {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}
+    if "exception" in event:
+        escaped["exception"] = "\n".join(map(escape, event["exception"].split("\n")))
+    return escaped
 
 
 def escape(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -14,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from daemon.errors import LedgerDamaged
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
+from daemon.schema import damaged, explain, read_version
 from daemon.sidecar import SCHEMA
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
@@ -102,15 +103,17 @@ class Reader:
     """A read-only connection to a ledger, beside the daemon's own or without a daemon."""
 
     def __init__(self, path: Path) -> None:
-        """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged when it is no ledger."""
+        """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
         if not path.exists():
             raise FileNotFoundError(path)
-        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-        self._connection.row_factory = sqlite3.Row
+        self._path = path
         try:
+            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+            self._connection.row_factory = sqlite3.Row
+            read_version(path, self._connection)
             self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._connection.execute(SQL["models"])}
         except sqlite3.DatabaseError as error:
-            raise LedgerDamaged(f"{path} cannot be read as a ledger: {error}.") from error
+            raise explain(path, error) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -158,8 +161,29 @@ class Reader:
 
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
         """Every image that is DONE, oldest first, a few in memory at a time."""
+        return self._walk("finished", bin_name, bin_name, chunk)
+
+    def published(self) -> Iterator[Record]:
+        """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
+        return self._walk("published", 256)
+
+    def check(self) -> None:
+        """Read the file from end to end. Raises LedgerDamaged."""
+        found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if found != "ok":
+            raise damaged(self._path, found)
+
+    def back_up(self, file: Path) -> None:
+        """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""
+        try:
+            with contextlib.closing(sqlite3.connect(file)) as copy:
+                self._connection.backup(copy)
+        except sqlite3.OperationalError as error:
+            raise OSError(str(error)) from error
+
+    def _walk(self, statement: str, *parameters: object) -> Iterator[Record]:
         last = 0
-        while rows := self._rows("finished", last, bin_name, bin_name, chunk):
+        while rows := self._rows(statement, last, *parameters):
             yield from self.assemble(rows)
             last = rows[-1]["id"]
 

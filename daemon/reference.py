@@ -83,7 +83,7 @@ def write_markdown() -> str:
     """docs/configuration.md."""
     parts = [
         "# Configuration",
-        "<!-- Made by `python -m daemon.reference > docs/configuration.md`; change daemon/config.py instead. -->",
+        "<!-- Made by `python -m daemon.reference > docs/configuration.md`; change daemon/sections.py instead. -->",
         "visiond reads `daemon.toml`, named by `--config` or `VISIOND_CONFIG`, else the one in the current folder.\n"
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or, for\n"
         'example, `"256 MiB"`. An unknown key is refused; `visiond check` tells every problem at once.',

@@ -20,9 +20,10 @@ import aiofiles
 import structlog
 from anyio import to_thread
 
-from daemon.config import Config, Inbox
+from daemon.config import Config
 from daemon.jobs import JobStatus, Placed, Version
 from daemon.records import Record
+from daemon.sections import Inbox
 
 log = structlog.get_logger()
 
@@ -56,25 +57,33 @@ class Sink:
 
         Raises OSError when the sidecar cannot be written; nothing is lost, and it may be called again.
         """
-        if record.status is JobStatus.DONE:
-            write_sidecar(self.results, record)
-            return self._place(record)
-        write_sidecar(self.failed, record)
-        if self.on_success == "keep" and self.bins_mode != "move":
-            return Placed(record.id)
-        return self._move(record, os.path.join(self.failed, record.path))
+        write_sidecar(self.folder_of(record), record)
+        return self._place(record) if record.status is JobStatus.DONE else self._move(record)
+
+    def folder_of(self, record: Record) -> bytes:
+        """Where its sidecar goes."""
+        return self.results if record.status is JobStatus.DONE else self.failed
+
+    def home_of(self, record: Record) -> bytes | None:
+        """Where its source belongs once it is published; None: where it is."""
+        if record.status is not JobStatus.DONE:
+            stays = self.on_success == "keep" and self.bins_mode != "move"
+            return None if stays else os.path.join(self.failed, record.path)
+        if self.bins_mode == "move":
+            return self._bin_of(record)
+        return os.path.join(self.done, record.path) if self.on_success == "move" else None
+
+    def _bin_of(self, record: Record) -> bytes:
+        return os.path.join(self.bins, os.fsencode(record.bin), record.path)
 
     def _place(self, record: Record) -> Placed:
-        self._try(record, lambda: _unlink(sidecar_path(self.failed, record.path)))  # of a try that failed
-        target = os.path.join(self.bins, os.fsencode(record.bin), record.path)
-        if self.bins_mode == "move":
-            return self._move(record, target)
+        self._try(record, lambda: _unlink(sidecar_paths(self.failed, record.path)[0]))  # of a try that failed
         if self.bins_mode == "copy":
-            self._try(record, lambda: _copy(record, target))
-        moved = self._move(record, os.path.join(self.done, record.path)) if self.on_success == "move" else Placed(record.id)
+            self._try(record, lambda: _copy(record, self._bin_of(record)))
+        moved = self._move(record)
         if self.bins_mode == "link":
-            self._try(record, lambda: _link(moved.location or record.location, target))
-        if self.bins_mode != "none":
+            self._try(record, lambda: _link(moved.location or record.location, self._bin_of(record)))
+        if self.bins_mode in ("link", "copy"):
             self._try(record, lambda: self._leave_other_bins(record))
         if self.on_success == "delete":
             self._try(record, lambda: _delete(record))
@@ -97,10 +106,13 @@ class Sink:
                 raise
             log.warning("bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror)
 
-    def _move(self, record: Record, target: bytes) -> Placed:
-        """The source under its new name. A source that cannot be moved stays, with a word in the log: its result is safe."""
+    def _move(self, record: Record) -> Placed:
+        """The source, home. One that cannot be moved stays, with a word in the log: its result is safe."""
+        home = self.home_of(record)
+        if home is None:
+            return Placed(record.id)
         try:
-            return _move(record, target)
+            return _move(record, home)
         except OSError as error:
             log.warning("source stays where it is", path=os.fsdecode(record.location), error=error.strerror)
             return Placed(record.id)
@@ -112,14 +124,15 @@ def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> lis
 
 
 def write_sidecar(folder: bytes, record: Record) -> None:
-    """The record under its sidecar's name. Where a folder or a file has that name, or the path grows too long, it goes to
-    the top of `folder` under a digest of its path."""
+    """The record under its sidecar's name or, where a folder or a file has that name or the path grows too long, under
+    the second."""
+    first, second = sidecar_paths(folder, record.path)
     try:
-        write_whole(sidecar_path(folder, record.path), record.encode())
+        write_whole(first, record.encode())
     except OSError as error:
         if error.errno in _DISK_TROUBLE:
             raise
-        write_whole(os.path.join(folder, b"~" + hashlib.sha256(record.path).hexdigest().encode() + b".json"), record.encode())
+        write_whole(second, record.encode())
 
 
 class Journal:
@@ -143,14 +156,16 @@ class Journal:
             await to_thread.run_sync(os.fsync, file.fileno())
 
 
-def sidecar_path(folder: bytes, path: bytes) -> bytes:
-    """<folder>/<path>.json; a name too long for that is cut and ends in a digest of the whole path."""
+def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
+    """<folder>/<path>.json, where a name too long for that is cut and ends in a digest of the whole path; and, in case that
+    cannot be had, a digest of the path at the top of `folder`."""
     head, name = os.path.split(path)
+    digest = hashlib.sha256(path).hexdigest().encode()
     sidecar = name + b".json"
     if len(sidecar) > LONGEST_NAME:
-        mark = b"~" + hashlib.sha256(path).hexdigest()[:16].encode() + b".json"
+        mark = b"~" + digest[:16] + b".json"
         sidecar = _cut(name, LONGEST_NAME - len(mark)) + mark
-    return os.path.join(folder, head, sidecar)
+    return os.path.join(folder, head, sidecar), os.path.join(folder, b"~" + digest + b".json")
 
 
 def _cut(name: bytes, length: int) -> bytes:
@@ -216,7 +231,9 @@ def _move(record: Record, target: bytes) -> Placed:
     A source that is another version by now stays: it will have a row and a result of its own.
     """
     stem, suffix = os.path.splitext(target)
-    second = b"%b~%d%b" % (stem, record.id, suffix)
+    second = second_name(target, record.id)
+    if record.location in (target, second):  # it failed, was tried again and failed again
+        return Placed(record.id)
     if not _is_same(record, record.location):
         done = next((path for path in (second, target) if _is_same(record, path)), None)  # before a crash
         return Placed(record.id, done, Version.of(os.lstat(done))) if done else Placed(record.id)
@@ -234,6 +251,12 @@ def _move(record: Record, target: bytes) -> Placed:
             _copy(record, final)
         _delete(record)
     return Placed(record.id, final, Version.of(os.lstat(final)))
+
+
+def second_name(target: bytes, number: int) -> bytes:
+    """What a source is called where another file has its name already."""
+    stem, suffix = os.path.splitext(target)
+    return b"%b~%d%b" % (stem, number, suffix)
 
 
 def _is_copy(record: Record, path: bytes) -> bool:

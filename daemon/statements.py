@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x56495344  # "VISD"
-
 _CHUNKS = (128, 32, 8, 1)  # few sizes, so that the statements stay in SQLite's cache of prepared ones
 
 

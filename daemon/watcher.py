@@ -23,10 +23,10 @@ import structlog
 from anyio import to_thread
 from asyncinotify import Event, Inotify, Mask
 
-from daemon.config import Inbox
 from daemon.jobs import File, Version
 from daemon.metrics import Metrics
 from daemon.records import Reader
+from daemon.sections import Inbox
 from daemon.settle import Patience, Settling
 
 log = structlog.get_logger()

@@ -6,14 +6,18 @@ The control socket lies in the state folder, so that the file system says who ma
 from __future__ import annotations
 
 import contextlib
+import hmac
 import html
 import os
 import socket
+import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
+import structlog
 import uvicorn
 from anyio import to_thread
 from prometheus_client.exposition import choose_encoder
@@ -23,15 +27,21 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon import __version__
 from daemon.config import Config
 from daemon.errors import ConfigError
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
+from daemon.sections import Http
 from daemon.status import Status
 
-LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
+log = structlog.get_logger()
+
+LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
+# Of TLS 1.2, the oldest that is spoken; TLS 1.3 has its own.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 MOST_CONNECTIONS = 512  # further ones are answered 503, so that slow clients cannot take all file descriptors
 
 INDEX = """\
@@ -51,18 +61,18 @@ INDEX = """\
 
 @contextlib.asynccontextmanager
 async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path) -> AsyncIterator[None]:
-    """Serve while the context is open. Raises ConfigError when the address cannot be had."""
+    """Serve while the context is open. Raises ConfigError when address, token or certificate cannot be had."""
     pages = Pages(status, metrics, ledger)
     with contextlib.ExitStack() as sockets:  # a server that was told to leave before it had begun closes none
-        listeners = [(sockets.enter_context(_listen_control(control)), pages.control())]
+        listeners = [(sockets.enter_context(_listen_control(control)), _Server(_configure(pages.control())))]
         if config.http.listen:
-            host = config.http.listen.rpartition(":")[0]
-            listeners.append((sockets.enter_context(listen(config.http.listen)), pages.public(host)))
+            for risk in risks(config.http):
+                log.warning("open to the network", risk=risk)
+            server = _Server(_configure(pages.public(config.http), config.http))
+            listeners.append((sockets.enter_context(listen(config.http)), server))
+        servers = [server for _, server in listeners]
         async with anyio.create_task_group() as tasks:
-            servers = []
-            for listener, app in listeners:
-                server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", limit_concurrency=MOST_CONNECTIONS))
-                servers.append(server)
+            for listener, server in listeners:
                 tasks.start_soon(server.serve, [listener])
             try:
                 yield
@@ -81,10 +91,14 @@ class Pages:
         self._metrics = metrics
         self._ledger = ledger
 
-    def public(self, host: str) -> Starlette:
+    def public(self, http: Http) -> Starlette:
         """Read-only pages. On a loopback address only its names are answered to, against DNS rebinding."""
-        guard = [Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))] if host in LOOPBACK else []
-        return Starlette(routes=self._reading(), middleware=guard)
+        guards = []
+        if http.is_loopback:
+            guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_NAMES, http.host]))
+        if http.token_file:
+            guards.append(Middleware(RequireToken, token=read_token(http)))
+        return Starlette(routes=self._reading(), middleware=guards)
 
     def control(self) -> Starlette:
         return Starlette(routes=[*self._reading(), Route("/retry", self.retry, methods=["POST"])])
@@ -129,6 +143,60 @@ class Pages:
         return _json({"retried": retried})
 
 
+class RequireToken:
+    """Answers 401 to whoever does not bring the token (RFC 6750)."""
+
+    def __init__(self, app: ASGIApp, token: bytes) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scheme, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):  # takes as long for any other
+            await self._app(scope, receive, send)
+        else:
+            await Response("a token is needed\n", 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+
+
+def read_token(http: Http) -> bytes:
+    """Raises ConfigError when there is none, or when others may read it."""
+    try:
+        with open(http.token_file, "rb") as file:
+            token, mode = file.read().strip(), os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise ConfigError([f"http.token_file: {http.token_file} cannot be read: {error.strerror}."]) from error
+    if mode & stat.S_IRWXO:
+        raise ConfigError([f"http.token_file: every user may read {http.token_file}; chmod o= {http.token_file}"])
+    if not token:
+        raise ConfigError([f"http.token_file: {http.token_file} is empty; openssl rand -hex 32 > {http.token_file}"])
+    return token
+
+
+def risks(http: Http) -> list[str]:
+    """What others on the network may do by this configuration."""
+    if not http.listen or http.is_loopback:
+        return []
+    found = []
+    if not http.token_file:
+        found.append(f"http.listen: whoever reaches {http.listen} may read metrics and status; name a token_file.")
+    if not http.tls_certificate:
+        found.append(f"http.listen: what {http.listen} says, tokens too, can be read on its way; name a tls_certificate.")
+    return found
+
+
+def _configure(app: Starlette, http: Http | None = None) -> uvicorn.Config:
+    """A server's settings; with TLS where `http` names a certificate."""
+    tls: dict[str, Any] = {}
+    if http and http.tls_certificate:
+        tls = {"ssl_certfile": http.tls_certificate, "ssl_keyfile": http.tls_key or None, "ssl_ciphers": CIPHERS}
+    settings = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", limit_concurrency=MOST_CONNECTIONS, **tls)
+    try:
+        settings.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError([f"http.tls_certificate: it or its key cannot be used: {error.strerror or error}."]) from error
+    return settings
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -140,15 +208,14 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def listen(address: str) -> socket.socket:
-    """A listening socket at "host:port". Raises ConfigError."""
-    host, _, port = address.rpartition(":")
+def listen(http: Http) -> socket.socket:
+    """A listening socket at the address of the pages. Raises ConfigError."""
     try:
-        return socket.create_server((host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server((http.host, http.port), family=socket.AF_INET6 if ":" in http.host else socket.AF_INET)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error  # its own text names the address once more
         raise ConfigError(
-            [f"http.listen: {address} cannot be had: {reason}. Name another address in [http] listen."]
+            [f"http.listen: {http.listen} cannot be had: {reason}. Name another address in [http] listen."]
         ) from error
 
 

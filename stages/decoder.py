@@ -1,7 +1,7 @@
 """The disposable decoder: a child process that turns one image after another into pixels, and its handle.
 
-Image libraries crash, hang and bloat on bad bytes. Here they do so in a child that has limits on memory and
-time and nothing to lose; the parent answers with ImageError(DECODER) and starts another. Bytes go in and
+Image libraries crash, hang and bloat on bad bytes. Here they do so in a child that has limits on memory, time and
+system calls, and nothing to lose; the parent answers with ImageError(DECODER) and starts another. Bytes go in and
 pixels come out through a shared memfd; a socketpair carries a small message each way.
 
 `Decoder` handles one child, `Decoders` a pool of them, and `python -m stages.decoder` is the child's own main.
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stages.base import Header, ImageError, Limits, Reason
+from stages.seccomp import keep_system_calls
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +63,6 @@ class Reply(msgspec.Struct, frozen=True):
 # The child ------------------------------------------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 OPEN_FILES = 32
 
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
     pixels.prepare()
     with socket.socket(fileno=channel_fd) as channel:
         channel.send(b"ready")
-        silence()
+        seal()
         serve(channel, memory_fd, limits)
 
 
@@ -87,7 +87,6 @@ def confine(parent: int, limits: Limits) -> None:
     with contextlib.suppress(OSError):  # a read-only /proc
         Path("/proc/self/oom_score_adj").write_text("1000")  # short of memory, the kernel should take this one first
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)  # no network, where the kernel lets us; where not, go on
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent is gone")
@@ -97,12 +96,13 @@ def confine(parent: int, limits: Limits) -> None:
     lower_limit(resource.RLIMIT_AS, limits.decode_bytes)
 
 
-def silence() -> None:
-    """From here on the libraries' warnings go nowhere, and nothing can be written to any file."""
+def seal() -> None:
+    """From here on the libraries' warnings go nowhere, no file can be written, and where the kernel lets us, none opened."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
     lower_limit(resource.RLIMIT_FSIZE, 0)
+    keep_system_calls()
 
 
 def lower_limit(which: int, most: int) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from daemon.config import Config, Inbox, load, parse
+from daemon.config import Config, load, parse
 from daemon.errors import ConfigError
+from daemon.sections import Inbox
 from stages.base import Limits
 from stages.binning import Thresholds
 
@@ -120,7 +121,7 @@ def test_a_size_below_its_least_is_refused() -> None:
             {"pipeline": {"segment": [{"stages": ["ocr"], "device": ["cpu"], "devices": ["cpu"]}]}},
             'pipeline.segment[0].device: unknown key; did you mean "devices"?',
         ),
-        ({"http": {"zzz": 1}}, "http.zzz: unknown key; known keys are listen."),
+        ({"http": {"zzz": 1}}, "http.zzz: unknown key; known keys are listen, token_file, tls_certificate, tls_key."),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str, Any], problem: str) -> None:

@@ -147,6 +147,25 @@ def test_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab
     assert job.digest == b""
 
 
+def test_a_folder_on_the_way_that_is_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
+    secret = inbox.parent / "secret"
+    secret.mkdir()
+    job = drop(secret)
+    job.path = b"sub/a.jpg"
+    (inbox / "sub").symlink_to(secret)
+    take_in(slab, inbox, job)
+    assert job.gone
+    assert job.digest == b""
+
+
+def test_an_inbox_may_be_a_link_itself(inbox: Path, slab: Slab) -> None:
+    link = inbox.with_name("link")
+    link.symlink_to(inbox)
+    job = drop(inbox)
+    take_in(slab, link, job)
+    assert content(slab, job) == b"bytes of an image"
+
+
 def test_a_file_in_the_place_of_a_folder_on_the_way_is_gone(inbox: Path, slab: Slab) -> None:
     (inbox / "sub").mkdir()
     job = drop(inbox, b"sub/a.jpg")

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from daemon.errors import LedgerDamaged, LedgerTooNew
+from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
 from daemon.ledger import GROUP, Ledger
 from daemon.records import Model, Reader, Record
@@ -392,7 +392,7 @@ async def test_what_was_pending_is_pending_after_a_restart(ledger: Ledger, inbox
 def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_bytes(content)
-    with pytest.raises(LedgerDamaged, match=r"ledger.sqlite cannot be used: .*Move it away"):
+    with pytest.raises(LedgerDamaged, match=r"ledger.sqlite cannot be used: .*`visiond repair`"):
         Ledger(path)
     assert path.read_bytes() == content
 
@@ -407,7 +407,7 @@ def make_database(path: Path, script: str) -> bytes:
 def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     content = make_database(path, "CREATE TABLE photos (id);")
-    with pytest.raises(LedgerDamaged, match=r"is a database of another program. Name another folder in \[state\] path"):
+    with pytest.raises(ConfigError, match=r"is a database of another program. Name another folder in \[state\] path"):
         Ledger(path)
     assert path.read_bytes() == content
 

@@ -91,6 +91,19 @@ def test_an_exceptions_trace_is_kept() -> None:
     assert "ValueError: what happened" in json.loads(line)["exception"]
 
 
+def test_a_trace_on_a_terminal_has_its_lines_and_nothing_else_that_commands_it() -> None:
+    stream = Terminal()
+    set_up(format="console", stream=stream)
+    try:
+        raise ValueError(f"what {HOSTILE}")
+    except ValueError:
+        structlog.get_logger().exception("stopped")
+    said = stream.getvalue()
+    assert said.count("\n") > 3
+    assert "\x1b[2J" not in said
+    assert "\u202e" not in said
+
+
 @pytest.mark.parametrize(
     ("text", "escaped"),
     [

@@ -134,7 +134,7 @@ def test_a_ledger_that_is_not_there_is_not_created(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_bytes(b"something else" * 100)
-    with pytest.raises(LedgerDamaged, match=r"ledger.sqlite cannot be read as a ledger: file is not a database"):
+    with pytest.raises(LedgerDamaged, match=r"ledger.sqlite cannot be used: file is not a database"):
         Reader(tmp_path / "ledger.sqlite")
 
 

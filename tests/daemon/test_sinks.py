@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from daemon.config import parse
 from daemon.jobs import JobStatus, Placed, Version
 from daemon.records import Record
-from daemon.sinks import Sink, publish_records, sidecar_path, write_sidecar, write_whole
+from daemon.sinks import Sink, publish_records, sidecar_paths, write_sidecar, write_whole
 from tests.makers import make_record
 
 FAILED = {"status": JobStatus.FAILED, "outputs": {}, "models": [], "bin": "", "reason": "truncated", "detail": "no end"}
@@ -129,7 +129,7 @@ def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_scrap(
 @pytest.mark.parametrize(("length", "whole"), [(250, True), (251, False), (255, False)])
 def test_a_long_name_is_cut_and_told_apart_by_a_digest(length: int, whole: bool) -> None:
     names = [b"x" * (length - 5) + tail for tail in (b"1.jpg", b"2.jpg")]
-    sidecars = [os.path.basename(sidecar_path(b"/results", b"sub/" + name)) for name in names]
+    sidecars = [os.path.basename(sidecar_paths(b"/results", b"sub/" + name)[0]) for name in names]
     assert [sidecar == name + b".json" for sidecar, name in zip(sidecars, names, strict=True)] == [whole, whole]
     assert [len(sidecar) for sidecar in sidecars] == [255, 255]
     assert len(set(sidecars)) == 2
@@ -223,6 +223,15 @@ def test_an_image_that_comes_to_be_done_leaves_the_failed_folder(tmp_path: Path)
     retried = make_record(tmp_path / "inbox", location=placed.location, version=placed.version)
     sink.publish(retried)
     assert tree(tmp_path) == {"done/a.jpg": b"image", "results/a.jpg.json": retried.encode()}
+
+
+def test_an_image_that_fails_again_stays_where_its_first_failure_put_it(tmp_path: Path) -> None:
+    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path, **FAILED)
+    placed = sink.publish(record)
+    again = drop(tmp_path, **FAILED, location=placed.location, version=placed.version)
+    (tmp_path / "inbox" / "a.jpg").unlink()
+    sink.publish(again)
+    assert tree(tmp_path) == {"failed/a.jpg": b"image", "failed/a.jpg.json": again.encode()}
 
 
 # The source and the bins

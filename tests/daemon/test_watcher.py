@@ -14,11 +14,11 @@ import anyio
 import pytest
 
 from daemon import watcher as watching
-from daemon.config import Inbox
 from daemon.jobs import Admitted, File, JobStatus, Placed
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.records import Reader
+from daemon.sections import Inbox
 from daemon.watcher import Watcher, is_network_mount
 from tests.daemon_process import Daemon, Place, picture
 from tests.makers import VERSION, admit, done, make_file

@@ -14,13 +14,13 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from daemon.config import Http
 from daemon.gpus import Gpu
 from daemon.jobs import Admitted, JobStatus
 from daemon.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.metrics import Metrics
 from daemon.pool import Pool, PoolSettings, Seat, Worker
+from daemon.sections import Http
 from daemon.slab import Slab
 from daemon.status import Status
 from stages.base import Limits, Reason

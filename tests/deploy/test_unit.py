@@ -14,13 +14,13 @@ import typer
 
 from daemon import config
 from daemon.cli import app
-from daemon.config import PipelineSection
 from daemon.errors import ConfigError, LedgerTooNew, ModelsUnusable, VisiondError
 from daemon.pool import TERM_SECONDS
+from daemon.sections import PipelineSection
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNIT = FOLDER / "visiond.service"
-DROP_IN = FOLDER / "visiond.service.d" / "folders.conf.example"
+DROP_INS = FOLDER / "visiond.service.d"
 SECONDS = {"min": 60, "s": 1, "": 1}
 
 needs_analyze = pytest.mark.skipif(
@@ -116,10 +116,6 @@ def test_nothing_is_forbidden_that_cuda_or_the_http_pages_need(directive: str) -
     assert read_unit(UNIT)[directive] == []
 
 
-def test_decoders_may_leave_the_network() -> None:
-    assert set(one("RestrictNamespaces").split()) >= {"user", "net"}
-
-
 def test_the_example_configuration_writes_only_where_the_unit_lets_it() -> None:
     settings = config.load(FOLDER / "daemon.toml")
     writable = [Path(path.lstrip("-")) for path in one("ReadWritePaths").split()]
@@ -130,20 +126,29 @@ def test_the_example_configuration_writes_only_where_the_unit_lets_it() -> None:
         assert any(folder.is_relative_to(path) for path in writable), f"{folder} cannot be written"
 
 
+def install(folder: Path, *drop_ins: str) -> Path:
+    """The unit and these examples of drop-ins as systemd would find them, for a program that is there."""
+    unit = folder / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/visiond/bin/visiond", sys.executable))
+    for name in drop_ins:
+        target = folder / DROP_INS.name / name
+        target.parent.mkdir(exist_ok=True)
+        text = (DROP_INS / f"{name}.example").read_text()
+        target.write_text(text.replace("\n#IPAddress", "\nIPAddress").replace("\n#Protect", "\nProtect"))
+    return unit
+
+
 @needs_analyze
-def test_systemd_finds_no_fault_with_the_unit_and_the_drop_in(tmp_path: Path) -> None:
-    unit = tmp_path / UNIT.name
-    unit.write_text(UNIT.read_text().replace("/opt/visiond/bin/visiond", sys.executable))  # it must exist
-    drop_in = tmp_path / DROP_IN.parent.name / DROP_IN.stem
-    drop_in.parent.mkdir()
-    drop_in.write_text(DROP_IN.read_text().replace("\n#IPAddress", "\nIPAddress").replace("\n#Protect", "\nProtect"))
-    verdict = analyze("verify", "--man=no", str(unit))
+def test_systemd_finds_no_fault_with_the_unit_and_the_drop_ins(tmp_path: Path) -> None:
+    verdict = analyze("verify", "--man=no", str(install(tmp_path, "folders.conf", "sealed.conf")))
     complaints = [line for line in verdict.stderr.splitlines() if "visiond" in line]  # not those about other units
     assert (verdict.returncode, complaints) == (0, [])
 
 
 @needs_analyze
-def test_exposure_is_low() -> None:
-    verdict = analyze("security", "--offline=true", "--threshold=25", "--no-pager", str(UNIT))  # tenths
+@pytest.mark.parametrize(("drop_ins", "tenths"), [([], 15), (["sealed.conf"], 5)], ids=["with loopback", "sealed"])
+def test_exposure_is_low(tmp_path: Path, drop_ins: list[str], tenths: int) -> None:
+    unit = install(tmp_path, *drop_ins)
+    verdict = analyze("security", "--offline=true", f"--threshold={tenths}", "--no-pager", str(unit))
     assert verdict.returncode == 0, verdict.stdout[-300:] + verdict.stderr
     assert "Overall exposure level" in verdict.stdout

@@ -9,8 +9,11 @@ import os
 import re
 import signal
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,16 +26,20 @@ SLOW_CLIENTS = 400
 
 
 class Server:
-    """The TCP side of a daemon."""
+    """The TCP side of a daemon; certificate: it speaks HTTPS, and is known by that."""
 
-    def __init__(self, daemon: Daemon, port: int) -> None:
+    def __init__(self, daemon: Daemon, port: int, certificate: Path | None = None) -> None:
         self.daemon = daemon
         self.port = port
+        self._tls = ssl.create_default_context(cafile=certificate) if certificate else None
 
     def ask(
         self, path: str, method: str = "GET", body: str | None = None, **headers: str
     ) -> tuple[int, http.client.HTTPMessage, str]:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        if self._tls:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self._tls)
+        with contextlib.closing(connection):
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read().decode()
@@ -115,6 +122,13 @@ def test_our_own_names_are_answered(server: Server, host: str) -> None:
     assert server.ask("/api/status", Host=host)[0] == 200
 
 
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "//etc/passwd", "/../../etc/passwd", "/api/..%2f..%2fetc/passwd", "/api/00000.ppm"]
+)
+def test_no_path_of_a_request_is_ever_opened(server: Server, path: str) -> None:
+    assert server.ask(path)[0] == 404
+
+
 def test_slow_clients_hold_up_neither_health_nor_the_pipeline(server: Server) -> None:
     with contextlib.ExitStack() as clients:
         for _ in range(SLOW_CLIENTS):
@@ -144,3 +158,94 @@ def test_health_and_readiness_follow_the_death_and_the_return_of_a_worker(server
     assert server.json("/healthz") == (200, {"status": "ok", "problems": []})
     assert server.json("/readyz") == (200, {"ready": True, "problems": []})
     assert daemon.metric("visiond_worker_restarts_total", device="cpu", reason="died") == restarts + 1
+
+
+# Open to others: with a token, by HTTPS
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A daemon that asks for a token and speaks HTTPS, with a certificate of its own."""
+    folder, port = tmp_path_factory.mktemp("guarded"), free_port()
+    certificate = folder / "certificate.pem"
+    request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    request += [
+        "-subj",
+        "/CN=visiond",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        "key.pem",
+        "-out",
+        certificate.name,
+    ]
+    try:
+        subprocess.run(request, cwd=folder, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl on this machine to make a certificate with")
+    (folder / "token").write_text(f"{TOKEN}\n")
+    (folder / "token").chmod(0o640)
+    pages = {"listen": f"0.0.0.0:{port}", "token_file": "token", "tls_certificate": certificate.name, "tls_key": "key.pem"}
+    with Daemon(Place(folder, {"http": pages})) as daemon:
+        yield Server(daemon, port, certificate)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/api/status", "/nothing"])
+@pytest.mark.parametrize("given", ["", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer \xff", "Bearer"])
+def test_without_the_token_nothing_is_told(guarded: Server, path: str, given: str) -> None:
+    status, headers, body = guarded.ask(path, **({"Authorization": given} if given else {}))
+    assert (status, headers["www-authenticate"], body) == (401, "Bearer", "a token is needed\n")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_with_the_token_everything_is_told(guarded: Server, scheme: str) -> None:
+    status, _, body = guarded.ask("/metrics", Authorization=f"{scheme} {TOKEN}")
+    assert status == 200
+    assert "visiond_images_pending" in body
+
+
+def test_the_commands_need_no_token_and_the_token_is_in_no_process_list(guarded: Server) -> None:
+    assert guarded.daemon.status()["running"]
+    for pid in guarded.daemon.place.processes():
+        for file in ("cmdline", "environ"):
+            assert TOKEN.encode() not in Path(f"/proc/{pid}/{file}").read_bytes()
+    assert TOKEN not in guarded.daemon.log_text()
+
+
+def test_by_http_nothing_is_told_where_https_is_spoken(guarded: Server) -> None:
+    with pytest.raises((http.client.HTTPException, OSError)):
+        Server(guarded.daemon, guarded.port).ask("/healthz", Authorization=f"Bearer {TOKEN}")
+
+
+def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"http": {"listen": f"0.0.0.0:{free_port()}"}})
+    with Daemon(place) as daemon:
+        said = [entry["risk"] for entry in daemon.events("open to the network")]
+    assert ["token_file" in said[0], "tls_certificate" in said[1]] == [True, True]
+    checked = place.command("check").stdout
+    assert all(risk in checked for risk in said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode", "word"),
+    [
+        ({"token_file": "none"}, 0o600, "cannot be read"),
+        ({"token_file": "token"}, 0o644, "every user may read"),
+        ({"token_file": "empty"}, 0o600, "is empty"),
+        ({"tls_certificate": "token"}, 0o600, "http.tls_certificate"),
+        ({"tls_certificate": "none"}, 0o600, "http.tls_certificate"),
+        ({"tls_key": "token"}, 0o600, "name its tls_certificate too"),
+    ],
+)
+def test_a_token_or_certificate_that_is_of_no_use_is_refused(
+    tmp_path: Path, settings: dict[str, str], mode: int, word: str
+) -> None:
+    for name, content in (("token", TOKEN), ("empty", "\n")):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(mode)
+    place = Place(tmp_path, {"http": {"listen": f"127.0.0.1:{free_port()}"} | settings})
+    refused = place.run_once()
+    assert refused.returncode == os.EX_CONFIG
+    assert word in refused.stderr

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,22 @@ def test_a_tokenizer_in_the_hubs_layout_is_read(tmp_path: Path) -> None:
     CLIPTokenizer(vocab={**vocabulary, "a": 7, "t": 8, "c</w>": 9}, merges=merges).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_bytes(msgspec.json.encode({"model_type": "clip"}))
     assert load_tokenizer(str(tmp_path))(["A cat"])["input_ids"] == [[0, 2, 4, 1]]
+
+
+def test_code_that_lies_beside_weights_is_not_run(tmp_path: Path, blank_pack: Pack) -> None:
+    folder = tmp_path / "clip"
+    shutil.copytree(blank_pack.folder / "clip", folder)
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    for name, classes in (("config.json", ("AutoConfig", "AutoModel")), ("tokenizer_config.json", ("AutoTokenizer",))):
+        document = msgspec.json.decode((folder / name).read_bytes())
+        document["auto_map"] = {
+            kind: ["evil.Evil", "evil.Evil"] if kind == "AutoTokenizer" else "evil.Evil" for kind in classes
+        }
+        (folder / name).write_bytes(msgspec.json.encode(document))
+    load_model(CLIPModel, str(folder), torch.float32, "cpu")
+    with contextlib.suppress(ValueError):  # it may also refuse the folder
+        load_tokenizer(str(folder))
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

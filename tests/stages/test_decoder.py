@@ -25,7 +25,7 @@ QUICK = Limits(decode_seconds=0.5)
 ROOT = Path(__file__).parents[2]
 
 SABOTAGE = """
-import os, signal, sys, time
+import os, resource, signal, socket, sys, time
 from stages import decoder, pixels
 
 def misbehave(data, header, out, honest=pixels.write_rgb):
@@ -37,7 +37,7 @@ pixels.write_rgb = misbehave
 decoder.main(sys.argv[1:])
 """
 DEEDS = {
-    "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "is killed": "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n        while True: pass",
     "crashes": "__import__('ctypes').string_at(0)",
     "leaves": "os._exit(3)",
     "hangs": "time.sleep(600)",
@@ -168,7 +168,8 @@ def test_an_answer_is_the_callers_own(shared: Decoder) -> None:
 
 @pytest.mark.parametrize("deed", DEEDS)
 def test_whatever_the_child_does_is_one_images_failure(make: Callable[..., Decoder], deed: str) -> None:
-    decoder = make(QUICK, command=sabotaged(DEEDS[deed]))
+    limits = LIMITS if deed == "is killed" else QUICK  # by its own CPU limit, which has whole seconds
+    decoder = make(limits, command=sabotaged(DEEDS[deed]))
     decoder.decode(*entry(GOOD))
     first = decoder.pid
     with pytest.raises(ImageError) as failed:
@@ -259,7 +260,7 @@ def test_killing_the_parent_leaves_no_child(tmp_path: Path, second: bytes) -> No
     paths = [tmp_path / "first", tmp_path / "second"]
     for path, data in zip(paths, (GOOD, second), strict=True):
         path.write_bytes(data)
-    command = [sys.executable, "-c", PARENT, *map(str, paths), *sabotaged("signal.pause()")]
+    command = [sys.executable, "-c", PARENT, *map(str, paths), *sabotaged("time.sleep(600)")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()  # before there is a child
@@ -279,6 +280,7 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
     child = Path(f"/proc/{decoder.pid}")
     status = dict(line.split(":\t", 1) for line in (child / "status").read_text().splitlines() if ":\t" in line)
     assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
     assert int(status["VmRSS"].split()[0]) < 80_000
     limits = {line[:26].strip(): line[26:].split()[:2] for line in (child / "limits").read_text().splitlines()}
     assert limits["Max core file size"] == limits["Max file size"] == ["0", "0"]
@@ -289,6 +291,29 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
     assert "_imaging" in libraries
     assert "libtorch" not in libraries
     assert "/numpy/" not in libraries
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "open('/etc/passwd')",
+        "os.listdir('/')",
+        "os.unlink('/nonexistent')",
+        "os.rename('/nonexistent', '/tmp/nonexistent')",
+        "socket.socket()",
+        "socket.socketpair()",
+        "os.execv('/bin/true', ['true'])",
+        "os.kill(os.getppid(), 0)",
+        "os.memfd_create('room beside the limits')",
+    ],
+)
+def test_a_library_that_was_taken_over_reaches_neither_files_nor_network_nor_processes(
+    make: Callable[..., Decoder], attempt: str
+) -> None:
+    decoder = make(command=sabotaged(attempt))
+    decoder.decode(*entry(GOOD))
+    with pytest.raises(ImageError, match="Operation not permitted"):
+        decoder.decode(*entry(TRAP))
 
 
 def test_a_long_lived_child_may_use_its_time_for_every_image(make: Callable[..., Decoder]) -> None:

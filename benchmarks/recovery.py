@@ -1,0 +1,44 @@
+"""How long it takes to make a ledger anew from its sidecars, and to hold them against it. No model is there at all.
+
+Run: python -m benchmarks.recovery [--images 100000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from daemon import recovery
+from daemon.config import load
+from daemon.sinks import write_sidecar
+from tests.makers import make_record
+
+
+def measure(folder: Path, images: int) -> None:
+    inbox, config = folder / "inbox", load(None)
+    for number in range(images):
+        name = b"%03d/%06d.jpg" % (number // 1000, number)
+        write_sidecar(
+            os.fsencode(folder / "results"), make_record(inbox, name, b"%d" % number, id=number + 1, seen_at=time.time() + 1)
+        )
+    for what, work in (("repair, the ledger lost", recovery.repair), ("verify", recovery.verify), ("repair", recovery.repair)):
+        started = time.monotonic()
+        kinds = collections.Counter(finding.kind for finding in work(config))
+        print(f"{what}: {dict(kinds)} in {time.monotonic() - started:.1f} s")
+    print(f"the ledger has {os.path.getsize(config.state.path / 'ledger.sqlite') >> 20} MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=100_000)
+    with tempfile.TemporaryDirectory(prefix="visiond-recovery-") as folder:
+        os.chdir(folder)
+        measure(Path(folder), parser.parse_args().images)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Ledger and sidecars held against each other, and each made again from the other. No model runs, and no daemon meanwhile.
+
+Sidecars are made from the ledger, so one that is missing or edited is written again. Each holds all that its result
+consists of, so a ledger that is lost or damaged is made anew from them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from daemon.config import Config
+from daemon.control import open_reader
+from daemon.errors import LedgerDamaged, NothingFound, NotWritable
+from daemon.export import written_whole
+from daemon.jobs import JobStatus, Version
+from daemon.messages import Output
+from daemon.records import Model, Reader, Record
+from daemon.schema import connect, trouble_named
+from daemon.sidecar import SCHEMA, Sidecar
+from daemon.sinks import Sink, second_name, sidecar_paths, write_sidecar
+from daemon.state import LEDGER, lock_state
+from daemon.statements import SQL, run_rows
+from stages.registry import STAGES
+
+DATABASE = ("-wal", "-shm", "")  # the names of SQLite's files, behind the ledger's
+CHUNK = 512  # sidecars restored in one transaction
+CLOCK_SECONDS = 0.001  # to which the times in a sidecar are cut
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sidecar. kind: "whole", "missing", "edited" or "foreign" (of no row) beside a ledger; "restored" or "left out"
+    where the ledger is made from it."""
+
+    kind: str
+    file: bytes
+    detail: str = ""
+
+
+def verify(config: Config) -> Iterator[Finding]:
+    """Hold every sidecar and reason of failure against the ledger.
+
+    Raises AlreadyRunning, NothingFound without a ledger, LedgerDamaged.
+    """
+    with lock_state(config.state.path), open_reader(config) as reader:
+        reader.check()
+        yield from _compare(reader, config)
+
+
+def repair(config: Config) -> Iterator[Finding]:
+    """As `verify`, and write what is missing or edited again; the ledger itself, if that is lost or damaged.
+
+    Raises AlreadyRunning, LedgerUnusable, NotWritable.
+    """
+    try:
+        with lock_state(config.state.path):
+            with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
+                reader.check()
+                yield from _compare(reader, config, mend=True)
+                return
+            with trouble_named(config.state.path / LEDGER):
+                yield from _rebuild(config)
+    except OSError as error:
+        raise NotWritable(f"{error}. Make room or give this user the right to write there, then repair again.") from error
+
+
+def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
+    sinks = {os.fsencode(inbox.path): Sink.of(inbox, config) for inbox in config.inbox}
+    known: set[bytes] = set()
+    for record in reader.published():
+        if sink := sinks.get(record.inbox_path):
+            finding = _find(sink.folder_of(record), record)
+            if mend and finding.kind != "whole":
+                write_sidecar(sink.folder_of(record), record)
+            known.add(finding.file)
+            yield finding
+    for sink in sinks.values():
+        yield from (Finding("foreign", file) for file in _list_sidecars(sink.results) if file not in known)
+
+
+def _find(folder: bytes, record: Record) -> Finding:
+    """The record's sidecar, under either of its names."""
+    paths, data = sidecar_paths(folder, record.path), record.encode()
+    for path in paths:
+        if _holds(path, data):
+            return Finding("whole", path)
+    return Finding("edited" if os.path.isfile(paths[0]) else "missing", paths[0])
+
+
+def _holds(path: bytes, data: bytes) -> bool:
+    status = _stat_regular(path)
+    if status is None or status.st_size != len(data):
+        return False
+    with open(path, "rb") as file:
+        return file.read() == data
+
+
+def _list_sidecars(folder: bytes) -> Iterator[bytes]:
+    for where, _, names in os.walk(folder):
+        yield from (os.path.join(where, name) for name in names if name.endswith(b".json"))
+
+
+def back_up(config: Config, file: Path) -> None:
+    """Copy the ledger as it is at one moment, by SQLite's own backup, whether or not a daemon writes to it.
+
+    Raises NothingFound, LedgerDamaged, NotWritable.
+    """
+    with open_reader(config) as reader, written_whole(file) as partial:
+        reader.back_up(partial)
+
+
+# The ledger from its sidecars. What was pending is found again by the daemon's scan of the inboxes.
+
+
+def _rebuild(config: Config) -> Iterator[Finding]:
+    path = config.state.path / LEDGER
+    fresh = path.with_name(f"{LEDGER}.new")
+    for suffix in DATABASE:
+        Path(f"{fresh}{suffix}").unlink(missing_ok=True)  # of a try that was interrupted
+    with contextlib.closing(connect(fresh)) as connection:
+        for number, inbox in enumerate(config.inbox, 1):
+            sink = Sink.of(inbox, config)
+            connection.execute(SQL["add_inbox"], (sink.inbox,))
+            for folder in (sink.results, sink.failed):
+                files = _list_sidecars(folder)
+                while some := list(islice(files, CHUNK)):
+                    yield from _restore(connection, some, folder, number, sink)
+    kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
+    for suffix in DATABASE:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{suffix}", f"{kept}{suffix}")
+    fresh.rename(path)
+
+
+def _restore(
+    connection: sqlite3.Connection, files: Sequence[bytes], folder: bytes, inbox: int, sink: Sink
+) -> Iterator[Finding]:
+    records: dict[bytes, Record] = {}
+    for file in files:
+        try:
+            records[file] = _locate(_read(file, folder, inbox, sink), sink)
+        except KeyError as error:
+            yield Finding("left out", file, f"it has no {error}")
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            yield Finding("left out", file, str(error))
+    restored = _write(connection, list(records.values()))
+    for file, record in records.items():
+        if record.id in restored:
+            yield Finding("restored", file)
+        else:
+            yield Finding("left out", file, f"another sidecar has the id {record.id} too")
+
+
+def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
+    """The opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the file is no sidecar."""
+    with open(file, "rb") as opened:
+        data = opened.read()
+    sidecar = msgspec.json.decode(data, type=Sidecar)
+    parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    source = sidecar.source
+    record = Record(
+        id=sidecar.id,
+        inbox=inbox,
+        inbox_path=sink.inbox,
+        path=base64.b64decode(source.path_base64) or source.path.encode(),
+        location=b"",
+        version=Version(0, sidecar.id, source.bytes, 0, 0),  # of no file that there is
+        status=JobStatus[sidecar.status or "DONE"],
+        attempts=sidecar.attempts or 1,
+        seen_at=_seconds(source.seen_at),
+        finished_at=_seconds(sidecar.finished_at) if sidecar.finished_at else None,
+        digest=bytes.fromhex(source.digest.removeprefix("sha256:")),
+        format=source.format,
+        width=source.width,
+        height=source.height,
+        outputs={stage: Output(bytes(parts[STAGES[stage].key]), sidecar.timings[stage]) for stage in sidecar.models},
+        models=[Model(stage, fingerprint, sidecar.notice) for stage, fingerprint in sidecar.models.items()],
+        bin=sidecar.bin.name if sidecar.bin else "",
+        criteria=b"" if sidecar.status else bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]),
+        reason=sidecar.reason,
+        detail=sidecar.detail,
+    )
+    if sidecar.schema != SCHEMA or file not in sidecar_paths(sink.folder_of(record), record.path):
+        raise ValueError(f"it is no {SCHEMA} sidecar of a file of that name")
+    return record
+
+
+def _locate(record: Record, sink: Sink) -> Record:
+    """The record with its source, where that can still be told to be the one: so the scan does not take it for a new file."""
+    source = os.path.join(sink.inbox, record.path)
+    status = _stat_regular(source)
+    if status and status.st_size == record.version.size and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS:
+        return replace(record, version=Version.of(status))
+    home = sink.home_of(record)
+    for place in (second_name(home, record.id), home) if home else ():
+        status = _stat_regular(place)
+        if status and status.st_size == record.version.size:
+            return replace(record, location=place, version=Version.of(status))
+    return record
+
+
+def _write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]:
+    """The opposite of `records.assemble`; returns the ids that are in the ledger now."""
+    connection.execute("BEGIN")
+    numbers: dict[Model, int] = {}
+    for model in {model for record in records for model in record.models}:
+        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+        numbers[model] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint)).fetchone()[0]
+    run_rows(connection, "keep_content", [(r.digest, r.format, r.width, r.height) for r in records if r.width])
+    results = [
+        (r.digest, numbers[model], r.outputs[model.stage].payload, r.outputs[model.stage].seconds)
+        for r in records
+        for model in r.models
+    ]
+    run_rows(connection, "keep_result", results)
+    rows = [
+        (
+            *(r.id, r.inbox, r.path, *r.version, int(r.status), r.seen_at, r.attempts, r.location or None, r.digest or None),
+            *(msgspec.json.encode([numbers[model] for model in r.models]).decode(), r.bin or None, r.criteria or None),
+            *(r.reason or None, r.detail or None, r.finished_at),
+        )
+        for r in records
+    ]
+    restored = {row[0] for row in run_rows(connection, "restore", rows)}
+    connection.execute("COMMIT")
+    return restored
+
+
+def _stat_regular(path: bytes) -> os.stat_result | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()

@@ -1,0 +1,71 @@
+"""The commands on ledger and sidecars as files: `visiond verify`, `repair` and `backup`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.display import console, print_json, say
+from daemon.options import ConfigOption, JsonOption, read_config
+
+if TYPE_CHECKING:
+    from daemon.recovery import Finding
+
+
+def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Hold the ledger against itself and every sidecar against the ledger, while no daemon runs. Exits 1 when one is
+    missing, edited, or of no image in the ledger.
+
+    Example: visiond verify
+    """
+    from daemon import recovery
+
+    counts = _show(recovery.verify(read_config(config)), as_json=as_json)
+    raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
+
+
+def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Write missing and edited sidecars again from the ledger; if the ledger is lost or damaged, make it anew from the
+    sidecars and keep the old one beside it. No model runs, and no daemon may.
+
+    Example: visiond repair
+    """
+    from daemon import recovery
+
+    _show(recovery.repair(read_config(config)), as_json=as_json)
+
+
+def backup(file: Annotated[Path, typer.Argument(help="The file to write.")], config: ConfigOption = None) -> None:
+    """Copy the ledger, which holds every result, also while the daemon runs.
+
+    Example: visiond backup /backup/ledger.sqlite
+    """
+    from daemon import recovery
+
+    recovery.back_up(read_config(config), file)
+    print(f"the ledger as of now is in {file}")
+
+
+def _show(findings: Iterable[Finding], *, as_json: bool) -> Counter[str]:
+    """How many sidecars are of each kind, and the names of all that are not as they should be; returns the counts."""
+    from daemon.progress import Progress
+
+    counts: Counter[str] = Counter()
+    amiss: list[Finding] = []
+    with Progress("sidecars") as progress:
+        for done, finding in enumerate(findings, 1):
+            counts[finding.kind] += 1
+            amiss += [finding] if finding.kind not in ("whole", "restored") else []
+            progress.step(done)
+    rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
+    if as_json:
+        print_json({"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]})
+        return counts
+    for kind, file, detail in rows:
+        console.print(f"{kind:10}{say(file)}  {say(detail)}".rstrip())
+    print(", ".join(f"{count} {kind}" for kind, count in counts.items()) or "there are no sidecars")
+    return counts

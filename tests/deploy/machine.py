@@ -1,0 +1,118 @@
+"""A systemd of a test's own: process 1 of new namespaces, with nothing but the unit and the targets that it names.
+
+Whatever it mounts and writes is seen in there alone. It wants root, unshare, and a systemd that need not be running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon_process import PATIENCE, wait_for
+
+ROOT = Path(__file__).parents[2]
+SYSTEMD = Path("/lib/systemd/systemd")
+TARGETS = ("basic", "sysinit", "shutdown", "network", "remote-fs", "multi-user", "sockets")
+# The interpreter may lie in a home, which the unit cannot see; so all of it goes to /opt, as docs/operations.md wants it.
+BOOT = """
+set -e
+umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
+for folder in /run /opt /srv /var/lib; do mount -t tmpfs tmpfs $folder; done
+mkdir -p /run/upper /run/work /opt/python /opt/packages /opt/source /opt/visiond/bin /srv/visiond
+mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work /etc
+mount --bind {prefix} /opt/python
+mount --bind {packages} /opt/packages
+mount --bind {source} /opt/source
+mount --bind {folder} /srv/visiond
+mount --bind {units} /lib/systemd/system
+echo 'visiond:x:64999:64999::/var/lib/visiond:/bin/false' >> /etc/passwd
+echo 'visiond:x:64999:' >> /etc/group
+chown -R visiond:visiond /srv/visiond
+cat > /opt/visiond/bin/visiond <<'EOF'
+#!/bin/sh
+export LD_LIBRARY_PATH=/opt/python/lib PYTHONPATH=/opt/source:/opt/packages
+exec /opt/python/bin/{python} -m daemon "$@"
+EOF
+chmod 755 /opt/visiond/bin/visiond
+exec env container=test {systemd} --system --unit=basic.target --show-status=no --log-target=console
+"""
+
+
+class Machine:
+    """A systemd that has booted."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+
+    def systemctl(self, *arguments: str) -> str:
+        command = ["nsenter", "-t", str(self._process), "-m", "-p", "-C", "systemctl", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+        return (done.stdout + done.stderr).strip()
+
+    def property(self, name: str) -> str:
+        return self.systemctl("show", "--value", "-p", name, "visiond")
+
+
+@contextlib.contextmanager
+def booted(folder: Path, units: Path) -> Iterator[Machine]:
+    """A machine whose units lie in `units`, and that has `folder` as /srv/visiond. Skips where none can be booted."""
+    if os.geteuid() or not SYSTEMD.exists() or not shutil.which("unshare"):
+        pytest.skip("booting a systemd wants root, unshare, and systemd installed")
+    for name in TARGETS:
+        (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\nDefaultDependencies=no\n")
+    script = BOOT.format(
+        prefix=sys.base_prefix,
+        packages=sysconfig.get_path("purelib"),
+        source=ROOT,
+        folder=folder,
+        units=units,
+        python=f"python3.{sys.version_info.minor}",
+        systemd=SYSTEMD,
+    )
+    group = _control_group()
+    command = ["unshare", "--fork", "--pid", "--mount", "--cgroup", "--ipc", "--mount-proc", "--kill-child", "sh", "-c", script]
+    enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+    with (units.parent / "boot.log").open("w+") as log:
+        process = subprocess.Popen(["sh", "-c", enter, "sh", *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            wait_for(lambda: children.read_text() or process.poll() is not None, "the first process")
+            machine = Machine(int(children.read_text() or 0))
+            with contextlib.suppress(AssertionError):
+                wait_for(lambda: machine.systemctl("is-system-running") in ("running", "degraded"), "it to boot", 15.0)
+            if machine.systemctl("is-system-running") not in ("running", "degraded"):
+                log.seek(0)
+                pytest.skip(f"no systemd can be booted here: {log.read()[-300:]}")
+            yield machine
+        finally:
+            process.kill()  # and with it, by --kill-child, all that runs in there
+            process.wait(PATIENCE)
+            wait_for(lambda: _remove(group), "the end of all its processes")
+
+
+def _control_group() -> Path:
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    found = next((Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"), None)
+    if found is None or not os.access(found, os.W_OK):
+        pytest.skip("there is no cgroup2 for a systemd to live in")
+    group = found / f"visiond-test-{os.getpid()}"
+    group.mkdir()
+    return group
+
+
+def _remove(group: Path) -> bool:
+    """Whether the control group and those in it could be removed: no process is left in them."""
+    try:
+        for inner in sorted(group.glob("**/"), reverse=True):
+            inner.rmdir()
+    except OSError:
+        return False
+    return True

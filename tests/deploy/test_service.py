@@ -1,0 +1,52 @@
+"""The unit as it is installed, under a systemd that the test boots for itself: start, watchdog, restart, stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.daemon_process import Place, counts_of, picture, wait_for
+from tests.deploy.machine import booted
+from tests.deploy.test_unit import UNIT
+
+# What a test changes: which configuration, where the log goes, and how long things take.
+DROP_IN = """
+[Service]
+ExecStart=
+ExecStart=/opt/visiond/bin/visiond run --config /srv/visiond/daemon.toml
+StandardError=file:/srv/visiond/log
+WatchdogSec=4
+RestartSec=1
+"""
+
+
+def test_systemd_starts_it_restarts_it_when_it_hangs_or_dies_and_stops_it(tmp_path: Path) -> None:
+    place, units = Place(tmp_path / "place"), tmp_path / "units"
+    (units / "visiond.service.d").mkdir(parents=True)
+    (units / UNIT.name).write_text(UNIT.read_text())
+    (units / "visiond.service.d" / "test.conf").write_text(DROP_IN)
+    with booted(place.folder, units) as machine:
+
+        def process(image: int) -> None:
+            sidecar = place.drop(f"{image}.ppm", picture(image)).name + ".json"
+            wait_for(
+                (place.site.results / sidecar).exists, f"image {image}; the log:\n{(place.folder / 'log').read_text()[-3000:]}"
+            )
+
+        def restart_after(signal: str) -> None:
+            restarts = int(machine.property("NRestarts"))
+            machine.systemctl("kill", "--kill-whom=main", f"--signal={signal}", "visiond")
+            wait_for(lambda: int(machine.property("NRestarts")) == restarts + 1, f"a restart after {signal}")
+            wait_for(lambda: machine.property("ActiveState") == "active", "the service to be active again")
+
+        assert machine.systemctl("start", "visiond") == ""
+        assert machine.property("ActiveState") == "active"
+        process(1)
+        wait_for(lambda: machine.property("StatusText").startswith("1 done"), "the status text")
+        restart_after("SIGSTOP")  # it is alive and says nothing: only the watchdog can tell
+        process(2)
+        restart_after("SIGKILL")
+        process(3)
+        assert machine.systemctl("stop", "visiond") == ""
+        ending = [machine.property(name) for name in ("Result", "ExecMainStatus", "TasksCurrent")]
+        assert ending == ["success", "0", "[not set]"]
+    assert counts_of(place) == {"DONE": 3}

@@ -1,0 +1,230 @@
+"""Sidecars and ledger made again from each other, with no model run, and a ledger that cannot be used refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
+
+ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]  # a name too long for its sidecar, one that is not UTF-8
+NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}  # whatever a model is asked fails
+
+
+def finished(folder: Path, images: int, **settings: object) -> Place:
+    """A run at its end: so many images are DONE, and four of odd names of which one FAILED."""
+    place = Place(folder, settings)
+    place.drop_many(range(images))
+    for number, name in enumerate(ODD[:3]):
+        place.drop(name, picture(images + number))
+    place.drop(ODD[3], b"no picture")
+    assert place.run_once().returncode == 1
+    return place
+
+
+def sidecars(place: Place) -> dict[Path, bytes]:
+    folders = (place.site.results, place.site.failed)
+    return {file: file.read_bytes() for folder in folders for file in folder.rglob("*.json")}
+
+
+def told(place: Place, *arguments: str) -> tuple[int, dict[str, int]]:
+    """Exit status of a command, and how many sidecars it says are of each kind."""
+    done = place.command(*arguments, "--json")
+    assert not done.stderr
+    return done.returncode, json.loads(done.stdout)["counts"]
+
+
+# Sidecars
+
+
+def edit(file: Path, chance: random.Random) -> None:
+    """Another byte somewhere, so that size and everything but the content stays."""
+    data = bytearray(file.read_bytes())
+    data[chance.randrange(len(data))] ^= 1
+    file.write_bytes(data)
+
+
+def test_of_a_thousand_sidecars_deleted_or_edited_each_is_found_and_written_again(tmp_path: Path) -> None:
+    place = finished(tmp_path, 996)
+    before, chance = sidecars(place), seeded()
+    assert told(place, "verify") == (0, {"whole": 1000})
+    for file in list(before)[::2]:
+        file.unlink()
+    for file in list(before)[1::2]:
+        edit(file, chance)
+    assert told(place, "verify") == (1, {"missing": 500, "edited": 500})
+    assert told(place, "repair") == (0, {"missing": 500, "edited": 500})
+    assert sidecars(place) == before
+    assert told(place, "verify") == (0, {"whole": 1000})
+
+
+def test_a_sidecar_of_no_image_is_named_and_left_alone(tmp_path: Path) -> None:
+    place = finished(tmp_path, 1)
+    foreign = place.site.results / "copy.json"
+    foreign.write_bytes((place.site.results / "00000.ppm.json").read_bytes())
+    assert told(place, "verify") == told(place, "verify") == (1, {"whole": 5, "foreign": 1})
+    assert told(place, "repair")[0] == 0
+    assert foreign.exists()
+    assert "copy.json" in place.command("verify").stdout
+
+
+def test_while_a_daemon_runs_nothing_is_verified_or_repaired(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with Daemon(place):
+        for command in ("verify", "repair"):
+            refused = place.command(command)
+            assert refused.returncode == os.EX_TEMPFAIL
+            assert "Another visiond works with" in refused.stderr
+
+
+# The ledger
+
+
+def zero_the_head(ledger: Path) -> None:
+    with ledger.open("r+b") as file:
+        file.write(bytes(100))
+
+
+def zero_the_pages(ledger: Path) -> None:
+    """The first page, with the names of all tables, is left."""
+    with ledger.open("r+b") as file:
+        file.seek(4096)
+        file.write(bytes(ledger.stat().st_size - 4096))
+
+
+@pytest.mark.parametrize("damage", [zero_the_head, zero_the_pages])
+def test_a_damaged_ledger_is_refused_with_the_mend_named_and_made_again_from_the_sidecars(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    place = finished(tmp_path, 40)
+    damage(place.site.ledger)
+    before = place.site.ledger.read_bytes()
+    for command in ("run", "verify", "status", "export"):
+        refused = place.command(command, *([tmp_path / "out.csv"] if command == "export" else []))
+        assert refused.returncode == os.EX_DATAERR, command
+        assert "run `visiond repair`" in refused.stderr
+    assert place.site.ledger.read_bytes() == before
+    assert told(place, "repair") == (0, {"restored": 44})
+    (kept,) = place.site.ledger.parent.glob("ledger.sqlite.damaged-*[0-9]")
+    assert kept.read_bytes() == before
+    assert told(place, "verify") == (0, {"whole": 44})
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"inbox": [{"on_success": "move", "settle_seconds": 0.1}]}, {"output": {"bins": "move"}}]
+)
+def test_a_lost_ledger_comes_back_from_the_sidecars_and_no_model_runs_again(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    place = finished(tmp_path, 40, **settings)
+    before = sidecars(place)
+    place.site.ledger.unlink()
+    assert told(place, "repair") == (0, {"restored": 44})
+    place.configure(NO_MODEL)
+    place.drop("twin.ppm", picture(0))  # the same bytes as an image that is known
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=44, FAILED=1)
+    assert sidecars(place).items() > before.items()
+    assert place.command("retry", "--all").stdout == "1 image pending again\n"
+    assert place.run_once().returncode == 1  # it is read where it lies now, and fails again
+    place.assert_kept(DONE=44, FAILED=1)
+
+
+def test_an_image_that_changed_since_its_sidecar_was_written_is_taken_for_the_new_one_it_is(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    place.site.ledger.unlink()
+    place.drop("00000.ppm", picture(100))
+    assert told(place, "repair") == (0, {"restored": 6})
+    assert place.run_once().returncode == 0
+    place.dropped[""][b"00000.ppm"].pop(0)
+    (row,) = place.rows("SELECT COUNT(*) FROM image WHERE status = 1 AND path = CAST('00000.ppm' AS BLOB)")
+    assert row == (2,)
+    assert place.sidecar("00000.ppm")["source"]["digest"].removeprefix("sha256:") == place.dropped[""][b"00000.ppm"][-1]
+
+
+def test_what_is_no_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    whole = place.sidecar("00000.ppm")
+    spoiled = {
+        "half.json": b'{"schema":"visiond/1",',
+        "00000.ppm.json": json.dumps(whole | {"id": "one"}).encode(),
+        "elsewhere.json": json.dumps(whole | {"source": whole["source"] | {"path": "../../00000.ppm"}}).encode(),
+        "00001.ppm.json": json.dumps(
+            {key: value for key, value in place.sidecar("00001.ppm").items() if key != "clip"}
+        ).encode(),
+        "sub/a.ppm.json": json.dumps(place.sidecar("sub/a.ppm") | {"id": 99, "schema": "visiond/2"}).encode(),
+    }
+    for name, data in spoiled.items():
+        (place.site.results / name).write_bytes(data)
+    place.site.ledger.unlink()
+    done = place.command("repair", "--json")
+    amiss = json.loads(done.stdout)["amiss"]
+    assert {Path(entry["file"]).relative_to(place.site.results).as_posix() for entry in amiss} == spoiled.keys()
+    assert all(entry["kind"] == "left out" and entry["detail"] for entry in amiss)
+    for name in ("half.json", "elsewhere.json"):
+        (place.site.results / name).unlink()
+    assert place.run_once().returncode == 0  # what was left out is simply done again
+    place.assert_kept(DONE=5, FAILED=1)
+
+
+def test_a_ledger_that_only_cannot_be_opened_is_not_made_anew(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.site.ledger.mkdir(parents=True)
+    for command in ("run", "repair"):
+        refused = place.command(command)
+        assert refused.returncode == os.EX_IOERR
+        assert "ledger.sqlite cannot be used" in refused.stderr
+    assert place.site.ledger.is_dir()
+
+
+def test_a_rebuilding_that_was_killed_is_begun_afresh(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    os.rename(place.site.ledger, f"{place.site.ledger}.new")
+    Path(f"{place.site.ledger}.new-wal").write_bytes(b"torn")
+    assert told(place, "repair") == (0, {"restored": 6})
+    assert not list(place.site.ledger.parent.glob("*.new*"))
+
+
+def test_a_sidecar_that_cannot_be_written_ends_the_repair_with_a_sentence(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    shutil.rmtree(place.site.results)
+    place.site.results.write_bytes(b"in the way")
+    refused = place.command("repair")
+    assert refused.returncode == os.EX_CANTCREAT
+    assert "then repair again" in refused.stderr
+
+
+# Backups
+
+
+def test_a_backup_is_taken_while_the_daemon_writes_and_brings_everything_back(tmp_path: Path) -> None:
+    place, copy = Place(tmp_path), tmp_path / "backup.sqlite"
+    with Daemon(place) as daemon:
+        place.drop_many(range(300))
+        daemon.wait_until(lambda status: status["ended_in_this_run"] > 20, "some endings")
+        assert place.command("backup", copy).stdout == f"the ledger as of now is in {copy}\n"
+        daemon.wait_idle(300)
+        assert daemon.stop() == 0
+    with contextlib.closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("SELECT COUNT(*) FROM image WHERE status = 1").fetchone()[0] > 20
+    os.replace(copy, place.site.ledger)
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=300)
+    assert told(place, "verify") == (0, {"whole": 300})
+
+
+def test_a_backup_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.run_once().returncode == 0
+    refused = place.command("backup", tmp_path / "none" / "backup.sqlite")
+    assert refused.returncode == os.EX_CANTCREAT
+    assert "backup.sqlite cannot be written" in refused.stderr
