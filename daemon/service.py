@@ -45,6 +45,7 @@ from stages.registry import UnknownName
 log = structlog.get_logger()
 
 GPU_BATCH, CPU_BATCH = 64, 8
+KERNELS = "kernels"  # folder in the state's for compiled GPU kernels, so that only the first start compiles them
 # Threads of a CPU worker that wait do not spin, and its tensors' memory is kept for the next ones instead of going back to
 # the kernel each time: on a contended machine that is worth a factor.
 CPU_ENVIRONMENT = {
@@ -301,6 +302,7 @@ def open_lane(
             cascade=config.binning.thresholds() if config.pipeline.mode == "cascade" else None,
             pipeline=config.stage_names,
         )
+        environment["TRITON_CACHE_DIR"] = str(config.state.path / KERNELS)
         seats.append(Seat(setup, device, environment))
     settings = PoolSettings(config.pipeline.load_timeout_seconds, config.pipeline.batch_timeout_seconds)
     pool = Pool(name, seats, slab.fd, settings, metrics)

@@ -2,7 +2,8 @@
 
 Maps are contiguous [N, height, width, channels] in float16; sums are taken in float32. A program makes PIXELS pixels of
 one image, in rows one behind the other. `widths` [N], where given, says how many columns of a map belong to each image:
-what lies right of them counts as zero.
+what lies right of them counts as zero. Sizes are not specialised on: Triton would compile each kernel for every mix of
+sizes that are and are not multiples of 16.
 """
 
 # mypy: ignore-errors
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["height", "width", "rows", "columns"])
 def convolve_kernel(
     pixels,
     weight,
@@ -72,7 +73,7 @@ def convolve_kernel(
         tl.store(sums + (image * tl.num_programs(0) + tile) * OUTPUTS + channel, summed, mask=channel < OUTPUTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["height", "width", "rows", "columns"])
 def filter_kernel(
     pixels,
     weight,
@@ -123,7 +124,7 @@ def filter_kernel(
         tl.store(sums + (image * tl.num_programs(0) + tile) * CHANNELS + channel, summed, mask=told)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["height", "width", "tiles"])
 def excite_kernel(
     sums,
     first,
@@ -169,7 +170,7 @@ def excite_kernel(
     tl.store(gates + image * CHANNELS + channel, gate, mask=told)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["places"])
 def mix_kernel(
     pixels,
     gates,
@@ -210,7 +211,7 @@ def mix_kernel(
     tl.store(target, result.to(tl.float16), mask=inside[:, None] & (output < OUTPUTS)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["places", "total"])
 def project_kernel(
     pixels,
     gates,
@@ -253,7 +254,7 @@ def project_kernel(
     tl.store(out + target, result.to(tl.float16), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["height", "width"])
 def pool_kernel(
     pixels,
     out,
@@ -284,7 +285,7 @@ def pool_kernel(
     tl.store(out + (image * height * width + place)[:, None] * total + channel[None, :], most, mask=inside[:, None] & told)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "columns", "factor"])
 def spread_kernel(
     pixels,
     gates,
@@ -314,7 +315,7 @@ def spread_kernel(
     tl.store(target, values.to(tl.float16), mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["height", "width"])
 def enlarge_kernel(
     pixels,
     first,
@@ -347,7 +348,7 @@ def enlarge_kernel(
             tl.store(target, tl.sigmoid(level).to(tl.float16), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def choose_kernel(logits, classes, probabilities, count, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)

@@ -130,7 +130,8 @@ def cut_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns:
     from stages.warpkernel import cut_kernel
 
     device, count = pages[0].device, len(lines)
-    table = np.concatenate([[lines.width, lines.height, lines.resized], find_maps(lines)]).astype(np.float64)
+    upright = (lines.corners == lines.corners[:, :1] + frames(lines)).all(axis=(1, 2))
+    table = np.concatenate([[lines.width, lines.height, lines.resized], find_maps(lines), [upright]]).astype(np.float64)
     addresses = [page.data_ptr() for page in pages]
     sizes = [page.shape[:2] for page in pages]
     out = torch.empty(count, height, columns, 3, dtype=torch.uint8, device=device)
@@ -150,10 +151,14 @@ def cut_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns:
     return out
 
 
+def frames(lines: Lines) -> NDArray[np.float32]:
+    """Each line's own corners, [N, 4, 2]."""
+    return np.array([frame(*size) for size in zip(lines.width, lines.height, strict=True)], dtype=np.float32).reshape(-1, 4, 2)
+
+
 def find_maps(lines: Lines) -> NDArray[np.float64]:
     """The nine numbers that take each line's pixels to its page's, [9, N]."""
-    frames = [frame(width, height) for width, height in zip(lines.width, lines.height, strict=True)]
-    maps = [cv2.getPerspectiveTransform(*pair) for pair in zip(frames, lines.corners, strict=True)]
+    maps = [cv2.getPerspectiveTransform(*pair) for pair in zip(frames(lines), lines.corners, strict=True)]
     return np.reshape(maps, (-1, 9)).T
 
 

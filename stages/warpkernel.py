@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "columns", "count"])
 def cut_kernel(
     pages,
     sizes,
@@ -24,7 +24,8 @@ def cut_kernel(
     """Upright lines from pages that lie anywhere: cv2's perspective crop, bicubic, then its bilinear resize, in bytes.
 
     pages: addresses of uint8 [height, width, 3]. sizes: int32 [pages, 2]. owners: int32 [N], each line's page.
-    table: float64 [12, N]; a line's width, height and resized width, and the nine numbers of its perspective.
+    table: float64 [13, N]; a line's width, height and resized width, the nine numbers of its perspective, and 1 where that
+    only moves its pixels.
     """
     line = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -38,6 +39,7 @@ def cut_kernel(
     owner = tl.load(owners + line)
     page = tl.load(pages + owner).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(sizes + 2 * owner), tl.load(sizes + 2 * owner + 1)
+    is_upright = tl.load(table + 12 * count) > 0
     channel = tl.arange(0, 4)
     levels = tl.zeros([PIXELS, 4], dtype=tl.int32)
     for below in tl.static_range(2):
@@ -50,7 +52,10 @@ def cut_kernel(
             depth = tl.load(table + 9 * count) * crop_x + tl.load(table + 10 * count) * crop_y + tl.load(table + 11 * count)
             page_x = tl.load(table + 3 * count) * crop_x + tl.load(table + 4 * count) * crop_y + tl.load(table + 5 * count)
             page_y = tl.load(table + 6 * count) * crop_x + tl.load(table + 7 * count) * crop_y + tl.load(table + 8 * count)
-            level = sample_bicubic(page, height, width, page_x / depth, page_y / depth, channel)
+            if is_upright:  # most lines are: one pixel in place of sixteen
+                level = sample_nearest(page, height, width, page_x, page_y, channel)
+            else:
+                level = sample_bicubic(page, height, width, page_x / depth, page_y / depth, channel)
             weight = right_weight if beside else left_weight
             blended += level * weight[:, None]
         weight = lower_weight if below else upper_weight
@@ -75,6 +80,15 @@ def find_tap(output, source, target, UNIT: tl.constexpr, CLAMP: tl.constexpr):
 def round_half_even(value):
     """Of 0 ≤ value < 2²²: float32 has no digits behind the point beyond 2²³."""
     return (value + 8388608.0 - 8388608.0).to(tl.int32)
+
+
+@triton.jit
+def sample_nearest(page, height, width, x, y, channel):
+    """The page's own pixels: levels [pixels, 4]."""
+    column = tl.minimum(tl.maximum((x + 0.5).to(tl.int32), 0), width - 1)
+    row = tl.minimum(tl.maximum((y + 0.5).to(tl.int32), 0), height - 1)
+    source = page + (row * width + column)[:, None] * 3 + channel[None, :]
+    return tl.load(source, mask=(channel < 3)[None, :], other=0).to(tl.int32)
 
 
 @triton.jit

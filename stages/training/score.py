@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import cv2
 import msgspec
@@ -118,7 +119,10 @@ def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> t
     """Each file's results by stage name; OCR's for the first `read` alone. And each stage's seconds for an image."""
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     names = [name for name in registry.ORDER if name != "ocr" or read]
-    specs = resolve_all(open_pack(pack, pack.parent), names, {name: {"batch_size": BATCH} for name in names})
+    overrides: dict[str, dict[str, Any]] = {name: {"batch_size": BATCH} for name in names}
+    if device != "cpu" and "ocr" in overrides:
+        overrides["ocr"]["dtype"] = "float16"  # as in the daemon: its kernels take the scenes' many sizes in their stride
+    specs = resolve_all(open_pack(pack, pack.parent), names, overrides)
     stages = [registry.build(spec, device) for spec in specs]
     for stage in stages:
         stage.load()

@@ -14,6 +14,7 @@ from stages.training.scenes import write_samples
 from stages.training.score import count_words, groups_are_true
 from stages.training.truth import TRUTH, Truth, caption_is_true, read_truth
 
+LEAST_OF_OBJECTS = 0.85  # the pack's card has 0.95 of 2,000 scenes; among some thirty that scatters by 0.04
 UNSEEN = 60_011  # a seed that no pack was trained on
 COUNT = 60
 
@@ -51,7 +52,7 @@ def test_captions_name_what_is_there(answers: Answers) -> None:
 def test_captions_of_objects_have_their_colours_and_counts(answers: Answers) -> None:
     photos = [(truth, sidecar) for truth, sidecar in answers if truth.kind == "photo"]
     assert len(photos) >= 30
-    assert share([groups_are_true(sidecar["caption"]["text"], truth) for truth, sidecar in photos]) >= 0.85
+    assert share([groups_are_true(sidecar["caption"]["text"], truth) for truth, sidecar in photos]) >= LEAST_OF_OBJECTS
 
 
 def test_the_first_tag_is_true(answers: Answers) -> None:
