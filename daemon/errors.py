@@ -32,8 +32,8 @@ class LedgerDamaged(VisiondError):
     exit_status = os.EX_DATAERR
 
 
-class LedgerUnusable(VisiondError):
-    """The ledger is whole for all we know, but cannot be read or written: rights, a full or failing disk."""
+class LedgerUnusable(VisiondError, OSError):
+    """The ledger is whole for all we know, but cannot be read or written: rights, a full or failing disk. It may pass."""
 
     exit_status = os.EX_IOERR
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import queue
 import sqlite3
@@ -24,7 +23,7 @@ import msgspec
 from daemon.jobs import Admitted, Ending, Failure, File, Job, JobStatus, Placed, Version
 from daemon.messages import Output
 from daemon.records import Model, Record, assemble
-from daemon.schema import connect
+from daemon.schema import connect, unusable
 from daemon.statements import SQL, run_rows
 from stages.base import Reason
 
@@ -37,7 +36,7 @@ GROUP = 256  # most requests in one transaction
 class Ledger:
     """The only writer. Every method is a request to the writing thread and returns when it is durable.
 
-    A full or failing disk raises OSError; the request has then had no effect and may be repeated.
+    A full or failing disk raises LedgerUnusable; the request has then had no effect and may be repeated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -284,7 +283,7 @@ class Ledger:
         try:
             return self._transact([work])[0]
         except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may pass
-            return OSError(errno.EIO, f"the ledger cannot be written: {error}", str(self.path))
+            return unusable(self.path, error)
         except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
             return error
 

@@ -22,7 +22,7 @@ import msgspec
 
 from daemon.config import Config
 from daemon.control import open_reader
-from daemon.errors import LedgerDamaged, NothingFound, NotWritable
+from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable
 from daemon.export import written_whole
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
@@ -72,6 +72,8 @@ def repair(config: Config) -> Iterator[Finding]:
                 return
             with trouble_named(config.state.path / LEDGER):
                 yield from _rebuild(config)
+    except LedgerUnusable:  # is an OSError too, and says more
+        raise
     except OSError as error:
         raise NotWritable(f"{error}. Make room or give this user the right to write there, then repair again.") from error
 

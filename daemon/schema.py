@@ -87,15 +87,17 @@ def trouble_named(path: Path) -> Iterator[None]:
 def explain(path: Path, error: sqlite3.DatabaseError) -> VisiondError:
     """Why a file cannot be used as a ledger: LedgerUnusable where it may well be whole, else LedgerDamaged."""
     if _code(error) in _TROUBLE:
-        return LedgerUnusable(
-            f"{path} cannot be used: {error}. Is it a file that may be read and written, on a disk with room?"
-        )
+        return unusable(path, error)
     return damaged(path, error)
 
 
 def _code(error: sqlite3.DatabaseError) -> int:
     """The primary result code of SQLite; 0 for what Python's module raises by itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def unusable(path: Path, error: sqlite3.DatabaseError) -> LedgerUnusable:
+    return LedgerUnusable(f"{path} cannot be used: {error}. Is it a file that may be read and written, on a disk with room?")
 
 
 def damaged(path: Path, found: object) -> LedgerDamaged:

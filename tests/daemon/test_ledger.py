@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from daemon.errors import ConfigError, LedgerDamaged
+from daemon.errors import ConfigError, LedgerDamaged, LedgerUnusable
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
 from daemon.ledger import GROUP, Ledger
 from daemon.records import Model, Reader, Record
@@ -360,7 +360,7 @@ async def test_a_full_disk_is_an_error_of_the_system_and_changes_nothing(ledger:
     [pages] = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
     files = [make_file(b"%d.jpg" % number) for number in range(2000)]
-    with pytest.raises(OSError, match="the ledger cannot be written: database or disk is full"):
+    with pytest.raises(LedgerUnusable, match="cannot be used: database or disk is full"):
         await ledger.admit(files)
     assert counts(ledger) == {"PENDING": 1}
     connection.execute("PRAGMA max_page_count = 1000000")

@@ -107,6 +107,18 @@ def test_a_file_in_the_results_folders_place_pauses_the_daemon_until_it_is_gone(
     place.assert_kept(DONE=20)
 
 
+def test_a_retry_that_cannot_write_the_ledger_exits_74_and_says_so(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop("bad.jpg", b"no picture")
+    assert place.run_once().returncode == 1
+    log = os.fsencode(f"{place.site.ledger}-wal")
+    with Supervisor(tmp_path, lambda call: errno.ENOSPC if call.path == log and call.name == "write" else 0) as supervisor:
+        refused = place.command("retry", "--all", prefix=supervisor.prefix)
+    assert refused.returncode == os.EX_IOERR
+    assert "on a disk with room?" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
 def test_once_over_an_inbox_that_cannot_be_read_exits_74_and_says_so(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(3))
