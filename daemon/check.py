@@ -18,7 +18,7 @@ from daemon.gpus import list_gpus
 from daemon.service import judge_of, plan_placement, resolve_models
 from daemon.state import CONTROL
 from daemon.watcher import is_network_mount
-from daemon.web import listen, read_token, risks
+from daemon.web import check_certificate, listen, read_token, risks
 from stages.manifest import PackError
 from stages.packs import open_pack
 from stages.registry import UnknownName
@@ -100,10 +100,14 @@ def _http(config: Config) -> Iterator[Finding]:
         except VisiondError:
             yield Finding("error", str(error))
     yield from (Finding("warning", risk) for risk in risks(http))
-    if http.token_file:
+    for key, file, read in (
+        ("token_file", http.token_file, read_token),
+        ("tls_certificate", http.tls_certificate, check_certificate),
+    ):
         try:
-            read_token(http)
-            yield Finding("ok", f"http.token_file: {http.token_file} holds a token.")
+            if file:
+                read(http)
+                yield Finding("ok", f"http.{key}: {file} can be used.")
         except ConfigError as error:
             yield Finding("error", str(error))
 

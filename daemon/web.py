@@ -10,6 +10,7 @@ import hmac
 import html
 import os
 import socket
+import ssl
 import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -173,6 +174,14 @@ def read_token(http: Http) -> bytes:
     return token
 
 
+def check_certificate(http: Http) -> None:
+    """Raises ConfigError when the certificate or its key is of no use."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(http.tls_certificate, http.tls_key or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError([f"http.tls_certificate: it or its key cannot be used: {error.strerror or error}."]) from error
+
+
 def risks(http: Http) -> list[str]:
     """What others on the network may do by this configuration."""
     if not http.listen or http.is_loopback:
@@ -189,15 +198,11 @@ def _configure(app: Starlette, http: Http | None = None) -> uvicorn.Config:
     """A server's settings; with TLS where `http` names a certificate."""
     tls: dict[str, Any] = {}
     if http and http.tls_certificate:
+        check_certificate(http)
         tls = {"ssl_certfile": http.tls_certificate, "ssl_keyfile": http.tls_key or None, "ssl_ciphers": CIPHERS}
-    settings = uvicorn.Config(
+    return uvicorn.Config(
         app, http=Connection, ws="none", lifespan="off", log_config=None, limit_concurrency=MOST_CONNECTIONS, **tls
     )
-    try:
-        settings.load()
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError([f"http.tls_certificate: it or its key cannot be used: {error.strerror or error}."]) from error
-    return settings
 
 
 class _Server(uvicorn.Server):

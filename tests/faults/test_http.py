@@ -229,6 +229,7 @@ def test_a_token_or_certificate_that_is_of_no_use_is_refused(
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(mode)
     place = Place(tmp_path, {"http": {"listen": f"127.0.0.1:{free_port()}"} | settings})
-    refused = place.run_once()
-    assert refused.returncode == os.EX_CONFIG
-    assert word in refused.stderr
+    for command in (("run", "--once"), ("check",)):
+        refused = place.command(*command)
+        assert refused.returncode == os.EX_CONFIG
+        assert word in refused.stdout + refused.stderr
