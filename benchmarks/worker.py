@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from daemon.chain import Chain
 from daemon.config import load
 from daemon.gpus import list_gpus
 from daemon.messages import Batch, Item, Setup
 from daemon.service import resolve_models
-from daemon.worker import Chain
 
 START_SECONDS = 300.0
 

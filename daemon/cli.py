@@ -65,7 +65,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def run(
     config: ConfigOption = None,
-    once: Annotated[bool, typer.Option("--once", help="Work off what is there and exit: 0 all done, 1 some failed.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Work off what is there and exit: 0 all done, 1 not all.")] = False,
 ) -> None:
     """Run the daemon. SIGTERM and Ctrl-C let what is in hand finish first.
 

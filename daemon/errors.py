@@ -82,10 +82,26 @@ class NotPermitted(VisiondError):
     exit_status = os.EX_NOPERM
 
 
+class InboxUnreadable(VisiondError):
+    """There may be files in an inbox that nobody has seen."""
+
+    exit_status = os.EX_IOERR
+
+
+class ResultsLost(VisiondError):
+    """The system could not write to the disk what it had taken for written."""
+
+    exit_status = os.EX_IOERR
+
+
 class NoWorkersLeft(VisiondError):
     """Every worker of a segment has failed too often: nothing can be processed any more."""
 
     exit_status = os.EX_UNAVAILABLE
+
+
+class Hurried(Exception):
+    """The end of a drain is not waited for."""
 
 
 class WorkerLost(Exception):

@@ -82,6 +82,7 @@ class Job:
     version: Version
     attempts: int
     seen_at: float  # Unix seconds
+    deaths: int = 0  # workers that died on it alone
     fed_at: float = 0.0  # monotonic seconds
     extent: Extent | None = None  # where its bytes are in the slab
     digest: bytes = b""
@@ -89,7 +90,6 @@ class Job:
     width: int = 0  # pixels, upright
     height: int = 0
     outputs: dict[str, Output] = field(default_factory=dict)  # by stage name
-    deaths: int = 0  # workers that died on it alone
     failure: Failure | None = None
     gone: bool = False
 

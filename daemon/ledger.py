@@ -160,6 +160,10 @@ class Ledger:
         """Hold the outputs of jobs that are not finished yet, so that a crash resumes at the next segment."""
         await self._ask(lambda connection: self._keep(connection, jobs))
 
+    async def blame(self, job: Job) -> None:
+        """Hold how many workers died on the job alone, so that a new daemon does not begin to count again."""
+        await self._ask(lambda connection: connection.execute(SQL["blame"], (job.deaths, job.id)))
+
     async def end(self, endings: Sequence[Ending]) -> set[int]:
         """Write how jobs ended, with every result they have. Returns the ids that were still PENDING until now:
         a job whose file was replaced meanwhile is not among them and must not be published."""
@@ -319,6 +323,7 @@ class Ledger:
             version=Version(row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
             attempts=row["attempts"],
             seen_at=row["seen_at"],
+            deaths=row["deaths"],
         )
 
 

@@ -54,7 +54,8 @@ CREATE TABLE image (                      -- a version of a file
     reason TEXT,
     detail TEXT,
     finished_at REAL,
-    emitted INTEGER NOT NULL DEFAULT 0    -- 1: sidecar, bin and source are as this row says
+    emitted INTEGER NOT NULL DEFAULT 0,   -- 1: sidecar, bin and source are as this row says
+    deaths INTEGER NOT NULL DEFAULT 0     -- workers that died on it alone
 );
 CREATE UNIQUE INDEX version ON image (inbox, path, mtime_ns, ctime_ns, size, inode, device);
 CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
@@ -104,12 +105,12 @@ SELECT COUNT(*) FROM image AS new JOIN image AS old ON old.id = (
 SELECT COALESCE(MAX(id), 0) FROM image;
 
 -- name: fresh
-SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at FROM image
+SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
 WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? AND inbox IN (SELECT value FROM json_each(?))
 ORDER BY id LIMIT ?;
 
 -- name: again
-SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at FROM image
+SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
 WHERE status = 0 AND not_before > 0 AND not_before <= ? AND inbox IN (SELECT value FROM json_each(?))
 ORDER BY not_before LIMIT ?;
 
@@ -136,6 +137,9 @@ UPDATE image SET status = ended.column2, digest = COALESCE(ended.column3, digest
     criteria = ended.column6, reason = ended.column7, detail = ended.column8, finished_at = ended.column9,
     attempts = ended.column10, emitted = 0
 FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0 RETURNING image.id;
+
+-- name: blame
+UPDATE image SET deaths = ? WHERE id = ?;
 
 -- name: postpone
 UPDATE image SET attempts = ?, not_before = ?, detail = ? WHERE id = ? AND status = 0;
@@ -198,7 +202,7 @@ SELECT *, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNING i
 SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 GROUP BY bin;
 
 -- name: retry
-UPDATE image SET status = 0, attempts = 0, not_before = :now, reason = NULL, detail = NULL, finished_at = NULL
+UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL, finished_at = NULL
 WHERE status = 2 AND emitted = 1 AND id = :id AND :is_newest;  -- what is not published yet will move its file first
 
 -- name: failed

@@ -1,6 +1,6 @@
 """READ THIS FIRST. The life of an image, a method a step, in the order it happens:
 
-    watch → admit → feed → dispatch → work → advance → finish → publish
+    watch → admit → feed → dispatch → work → advance → finish → publish → confirm
 
 Every arrow is bounded: `feed` waits for room in the slab, each segment's queue is short, a batch is formed only when a
 worker has a slot free. So the slowest GPU holds back the folder, and memory stays flat however many files wait.
@@ -12,35 +12,34 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 import anyio
 import structlog
 from anyio import to_thread
 
 from daemon.endings import Judge
-from daemon.errors import WorkerLost
+from daemon.errors import ResultsLost, WorkerLost
 from daemon.intake import read_files
-from daemon.jobs import Ending, Failure, File, Job, JobStatus
+from daemon.jobs import Ending, Failure, File, Job, JobStatus, Placed
 from daemon.ledger import Ledger
 from daemon.messages import Item, Reply
 from daemon.metrics import Metrics
+from daemon.persistence import Persistence
 from daemon.pool import Pool, Worker
 from daemon.records import Record
-from daemon.sinks import Journal, Sink, publish_records
+from daemon.sinks import Journal, Sink, publish_durably, publish_records, sync_folders
 from daemon.slab import Slab
 from daemon.watcher import Watcher
 from stages.base import Reason
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 FEED = 64  # jobs fetched, read and digested together
 FINISH = 128  # jobs committed and published together
+UNCONFIRMED = 32  # groups of them that may be published and not yet known to be on the disk
 SOLO_DEATHS = 2  # workers that may die on an image alone before it is held to be the cause
-PAUSE_SECONDS = 1.0  # between tries while results cannot be written
 
 
 @dataclass(slots=True)
@@ -57,6 +56,15 @@ class Lane:
 
     def is_needed_by(self, job: Job) -> bool:
         return any(stage not in job.outputs for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A group of jobs whose results stand in their files, though perhaps not yet on the disk."""
+
+    endings: list[Ending]
+    ended: set[int]  # the ids among them that nothing has replaced meanwhile
+    placed: list[Placed]
 
 
 class Pipeline:
@@ -85,11 +93,12 @@ class Pipeline:
         self.journal = journal
         self.reuse_results = reuse_results
         self.in_flight: dict[int, Job] = {}
-        self.troubles: dict[str, str] = {}  # what cannot be written, and why
+        self.persist = Persistence()
         self.progressed_at = time.monotonic()
         self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
+        self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
         self._admitted = asyncio.Event()
         self._landed = asyncio.Event()
         self._watching = anyio.CancelScope()
@@ -105,6 +114,7 @@ class Pipeline:
                 tasks.start_soon(self.isolate, lane)
             tasks.start_soon(self.finish)
             tasks.start_soon(self.publish)
+            tasks.start_soon(self.confirm)
             tasks.start_soon(self.watch, once)
             await self.feed()
             while self.in_flight:
@@ -114,12 +124,12 @@ class Pipeline:
 
     def drain(self) -> None:
         """Take in nothing more, and let go of what waits for a worker; `run` returns when the rest has its end."""
-        self._draining = True
+        self._draining = self.persist.hurried = True
         self._watching.cancel()
         self._admitted.set()
-        for lane in self.lanes:
-            while not lane.queue.empty():
-                self._let_go(lane.queue.get_nowait())
+        for queue in [queue for lane in self.lanes for queue in (lane.queue, lane.suspects)]:
+            while not queue.empty():
+                self._let_go(queue.get_nowait())
 
     def wake(self) -> None:
         """There are jobs that nobody admitted: images to be tried again."""
@@ -130,7 +140,8 @@ class Pipeline:
         last = 0
         while records := await self.ledger.owed(last, FINISH):
             last = records[-1].id
-            await self._place(records)
+            placed = await self._publish(records, publish_durably)
+            await self.persist("ledger", self.ledger.mark_emitted, placed)
 
     # 1. A file appears, and is whole.
 
@@ -142,7 +153,7 @@ class Pipeline:
 
     async def admit(self, files: list[File]) -> None:
         """A row for each new version. A backlog of a million files is a million rows, not a million objects here."""
-        admitted = await self._persist("ledger", self.ledger.admit, files)
+        admitted = await self.persist("ledger", self.ledger.admit, files)
         self.metrics.admitted(admitted)
         if admitted.pending:
             self._admitted.set()
@@ -167,8 +178,8 @@ class Pipeline:
         """The next jobs, waiting until there are some; none when there will be no more."""
         while not self._draining:
             self._admitted.clear()
-            pause = await self._persist("ledger", self.ledger.seconds_to_next_try)
-            if jobs := await self._persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys()):
+            pause = await self.persist("ledger", self.ledger.seconds_to_next_try)
+            if jobs := await self.persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys()):
                 return jobs
             if self._complete and pause is None and not self.in_flight:
                 break
@@ -189,7 +200,7 @@ class Pipeline:
         """Read and digest the files, answer from the ledger what is known there, queue the rest."""
         await to_thread.run_sync(read_files, [job for job in jobs if job.extent], self.slab, self._roots)
         if self.reuse_results:
-            await self._persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
+            await self.persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
         for job in jobs:
             self.metrics.fed(job)
             await self._pass_on(job)
@@ -212,7 +223,7 @@ class Pipeline:
             reply = await self._run(lane, worker, jobs)
         except WorkerLost:
             for job in jobs:
-                lane.suspects.put_nowait(job)
+                await self._queue(lane.suspects, job)
         else:
             await self.advance(lane, worker, jobs, reply)
         finally:
@@ -232,8 +243,9 @@ class Pipeline:
 
     async def _suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
         job.deaths += loss.began
+        await self.persist("ledger", self.ledger.blame, job)
         if job.deaths < SOLO_DEATHS:
-            lane.suspects.put_nowait(job)
+            await self._queue(lane.suspects, job)
             return
         reason = Reason.TIMEOUT if loss.timed_out else Reason.POISON
         job.failure = Failure(reason, f"{job.deaths} workers were lost on it alone: {loss.cause}")
@@ -261,19 +273,22 @@ class Pipeline:
             if outcome.reason:
                 job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
         if onward := [job for job in jobs if self._next_lane(job)]:
-            await self._persist("ledger", self.ledger.keep, onward)  # a crash resumes at the next segment
+            await self.persist("ledger", self.ledger.keep, onward)  # a crash resumes at the next segment
         for job in jobs:
             await self._pass_on(job)
 
     async def _pass_on(self, job: Job) -> None:
-        lane = self._next_lane(job)
-        if lane and self._draining:
-            self._let_go(job)
-        elif lane:
-            await lane.queue.put(job)
+        if lane := self._next_lane(job):
+            await self._queue(lane.suspects if job.deaths else lane.queue, job)
         else:
             self._leave_slab(job)
             await self._ended.put(job)
+
+    async def _queue(self, queue: asyncio.Queue[Job], job: Job) -> None:
+        if self._draining:
+            self._let_go(job)
+        else:
+            await queue.put(job)
 
     def _let_go(self, job: Job) -> None:
         """It stays PENDING, for the next daemon."""
@@ -292,7 +307,7 @@ class Pipeline:
             return None
         return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
 
-    # 6. Durable, then published.
+    # 6. Durable, then published, then known to be so.
 
     async def finish(self) -> None:
         """How each job ends, and that in the ledger: from here on its result is durable."""
@@ -301,7 +316,7 @@ class Pipeline:
             while len(jobs) < FINISH and not self._ended.empty():
                 jobs.append(self._ended.get_nowait())
             endings = await to_thread.run_sync(self.judge.endings, jobs)
-            ended = await self._persist("ledger", self.ledger.end, endings)
+            ended = await self.persist("ledger", self.ledger.end, endings)
             await self._durable.put((endings, ended))
 
     async def publish(self) -> None:
@@ -309,17 +324,35 @@ class Pipeline:
         while True:
             endings, ended = await self._durable.get()
             published = [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
-            await self._place([self.ledger.record_of(ending) for ending in published])
-            for ending in endings:
-                self._leave(ending, replaced=ending.status is not JobStatus.PENDING and ending.job.id not in ended)
+            placed = await self._publish([self.ledger.record_of(ending) for ending in published], publish_records)
+            await self._published.put(Published(endings, ended, placed))
+
+    async def confirm(self) -> None:
+        """Only what would outlive a power failure is marked as published: all groups that came while the disk was busy
+        with the last ones share its next effort."""
+        while True:
+            groups = [await self._published.get()]
+            while not self._published.empty():
+                groups.append(self._published.get_nowait())
+            try:
+                await to_thread.run_sync(sync_folders, self.sinks.values())
+            except OSError as error:  # what it has failed to write the system has forgotten
+                raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error
+            await self.persist("ledger", self.ledger.mark_emitted, [placed for group in groups for placed in group.placed])
+            for group in groups:
+                for ending in group.endings:
+                    replaced = ending.status is not JobStatus.PENDING and ending.job.id not in group.ended
+                    self._leave(ending, replaced=replaced)
             self._landed.set()
             self._admitted.set()
 
-    async def _place(self, records: Sequence[Record]) -> None:
-        placed = await self._persist("results", to_thread.run_sync, publish_records, records, self.sinks)
+    async def _publish(
+        self, records: Sequence[Record], write: Callable[[Sequence[Record], Mapping[int, Sink]], list[Placed]]
+    ) -> list[Placed]:
+        placed: list[Placed] = await self.persist("results", to_thread.run_sync, write, records, self.sinks)
         if self.journal:
-            await self._persist("journal", self.journal.append, records)
-        await self._persist("ledger", self.ledger.mark_emitted, placed)
+            await self.persist("journal", self.journal.append, records)
+        return placed
 
     def _leave(self, ending: Ending, *, replaced: bool) -> None:
         job = ending.job
@@ -337,20 +370,3 @@ class Pipeline:
                 reason=ending.failure.reason.value,
                 detail=ending.failure.detail,
             )
-
-    async def _persist(self, what: str, write: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Write until it works: a full or failing disk pauses the daemon, and loses nothing."""
-        failed = False
-        while True:
-            try:
-                answer = await write(*arguments)
-            except OSError as error:
-                if what not in self.troubles:
-                    log.error("paused", cannot_write=what, error=str(error))
-                self.troubles[what] = str(error)
-                failed = True
-                await anyio.sleep(PAUSE_SECONDS)
-            else:
-                if failed and self.troubles.pop(what, ""):  # that something else can be read or written proves nothing
-                    log.info("going on", can_write=what)
-                return answer

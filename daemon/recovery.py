@@ -29,7 +29,7 @@ from daemon.messages import Output
 from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar
-from daemon.sinks import Sink, second_name, sidecar_paths, write_sidecar
+from daemon.sinks import Sink, second_name, sidecar_paths, sync_folders, write_sidecar
 from daemon.state import DATABASE, LEDGER, lock_state
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
@@ -86,6 +86,8 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
                 write_sidecar(sink.folder_of(record), record)
             known.add(finding.file)
             yield finding
+    if mend:
+        sync_folders(sinks.values())
     for sink in sinks.values():
         yield from (Finding("foreign", file) for file in _list_sidecars(sink.results) if file not in known)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from anyio import to_thread
 
 from daemon.config import Config
 from daemon.endings import Judge
-from daemon.errors import ConfigError, ModelsUnusable, VisiondError
+from daemon.errors import ConfigError, Hurried, InboxUnreadable, ModelsUnusable, VisiondError
 from daemon.gpus import Gpu, list_gpus
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
@@ -55,6 +56,7 @@ CPU_ENVIRONMENT = {
 LEAST_CPU_THREADS = 2  # with a single one torch takes slow convolutions: OCR costs 1.3 times the CPU time, even on one core
 SHOW_SECONDS = 0.25  # between two pictures of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
+LEAVE_SECONDS = 5.0  # for the end itself, with no work left; a worker that must be killed takes up to four of them
 STALL_FACTOR = 2.0  # of the batch time-out, without progress though there is work: then the watchdog is not fed
 
 
@@ -82,11 +84,15 @@ class Service:
                 tasks.start_soon(self._report, pipeline, status)
                 await pipeline.run(once=self.once)  # files are admitted and read while the models load
                 self.notifier.stopping()
+                if not self.once:
+                    leave_within(LEAVE_SECONDS)
                 for pool in pools:
                     pool.stop()
                 tasks.cancel_scope.cancel()
             if self.show:
                 self.show(status.snapshot())
+            if self.once and (obstacles := pipeline.watcher.obstacles()):
+                raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
         return self.metrics.outcomes
 
     @contextlib.asynccontextmanager
@@ -149,7 +155,7 @@ class Service:
                 with anyio.move_on_after(self.config.pipeline.drain_seconds):
                     async for _ in signals:
                         break
-                log.warning("stopped before the drain was over; what was in hand stays pending")
+                leave_within(LEAVE_SECONDS)
                 raise Hurried
 
     async def _report(self, pipeline: Pipeline, status: Status) -> None:
@@ -172,8 +178,16 @@ class Service:
         return not idle and time.monotonic() - pipeline.progressed_at > patience
 
 
-class Hurried(Exception):
-    """The user does not want to wait for the drain."""
+def leave_within(seconds: float) -> None:
+    """A thread that hangs in a system call, as on a dead mount, cannot hold up the end of the process for ever."""
+
+    def leave() -> None:
+        log.warning("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
+        os._exit(os.EX_OK)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
 
 
 async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> Counter[JobStatus]:
@@ -184,6 +198,7 @@ async def run_service(config: Config, *, once: bool = False, show: Show | None =
     except BaseExceptionGroup as group:
         _, rest = group.split(Hurried)
         if rest is None:
+            log.warning("stopped before the drain was over; what was in hand stays pending")
             return service.metrics.outcomes
         error = next(_leaves(rest))
         raise error from (None if isinstance(error, VisiondError) else group)

@@ -7,12 +7,13 @@ A file appears under its name only whole: written under another name, then renam
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from daemon.sections import Inbox
 
 log = structlog.get_logger()
 
+_libc = ctypes.CDLL(None, use_errno=True)
 LONGEST_NAME = 255  # bytes, of every common file system
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # may pass, and concerns every file
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -76,6 +78,10 @@ class Sink:
     def _bin_of(self, record: Record) -> bytes:
         return os.path.join(self.bins, os.fsencode(record.bin), record.path)
 
+    def folders(self) -> tuple[bytes, ...]:
+        """Those that publishing writes to."""
+        return self.results, self.failed, self.done, self.bins
+
     def _place(self, record: Record) -> Placed:
         self._try(record, lambda: _unlink(sidecar_paths(self.failed, record.path)[0]))  # of a try that failed
         if self.bins_mode == "copy":
@@ -121,6 +127,29 @@ class Sink:
 def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> list[Placed]:
     """Publish each record to its inbox's sink; those of inboxes that are no longer configured wait. Runs in a thread."""
     return [sinks[record.inbox].publish(record) for record in records if record.inbox in sinks]
+
+
+def publish_durably(records: Sequence[Record], sinks: Mapping[int, Sink]) -> list[Placed]:
+    """The same, and on the disk when it returns."""
+    placed = publish_records(records, sinks)
+    sync_folders(sinks.values())
+    return placed
+
+
+def sync_folders(sinks: Iterable[Sink]) -> None:
+    """Have all that was published written to the disk: one call for each file system, as a call for each file would cost
+    many times more. Raises OSError when the system had to give some of it up. Runs in a thread."""
+    synced = set()
+    for folder in {folder for sink in sinks for folder in sink.folders()}:
+        with contextlib.suppress(*_IN_THE_WAY):  # nothing has been published there yet
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                device = os.fstat(fd).st_dev
+                if device not in synced and _libc.syncfs(fd):
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
+                synced.add(device)
+            finally:
+                os.close(fd)
 
 
 def write_sidecar(folder: bytes, record: Record) -> None:
@@ -176,7 +205,7 @@ def _cut(name: bytes, length: int) -> bytes:
 
 
 def write_whole(path: bytes, data: bytes) -> None:
-    """A file that appears at once and whole, or not at all. Its durability is the ledger's business."""
+    """A file that appears at once and whole, or not at all; on the disk once `sync_folders` has been called."""
     temporary = _temporary(path)
     fd = _create(temporary)
     try:

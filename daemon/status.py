@@ -26,7 +26,7 @@ class Status:
         self._samples: deque[tuple[float, int]] = deque()
         metrics.pending.set(counts[JobStatus.PENDING])
         metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
-        metrics.paused.set_function(lambda: float(bool(pipeline.troubles)))
+        metrics.paused.set_function(lambda: float(bool(pipeline.persist.troubles)))
         metrics.slab_size.set(pipeline.slab.size)
         metrics.slab_used.set_function(lambda: pipeline.slab.used)
         for lane in pipeline.lanes:
@@ -47,7 +47,7 @@ class Status:
             gone=self._total(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=pending / rate if rate else None,
-            paused="; ".join(f"{what}: {why}" for what, why in pipeline.troubles.items()),
+            paused="; ".join(f"{what}: {why}" for what, why in pipeline.persist.troubles.items()),
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
             workers=[WorkerState(**state) for lane in pipeline.lanes for state in lane.pool.health()],
@@ -97,7 +97,8 @@ class Status:
             for lane in self._pipeline.lanes
             if not any(seat.healthy for seat in lane.pool.seats)
         ]
-        return stuck + [f"{what} cannot be written: {why}" for what, why in self._pipeline.troubles.items()]
+        stuck += self._pipeline.watcher.obstacles()
+        return stuck + [f"{what} cannot be written: {why}" for what, why in self._pipeline.persist.troubles.items()]
 
     def _rate(self) -> float:
         now, done = time.monotonic(), self._ended(JobStatus.DONE) + self._ended(JobStatus.FAILED)

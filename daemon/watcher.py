@@ -13,10 +13,10 @@ import os
 import re
 import stat
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import anyio
 import structlog
@@ -30,10 +30,12 @@ from daemon.sections import Inbox
 from daemon.settle import Patience, Settling
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 CHUNK = 512  # files for one look into the ledger
 HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
 POLL_SECONDS = 5.0  # between scans where there are no events
+DEAF_SECONDS = 30.0  # that a look into an inbox may take before the inbox is said not to answer
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 
 NETWORK_FILE_SYSTEMS = re.compile(
@@ -46,14 +48,14 @@ _EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mas
 class Hint(NamedTuple):
     """Something happened to this file."""
 
-    inbox: int
     path: bytes
     renamed: bool = False
 
 
 @dataclass(slots=True)
 class Folder:
-    """An inbox as the watcher sees it; `number` is its number in the ledger."""
+    """An inbox as the watcher sees it; `number` is its number in the ledger. Each has tasks and threads of its own, so that a
+    mount that does not answer holds up no other inbox."""
 
     number: int
     settings: Inbox
@@ -64,10 +66,40 @@ class Folder:
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan before their time
+    wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
+    hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
+    settling: Settling = field(default_factory=Settling)
+    looks: list[float] = field(default_factory=list)  # when those threads began that are looking into it (monotonic)
 
     @property
     def patience(self) -> Patience:
         return Patience(self.settings.settle_seconds, trusts_clock=not self.polls)
+
+    async def look(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function that reads the folder, in a thread: it may never return."""
+        started = time.monotonic()
+        self.looks.append(started)
+        try:
+            return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+        finally:
+            self.looks.remove(started)
+
+    def want_scan(self, subtree: bytes = b"") -> None:
+        self.wanted.add(subtree)
+        self.wake.set()
+
+    def push(self, hint: Hint) -> None:
+        try:
+            self.hints.put_nowait(hint)
+        except asyncio.QueueFull:
+            self.want_scan()
+
+    def obstacle(self) -> str:
+        """Why nothing is found in it at present; empty when all is well."""
+        deaf = time.monotonic() - min(self.looks, default=time.monotonic())
+        if deaf > DEAF_SECONDS:
+            return f"inbox {self.settings.path} has not answered for {deaf:.0f} s; is its mount dead?"
+        return f"inbox {self.settings.path} cannot be read" if self.missing else ""
 
 
 Admit = Callable[[list[File]], Awaitable[None]]
@@ -77,56 +109,56 @@ class Watcher:
     """Hands every whole new version of every file in the inboxes to `admit`, in lists."""
 
     def __init__(self, inboxes: dict[int, Inbox], reader: Reader, rescan_seconds: float, metrics: Metrics) -> None:
-        self._folders = {number: _open_folder(number, inbox) for number, inbox in inboxes.items()}
+        self._folders = [_open_folder(number, inbox) for number, inbox in inboxes.items()]
         self._reader = reader
         self._rescan_seconds = rescan_seconds
         self._metrics = metrics
-        self._settling = Settling()
-        self._hints: asyncio.Queue[Hint] = asyncio.Queue(HINTS)
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
-        self._wake = anyio.Event()
         self._inotify: Inotify | None = None
 
     async def run(self, admit: Admit, *, once: bool = False) -> None:
         """Watch until cancelled; with `once`, until all that is there has been found whole."""
         if once:
-            await self._sweep(admit)
+            async with anyio.create_task_group() as tasks:
+                for folder in self._folders:
+                    tasks.start_soon(self._sweep, folder, admit)
             return
         self._inotify = self._start_inotify()
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
-                tasks.start_soon(self._follow, admit)
-                tasks.start_soon(self._rescan, admit)
+                for folder in self._folders:
+                    tasks.start_soon(self._follow, folder, admit)
+                    tasks.start_soon(self._rescan, folder, admit)
         finally:
             if self._inotify:
                 self._inotify.close()
 
+    def obstacles(self) -> list[str]:
+        """What keeps files from being found. Empty when nothing does."""
+        return [obstacle for folder in self._folders if (obstacle := folder.obstacle())]
+
     # The truth: scans
 
-    async def _sweep(self, admit: Admit) -> None:
+    async def _sweep(self, folder: Folder, admit: Admit) -> None:
         """One scan of everything, then patience with what has not settled yet."""
-        for folder in self._folders.values():
-            await self._scan(folder, b"", admit)
-        while (pause := self._settling.seconds_to_next(time.monotonic())) is not None:
+        await self._scan(folder, b"", admit)
+        while (pause := folder.settling.seconds_to_next(time.monotonic())) is not None:
             await anyio.sleep(pause)
-            await self._examine([Hint(*key) for key in self._settling.due(time.monotonic())], admit)
-            if self._settling.overflowed:
-                self._settling.overflowed = False
-                await self._sweep(admit)
+            await self._examine(folder, _due(folder), admit)
+            if folder.settling.overflowed:
+                folder.settling.overflowed = False
+                await self._sweep(folder, admit)
 
-    async def _rescan(self, admit: Admit) -> None:
+    async def _rescan(self, folder: Folder, admit: Admit) -> None:
         while True:
-            self._wake = anyio.Event()  # before looking, so that what is wanted meanwhile is not overslept
-            now = time.monotonic()
-            for folder in self._folders.values():
-                if folder.wanted or now >= self._next_scan(folder):
-                    subtrees, folder.wanted = folder.wanted or {b""}, set()
-                    for subtree in sorted(subtrees):
-                        await self._scan(folder, subtree, admit)
-            pause = min(self._next_scan(folder) for folder in self._folders.values()) - time.monotonic()
-            with anyio.move_on_after(max(pause, 0.05)):
-                await self._wake.wait()
+            folder.wake = anyio.Event()  # before looking, so that what is wanted meanwhile is not overslept
+            if folder.wanted or time.monotonic() >= self._next_scan(folder):
+                subtrees, folder.wanted = folder.wanted or {b""}, set()
+                for subtree in sorted(subtrees):
+                    await self._scan(folder, subtree, admit)
+            with anyio.move_on_after(max(self._next_scan(folder) - time.monotonic(), 0.05)):
+                await folder.wake.wait()
 
     def _next_scan(self, folder: Folder) -> float:
         if not folder.scanned_at:
@@ -139,20 +171,20 @@ class Watcher:
         started = time.monotonic()
         first = not folder.scanned_at
         chunks = self._walk(folder, subtree)
-        while (files := await to_thread.run_sync(next, chunks, None, abandon_on_cancel=True)) is not None:
-            whole = self._whole([(file, False) for file in files])
+        while (files := await folder.look(next, chunks, None)) is not None:
+            whole = self._whole(folder, [(file, False) for file in files])
             if whole and not first and not subtree:
                 self._metrics.reconcile_found.inc(len(whole))
             if whole:
                 await admit(whole)
-            if len(self._settling) and self._hints.empty():
-                self._push(Hint(folder.number, b""))  # the folder itself: so `_follow` learns that something settles
+            if len(folder.settling) and folder.hints.empty():
+                folder.push(Hint(b""))  # the folder itself: so `_follow` learns that something settles
         if not subtree:
             folder.scan_seconds = time.monotonic() - started
             folder.scanned_at = time.monotonic()
             self._metrics.scan_seconds.observe(folder.scan_seconds)
-        if self._settling.overflowed:
-            self._settling.overflowed = False
+        if folder.settling.overflowed:
+            folder.settling.overflowed = False
             folder.scanned_at = time.monotonic() - self._rescan_seconds + folder.settings.settle_seconds
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
@@ -197,7 +229,7 @@ class Watcher:
     # The hints: events
 
     def _start_inotify(self) -> Inotify | None:
-        if all(folder.polls for folder in self._folders.values()):
+        if all(folder.polls for folder in self._folders):
             return None
         try:
             return Inotify(cache_size=256)
@@ -223,7 +255,7 @@ class Watcher:
             "fs.inotify.max_user_instances with sysctl.",
             error=error.strerror,
         )
-        for folder in self._folders.values():
+        for folder in self._folders:
             folder.polls = True
 
     async def _listen(self) -> None:
@@ -233,7 +265,8 @@ class Watcher:
         async for event in self._inotify:
             if event.mask & Mask.Q_OVERFLOW:
                 self._metrics.watch_overflows.inc()
-                self._want_scan(*self._folders.values())
+                for folder in self._folders:
+                    folder.want_scan()
             elif event.watch and event.watch.wd in self._watched:
                 self._take_event(event, *self._watched[event.watch.wd])
 
@@ -246,66 +279,45 @@ class Watcher:
             return
         path = os.path.join(relative, name) if relative else name
         if not event.mask & Mask.ISDIR:
-            self._push(Hint(folder.number, path, renamed=bool(event.mask & Mask.MOVED_TO)))
+            folder.push(Hint(path, renamed=bool(event.mask & Mask.MOVED_TO)))
         elif event.mask & (Mask.CREATE | Mask.MOVED_TO) and folder.settings.recursive:
-            folder.wanted.add(path)  # files may be in it already
-            self._wake.set()
+            folder.want_scan(path)  # files may be in it already
 
-    def _push(self, hint: Hint) -> None:
-        try:
-            self._hints.put_nowait(hint)
-        except asyncio.QueueFull:
-            self._want_scan(self._folders[hint.inbox])
-
-    def _want_scan(self, *folders: Folder) -> None:
-        for folder in folders:
-            folder.wanted.add(b"")
-        self._wake.set()
-
-    async def _follow(self, admit: Admit) -> None:
+    async def _follow(self, folder: Folder, admit: Admit) -> None:
         """Look at what the hints name, and again at what had not settled."""
         while True:
-            hints = await self._gather(self._settling.seconds_to_next(time.monotonic()))
-            hints += [Hint(*key) for key in self._settling.due(time.monotonic())]
-            await self._examine(hints, admit)
+            hints = await self._gather(folder)
+            await self._examine(folder, hints + _due(folder), admit)
 
-    async def _gather(self, patience: float | None) -> list[Hint]:
-        """The hints that are there, waiting for the first; none when `patience` seconds pass without one."""
+    async def _gather(self, folder: Folder) -> list[Hint]:
+        """The hints that are there, waiting for the first; none when a file that settles is due before one comes."""
         hints: list[Hint] = []
-        with anyio.move_on_after(patience):
-            hints.append(await self._hints.get())
-        while not self._hints.empty() and len(hints) < CHUNK:
-            hints.append(self._hints.get_nowait())
+        with anyio.move_on_after(folder.settling.seconds_to_next(time.monotonic())):
+            hints.append(await folder.hints.get())
+        while not folder.hints.empty() and len(hints) < CHUNK:
+            hints.append(folder.hints.get_nowait())
         return hints
 
-    async def _examine(self, hints: list[Hint], admit: Admit) -> None:
+    async def _examine(self, folder: Folder, hints: list[Hint], admit: Admit) -> None:
         """Look at each file named and admit those that are whole and new."""
-        unique = {(hint.inbox, hint.path): hint for hint in hints if hint.inbox in self._folders}
-        unique |= {(hint.inbox, hint.path): hint for hint in hints if hint.renamed and hint.inbox in self._folders}
-        if not unique:
+        renamed = {hint.path for hint in hints if hint.renamed}
+        paths = {hint.path for hint in hints}
+        if not paths:
             return
-        files = await to_thread.run_sync(self._look, list(unique.values()), abandon_on_cancel=True)
-        for key in unique.keys() - {(file.inbox, file.path) for file in files}:
-            self._settling.forget(key)
-        if whole := self._whole([(file, unique[file.inbox, file.path].renamed) for file in files]):
+        files = await folder.look(self._look, folder, paths)
+        for path in paths - {file.path for file in files}:
+            folder.settling.forget((folder.number, path))
+        if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
             await admit(whole)
 
-    def _look(self, hints: list[Hint]) -> list[File]:
+    def _look(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
         """Each file as it is now, where the ledger does not know this version. Runs in a thread."""
-        found: list[File] = []
-        for number, folder in self._folders.items():
-            paths = [hint.path for hint in hints if hint.inbox == number]
-            files = [_file(number, path, _stat_of(folder, path)) for path in paths]
-            found += self._unknown(folder, [file for file in files if file])
-        return found
+        files = [_file(folder.number, path, _stat_of(folder, path)) for path in paths]
+        return self._unknown(folder, [file for file in files if file])
 
-    def _whole(self, found: list[tuple[File, bool]]) -> list[File]:
+    def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
         now, clock = time.monotonic(), time.time()
-        return [
-            file
-            for file, renamed in found
-            if self._settling.is_whole(file, self._folders[file.inbox].patience, now, clock, renamed=renamed)
-        ]
+        return [file for file, renamed in found if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)]
 
 
 def is_network_mount(path: Path) -> bool:
@@ -324,6 +336,11 @@ def _open_folder(number: int, inbox: Inbox) -> Folder:
     patterns = [os.fsencode(fnmatch.translate(pattern)) for pattern in inbox.ignore]
     ignored = re.compile(b"|".join(b"(?:" + pattern + b")" for pattern in patterns) or b"(?!)", re.DOTALL)
     return Folder(number, inbox, os.fsencode(inbox.path), polls, ignored)
+
+
+def _due(folder: Folder) -> list[Hint]:
+    """Files that have had their time to settle."""
+    return [Hint(path) for _, path in folder.settling.due(time.monotonic())]
 
 
 def _stat_of(folder: Folder, path: bytes) -> Callable[..., os.stat_result]:

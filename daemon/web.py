@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon import __version__
 from daemon.config import Config
+from daemon.connections import Connection
 from daemon.errors import ConfigError
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
@@ -42,7 +43,7 @@ log = structlog.get_logger()
 LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
 # Of TLS 1.2, the oldest that is spoken; TLS 1.3 has its own.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-MOST_CONNECTIONS = 512  # further ones are answered 503, so that slow clients cannot take all file descriptors
+MOST_CONNECTIONS = 512  # further ones are answered 503
 
 INDEX = """\
 <!DOCTYPE html>
@@ -189,7 +190,9 @@ def _configure(app: Starlette, http: Http | None = None) -> uvicorn.Config:
     tls: dict[str, Any] = {}
     if http and http.tls_certificate:
         tls = {"ssl_certfile": http.tls_certificate, "ssl_keyfile": http.tls_key or None, "ssl_ciphers": CIPHERS}
-    settings = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", limit_concurrency=MOST_CONNECTIONS, **tls)
+    settings = uvicorn.Config(
+        app, http=Connection, ws="none", lifespan="off", log_config=None, limit_concurrency=MOST_CONNECTIONS, **tls
+    )
     try:
         settings.load()
     except OSError as error:  # ssl.SSLError is one

@@ -51,17 +51,22 @@ def name_of(item: Input, copy: int) -> str:
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Verdict]:
     """Every input of the catalogue a few times over, good images, odd names and things that are no files, in one run."""
-    place = Place(tmp_path_factory.mktemp("mixed"), {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}})
-    drops = [(name_of(item, copy).encode(), item.make()) for item in CATALOGUE for copy in range(COPIES)]
-    drops += [(b"good-%03d.ppm" % number, picture(number)) for number in range(GOOD)]
-    drops += [(path, picture(1000 + number)) for number, path in enumerate(NAMES.values())]
-    random.Random(1).shuffle(drops)
+    place = mix(tmp_path_factory.mktemp("mixed"), COPIES, GOOD, random.Random(1))
+    assert place.run_once().returncode == 1
+    return place, place.judge()
+
+
+def mix(folder: Path, copies: int, good: int, chance: random.Random) -> Place:
+    place = Place(folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}})
+    drops = [(name_of(item, copy).encode(), data) for item in CATALOGUE for data in [item.make()] for copy in range(copies)]
+    drops += [(b"good-%04d.ppm" % number, picture(number)) for number in range(good)]
+    drops += [(path, picture(10**6 + number)) for number, path in enumerate(NAMES.values())]
+    chance.shuffle(drops)
     for path, data in drops:
         place.drop(path, data)
     drop_what_is_no_image(place)
     place.drop("good-last.jpg", jpeg())
-    assert place.run_once().returncode == 1
-    return place, place.judge()
+    return place
 
 
 def drop_what_is_no_image(place: Place) -> None:

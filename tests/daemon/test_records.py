@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from daemon.errors import LedgerDamaged
+from daemon.errors import LedgerDamaged, LedgerUnusable
 from daemon.jobs import JobStatus, Placed
 from daemon.ledger import Ledger
 from daemon.messages import Output
@@ -286,3 +286,8 @@ async def test_a_record_names_the_models_that_made_it(ledger: Ledger) -> None:
     assert record.models == [Model("ocr", "ocr-1", ""), Model("clip", "clip-1", "")]
     assert record.outputs == job.outputs
     reader.close()
+
+
+def test_what_cannot_be_opened_as_a_ledger_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LedgerUnusable, match="cannot be used"):
+        Reader(tmp_path)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from daemon.metrics import Metrics
 from daemon.records import Reader
 from daemon.sections import Inbox
 from daemon.watcher import Watcher, is_network_mount
-from tests.daemon_process import Daemon, Place, picture
-from tests.makers import VERSION, admit, done, make_file
+from tests.daemon_process import GLANCE, Daemon, Place, picture
+from tests.makers import MODELS, VERSION, admit, done, make_file
 
 pytestmark = pytest.mark.anyio
 
@@ -55,11 +56,16 @@ class Found:
         try:
             with anyio.fail_after(PATIENCE):
                 while len(self.paths) < len(wanted):
-                    await self._news.wait()
-                    self._news = anyio.Event()
+                    await self.news()
         except TimeoutError:
             pytest.fail(f"found {sorted(self.paths)[:20]}, wanted {wanted[:20]}")
         assert sorted(self.paths) == wanted
+
+    async def news(self) -> None:
+        news = self._news
+        await news.wait()
+        if self._news is news:  # nobody else who waited for it was here before
+            self._news = anyio.Event()
 
     def write(self, path: str | bytes, data: bytes = b"data") -> Path:
         file = Path(os.fsdecode(os.path.join(os.fsencode(self.inbox), os.fsencode(path))))
@@ -85,7 +91,7 @@ def watch(inbox: Path, ledger: Ledger) -> Watch:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watcher.run, found.admit)
                 with anyio.fail_after(PATIENCE):
-                    await found._news.wait()
+                    await found.news()
                 yield found
                 tasks.cancel_scope.cancel()
         finally:
@@ -247,6 +253,63 @@ async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monk
         for name in names:
             found.write(name)
         await found.until(names)
+
+
+async def test_a_folder_that_comes_while_another_is_scanned_is_not_overslept(
+    watch: Watch, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watch(settle_seconds=0) as found:
+        admit = found.ledger.admit
+
+        async def admit_slowly(files: list[File]) -> Admitted:
+            if files[0].path == b"a/1.jpg":
+                found.write("b/2.jpg")
+                found.write("marker.jpg")  # the events of b come before it
+                while b"marker.jpg" not in found.paths:
+                    await found.news()
+            return await admit(files)
+
+        monkeypatch.setattr(found.ledger, "admit", admit_slowly)
+        (outside / "a").mkdir()
+        (outside / "a" / "1.jpg").write_bytes(b"data")
+        (outside / "a").rename(found.inbox / "a")
+        await found.until(["a/1.jpg", "b/2.jpg", "marker.jpg"])
+
+
+async def test_an_inbox_that_does_not_answer_holds_up_no_other_and_is_told_of(
+    tmp_path: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    mended = threading.Event()
+    scan = os.scandir
+
+    def hang(path: bytes) -> Any:
+        if path == os.path.join(os.fsencode(dead), b""):
+            mended.wait(PATIENCE)
+        return scan(path)
+
+    monkeypatch.setattr(watching.os, "scandir", hang)
+    monkeypatch.setattr(watching, "DEAF_SECONDS", 0.2)
+    async with contextlib.AsyncExitStack() as stack:
+        ledger = Ledger(tmp_path / "ledger.sqlite")
+        stack.callback(ledger.close)
+        assert await ledger.register([(dead, 0), (inbox, 0)], MODELS) == [1, 2]
+        reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
+        found = Found(inbox, ledger)
+        folders = {number: Inbox(path=path, settle_seconds=0, watch="poll") for number, path in ((1, dead), (2, inbox))}
+        watcher = Watcher(folders, reader, 0.05, found.metrics)
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(mended.set)
+        tasks.start_soon(watcher.run, found.admit)
+        for name in ("a.jpg", "b.jpg", "c.jpg"):  # one scan after another
+            found.write(name)
+            await found.until(os.listdir(inbox))
+        with anyio.fail_after(PATIENCE):
+            while not (obstacles := watcher.obstacles()):  # noqa: ASYNC110 - time itself is waited for
+                await anyio.sleep(GLANCE)
+        assert obstacles[0].startswith(f"inbox {dead} has not answered for ")
+        tasks.cancel_scope.cancel()
 
 
 async def test_polling_finds_all_that_events_would_have_told(watch: Watch, outside: Path) -> None:

@@ -19,6 +19,7 @@ from daemon.jobs import Admitted, JobStatus
 from daemon.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.metrics import Metrics
+from daemon.persistence import Persistence
 from daemon.pool import Pool, PoolSettings, Seat, Worker
 from daemon.sections import Http
 from daemon.slab import Slab
@@ -63,7 +64,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         await ledger.admit([])
         pool = pool_with_a_past(metrics)
         lane: Any = SimpleNamespace(name="ocr", queue=asyncio.Queue(), pool=pool)
-        pipeline: Any = SimpleNamespace(in_flight={}, troubles={}, slab=slab, lanes=[lane])
+        pipeline: Any = SimpleNamespace(in_flight={}, persist=Persistence(), slab=slab, lanes=[lane])
         await Status(pipeline, ledger, metrics, dict.fromkeys(JobStatus, 0)).refresh()
     finally:
         ledger.close()

@@ -1,28 +1,15 @@
-"""Signals at random instants while images are worked on, and the checker's word on what became of them.
-
-    python -m tests.faults.kill --kills 20 --files 5000 --seed 1    kill -9 of the daemon
-    python -m tests.faults.kill --victim group                      of the daemon and all its children at once
-    python -m tests.faults.kill --victim worker                     of a random worker, under a daemon that lives on
-    python -m tests.faults.kill --victim term                       SIGTERM under load, which drains and exits 0
-
-Prints one line: what was lost, double, torn or wrong, and how many processes were left five seconds after each daemon.
-Exits 1 when any of these is not 0. The same seed gives the same instants, as far as the machine lets it.
-"""
+"""Signals at random instants while images are worked on, and the checker's word on what became of them."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
-import secrets
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,30 +187,3 @@ def end_orphans(place: Place) -> int:
     for pid in orphans:
         os.kill(pid, signal.SIGKILL)
     return len(orphans)
-
-
-VICTIMS: dict[str, Callable[[Path, int, int, random.Random], Outcome]] = {
-    "daemon": lambda folder, *run: kill_daemons(open_place(folder), *run, group=False),
-    "group": lambda folder, *run: kill_daemons(open_place(folder), *run, group=True),
-    "worker": lambda folder, *run: kill_workers(open_place(folder, workers=2), *run),
-    "term": lambda folder, *run: drain_daemons(open_place(folder), *run),
-}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--victim", choices=VICTIMS, default="daemon")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--files", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32))
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="visiond-kill-") as folder:
-        outcome = VICTIMS[options.victim](Path(folder), options.kills, options.files, random.Random(options.seed))
-    print(f"{options.victim}, seed {options.seed}: {outcome}")
-    for problem in outcome.verdict.problems[:20]:
-        print(f"  {problem}")
-    sys.exit(0 if outcome.kept else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon_process import Daemon, Place
+from tests.faults.syscalls import Supervisor
 
 RECOVERY_SECONDS = 10.0
 OBSERVED_SECONDS = 2.5  # of a pause, in which it tries again at least twice
@@ -65,7 +66,7 @@ def assert_goes_on(daemon: Daemon, images: int) -> None:
 
 
 def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do_not_hinder_its_end(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"pipeline": {"drain_seconds": 1}})
+    place = Place(tmp_path)
     with mounted(place.site.results, "32k") as disk:
         with Daemon(place) as daemon:
             place.drop_many(range(100))
@@ -104,3 +105,29 @@ def test_a_file_in_the_results_folders_place_pauses_the_daemon_until_it_is_gone(
         place.site.results.unlink()
         assert_goes_on(daemon, 20)
     place.assert_kept(DONE=20)
+
+
+def test_once_over_an_inbox_that_cannot_be_read_exits_74_and_says_so(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    inbox = os.path.join(os.fsencode(place.inbox()), b"")
+    with Supervisor(tmp_path, lambda call: errno.EIO if call.path == inbox else 0) as supervisor:
+        run = place.run_once(prefix=supervisor.prefix)
+    assert run.returncode == os.EX_IOERR
+    assert "inbox cannot be read" in run.stderr
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)
+
+
+def test_results_that_the_system_loses_after_all_end_the_daemon_with_74_and_the_next_one_has_them_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    with Supervisor(tmp_path, lambda call: errno.EIO if call.name == "syncfs" else 0) as supervisor:
+        run = place.run_once(prefix=supervisor.prefix)
+    assert run.returncode == os.EX_IOERR
+    assert "What is missing is published again at the next start." in run.stderr
+    assert place.rows("SELECT status, emitted FROM image") == 3 * [(1, 0)]
+    for sidecar in place.site.results.iterdir():
+        sidecar.unlink()
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)

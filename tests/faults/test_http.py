@@ -8,10 +8,8 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.daemon_process import Daemon, Place, free_port, picture, wait_for
-
-SLOW_CLIENTS = 400
+from tests.daemon_process import Daemon, Place, free_port, wait_for
 
 
 class Server:
@@ -127,19 +123,6 @@ def test_our_own_names_are_answered(server: Server, host: str) -> None:
 )
 def test_no_path_of_a_request_is_ever_opened(server: Server, path: str) -> None:
     assert server.ask(path)[0] == 404
-
-
-def test_slow_clients_hold_up_neither_health_nor_the_pipeline(server: Server) -> None:
-    with contextlib.ExitStack() as clients:
-        for _ in range(SLOW_CLIENTS):
-            client = clients.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX-")  # and never the rest
-        started = time.monotonic()
-        assert server.ask("/healthz")[0] == 200
-        assert time.monotonic() - started < 2
-        ended = server.daemon.status()["ended_in_this_run"]
-        server.daemon.place.drop("beside-slow-clients.ppm", picture(700))
-        server.daemon.wait_idle(ended + 1)
 
 
 def test_health_and_readiness_follow_the_death_and_the_return_of_a_worker(server: Server) -> None:

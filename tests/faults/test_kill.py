@@ -1,4 +1,4 @@
-"""The short forms of kill.py; `make faults` runs the long ones."""
+"""Kills at random, in short; `make faults` runs the full forms."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from tests.daemon_process import Daemon, Notice, Place, counts_of, picture
 
 SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}}  # 50 images a second
 DRAIN_SECONDS = 10.0
+WATCHDOG_SECONDS = 1.0
 OFTEN = {"WATCHDOG_USEC": "150000"}  # a word every 50 ms
 
 
@@ -109,6 +110,20 @@ def test_a_second_ctrl_c_does_not_wait_for_what_is_in_hand(tmp_path: Path) -> No
     assert counts_of(place) == {"PENDING": 1}
 
 
+def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"drain_seconds": 0.2}})
+    with Daemon(place) as daemon:
+        hang_publishing(place, "a.ppm")
+        daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
+        told = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - told < DRAIN_SECONDS
+        daemon.wait_event("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
+    (place.site.results / temporary_of("a.ppm")).unlink()
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=1)
+
+
 def test_every_problem_of_the_configuration_is_told_at_once_with_78(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.configure({"pipeline": {"max_atempts": 3, "slab_bytes": "1 XB"}, "stages": {"ocr": {"batch_size": -1}}})
@@ -141,6 +156,29 @@ def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_whe
         assert daemon.notify.wait(lambda notices: longest_silence(notices) >= 10, 20, daemon.alive), "stuck, it is not fed"
 
 
+def test_the_watchdog_is_fed_while_a_backlog_is_answered_from_the_ledger_and_no_worker_moves(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"batch_timeout_seconds": 0.2}})  # so that silence of 0.4 s is a stall
+    place.drop("original.ppm", picture(1))
+    assert place.run_once().returncode == 0
+    for number in range(1500):
+        place.drop(f"{number}.ppm", picture(1))
+    with Daemon(place, **OFTEN) as daemon:
+        daemon.wait_idle(1500)
+        assert longest_silence(daemon.notify.notices) < 8
+        assert daemon.metric("visiond_stage_images_total", stage="ocr") == 0
+
+
+def test_the_watchdog_is_not_fed_while_the_event_loop_is_blocked(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with Daemon(place, **OFTEN) as daemon:
+        assert daemon.notify.wait(lambda notices: fed(notices) >= 3, 20, daemon.alive)
+        daemon.signal(signal.SIGSTOP)  # what blocks the loop does not matter: here it is all threads
+        stopped = len(daemon.notify.notices) + 1  # one may be on its way
+        assert not daemon.notify.wait(lambda notices: len(notices) > stopped, WATCHDOG_SECONDS, daemon.alive)
+        daemon.signal(signal.SIGCONT)
+        assert daemon.notify.wait(lambda notices: fed(notices[stopped:]) >= 3, 20, daemon.alive)
+
+
 def fed(notices: list[Notice]) -> int:
     return sum(notice.text == "WATCHDOG=1" for notice in notices)
 
@@ -156,10 +194,13 @@ def longest_silence(notices: list[Notice]) -> int:
 
 def hang_publishing(place: Place, path: str) -> None:
     """Where the sidecar's temporary file will be, a FIFO that nobody reads: to open it hangs, as on a dead network mount."""
-    temporary = f".visiond-{hashlib.sha256(f'{path}.json'.encode()).hexdigest()[:24]}.tmp"
     place.site.results.mkdir(exist_ok=True)
-    os.mkfifo(place.site.results / temporary)
+    os.mkfifo(place.site.results / temporary_of(path))
     place.drop(path, picture(2))
+
+
+def temporary_of(path: str) -> str:
+    return f".visiond-{hashlib.sha256(f'{path}.json'.encode()).hexdigest()[:24]}.tmp"
 
 
 def test_a_notify_socket_that_nobody_reads_does_not_stop_the_work(tmp_path: Path) -> None:

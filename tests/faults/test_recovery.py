@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
+from tests.faults.syscalls import Supervisor
 
 ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]  # a name too long for its sidecar, one that is not UTF-8
 NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}  # whatever a model is asked fails
@@ -197,6 +199,14 @@ def test_a_rebuilding_that_was_killed_is_begun_afresh(tmp_path: Path) -> None:
     Path(f"{place.site.ledger}.new-wal").write_bytes(b"torn")
     assert told(place, "repair") == (0, {"restored": 6})
     assert not list(place.site.ledger.parent.glob("*.new*"))
+
+
+def test_a_sidecar_that_the_disk_loses_after_all_ends_the_repair_with_a_sentence(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    with Supervisor(tmp_path, lambda call: errno.EIO if call.name == "syncfs" else 0) as supervisor:
+        refused = place.command("repair", prefix=supervisor.prefix)
+    assert refused.returncode == os.EX_CANTCREAT
+    assert "then repair again" in refused.stderr
 
 
 def test_a_sidecar_that_cannot_be_written_ends_the_repair_with_a_sentence(tmp_path: Path) -> None:

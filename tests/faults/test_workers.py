@@ -17,7 +17,7 @@ from daemon.config import parse
 from daemon.errors import NoWorkersLeft
 from daemon.service import run_service
 from tests.checker import Verdict
-from tests.daemon_process import GLANCE, TOKEN, Daemon, Place, picture
+from tests.daemon_process import GLANCE, TOKEN, Daemon, Place, counts_of, picture, wait_for
 
 BATCH_TIMEOUT = 1.0  # seconds
 
@@ -47,6 +47,17 @@ def test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_f
         assert len(daemon.workers()) == 1
         assert daemon.stop() == 0
     assert failed_as(place.assert_kept(DONE=20, FAILED=6), "poison") == poison
+
+
+def test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_quarantine_the_image(tmp_path: Path) -> None:
+    place = open_place(tmp_path, {"SEGV": "segfault"})
+    with Daemon(place) as daemon:
+        poison = drop_marked(place, "SEGV", 1)
+        wait_for(lambda: place.rows("SELECT deaths FROM image") == [(1,)], "the first death alone")
+        daemon.kill()
+    run = place.run_once()
+    assert run.stderr.count('"event": "worker lost"') == 1
+    assert failed_as(place.assert_kept(FAILED=1), "poison") == poison
 
 
 def test_an_error_costs_one_image_and_a_lack_of_memory_none(tmp_path: Path) -> None:
@@ -83,6 +94,17 @@ def test_a_worker_that_cannot_load_ends_the_daemon_with_69_and_the_cause(tmp_pat
     assert run.returncode == os.EX_UNAVAILABLE
     assert "No worker is left" in run.stderr
     assert "no_such_option" in run.stderr
+
+
+def test_a_device_that_fails_on_every_image_closes_its_seat_and_no_image_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
+    place = open_place(tmp_path, {"": "segfault"})  # every image holds that marker
+    place.drop_many(range(12))
+    with pytest.raises(NoWorkersLeft, match="No worker is left"):
+        anyio.run(run_service, parse(place.settings, tmp_path))
+    assert counts_of(place) == {"PENDING": 12}
 
 
 def test_workers_that_die_before_they_answer_anything_end_the_daemon_with_69(

@@ -1,0 +1,43 @@
+"""Writing until it works: a full or failing disk pauses the daemon, and loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import anyio
+import structlog
+
+from daemon.errors import Hurried
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+PAUSE_SECONDS = 1.0  # between tries
+
+
+class Persistence:
+    """Calls what may raise OSError again and again until it does not."""
+
+    def __init__(self) -> None:
+        self.troubles: dict[str, str] = {}  # what cannot be written, and why
+        self.hurried = False  # a drain does not wait for a disk: what cannot be written stays for the next daemon
+
+    async def __call__(self, what: str, write: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """The answer of `write`. Raises Hurried when it fails and there is no time to wait."""
+        failed = False
+        while True:
+            try:
+                answer = await write(*arguments)
+            except OSError as error:
+                if what not in self.troubles:
+                    log.error("paused", cannot_write=what, error=str(error))
+                self.troubles[what] = str(error)
+                if self.hurried:
+                    raise Hurried from error
+                failed = True
+                await anyio.sleep(PAUSE_SECONDS)
+            else:
+                if failed and self.troubles.pop(what, ""):  # that something else can be read or written proves nothing
+                    log.info("going on", can_write=what)
+                return answer

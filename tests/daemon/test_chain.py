@@ -1,0 +1,45 @@
+"""The allowance: how a worker learns how much fits into its device's memory, and forgets it again."""
+
+from __future__ import annotations
+
+import sys
+
+from daemon.chain import REGROW_CALLS, Allowance, Chain
+from daemon.messages import Batch, Item, Setup
+from stages.base import Limits, StageSpec
+from tests.daemon_process import picture
+
+
+def open_chain(count: int, oom_above: int) -> tuple[Chain, Batch]:
+    """A fake stage that has memory for `oom_above` marked images, and a batch of `count` such."""
+    options = {"fail": {"MEMORY": "oom"}, "oom_above": oom_above}
+    spec = StageSpec("ocr", "fake", batch_size=count, options=options)
+    setup = Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["ocr"])
+    data = picture(1, b"MEMORY")
+    chain = Chain(setup, memoryview(data))
+    chain.load()
+    return chain, Batch(0, [Item(0, len(data), {})] * count)
+
+
+def test_what_did_not_fit_is_not_asked_for_again() -> None:
+    chain, batch = open_chain(8, oom_above=2)
+    first, second = chain.run(batch), chain.run(batch)
+    assert [outcome.reason for outcome in first.outcomes + second.outcomes] == [""] * 16
+    assert first.out_of_memory > 0
+    assert second.out_of_memory == 0
+
+
+def test_more_is_tried_again_after_a_while() -> None:
+    allowance = Allowance()
+    assert allowance.most == sys.maxsize
+    allowance.shrink(64)
+    for _ in range(REGROW_CALLS):
+        assert allowance.most == 32
+        allowance.note_fit(5)  # a small batch says nothing of a large one
+        allowance.note_fit(32)
+    assert allowance.most == 64
+
+
+def test_one_image_that_never_fits_fails_alone_and_is_tried_again_later() -> None:
+    chain, batch = open_chain(2, oom_above=0)
+    assert [(outcome.reason, outcome.transient) for outcome in chain.run(batch).outcomes] == [("memory", True)] * 2

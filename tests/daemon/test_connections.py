@@ -1,0 +1,78 @@
+"""HTTP connections over real sockets: who asks is answered, who does not is let go of."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+import uvicorn
+from anyio.abc import SocketStream
+
+from daemon import connections
+from daemon.connections import Connection
+from tests.daemon_process import GLANCE
+
+pytestmark = pytest.mark.anyio
+
+SOON = 4.0  # seconds; uvicorn itself lets go of an idle connection after 5
+REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[int]:
+    """The port of a server."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(answer, http=Connection, log_config=None, lifespan="off"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve, [listener])
+        while not server.started:  # noqa: ASYNC110 - it sends no word
+            await anyio.sleep(GLANCE)
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            server.should_exit = server.force_exit = True
+
+
+async def is_closed(client: SocketStream) -> bool:
+    try:
+        with anyio.fail_after(SOON):
+            await client.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return True
+    return False
+
+
+async def test_half_a_request_is_waited_for_only_so_long_and_so_is_the_next_one_on_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    async with served() as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(REQUEST[:-2])
+        assert await is_closed(client)
+        async with await anyio.connect_tcp("127.0.0.1", port) as other:
+            for _ in range(2):
+                await other.send(REQUEST)
+                assert (await other.receive()).startswith(b"HTTP/1.1 204")
+            assert await is_closed(other)
+
+
+async def test_who_has_waited_longest_makes_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_WAITING", 2)
+    async with served() as port, contextlib.AsyncExitStack() as stack:
+        clients = []
+        for _ in range(3):
+            clients.append(await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)))
+            await clients[-1].send(REQUEST[:-2])
+        assert await is_closed(clients[0])
+        for client in clients[1:]:
+            await client.send(REQUEST[-2:])
+            assert (await client.receive()).startswith(b"HTTP/1.1 204")

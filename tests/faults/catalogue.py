@@ -1,0 +1,211 @@
+"""The faults that visiond promises to survive, a row each: what happens, what is promised, and how it is tried.
+
+`full` are the sizes of `make faults`; `short` those of `make test`, None where a test of its own tries it there.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.daemon.test_inputs import mix, name_of
+from tests.daemon_process import Daemon, Place, counts_of, picture
+from tests.faults import failures, kill, load, power
+from tests.inputs import BAD, CATALOGUE
+
+RATE_KEPT = 0.95
+PYTEST_ROOT = Path(__file__).parent.parent
+
+
+class Figure(NamedTuple):
+    text: str
+    passed: bool
+
+
+Sizes = Mapping[str, int]
+Try = Callable[[Path, random.Random, Sizes], Figure]
+
+
+@dataclass(frozen=True)
+class Row:
+    number: str
+    fault: str
+    goal: str
+    attempt: Try
+    full: Sizes
+    short: Sizes | None = None
+
+
+def kill_daemons(folder: Path, chance: random.Random, sizes: Sizes, *, group: bool = False) -> Figure:
+    outcome = kill.kill_daemons(kill.open_place(folder), sizes["kills"], sizes["files"], chance, group=group)
+    return Figure(str(outcome), outcome.kept)
+
+
+def kill_groups(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    return kill_daemons(folder, chance, sizes, group=True)
+
+
+def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = kill.kill_workers(kill.open_place(folder, workers=2), sizes["kills"], sizes["files"], chance)
+    least = RATE_KEPT if sizes["kills"] >= 100 else 0.5  # few kills on a busy machine measure nothing finer
+    return Figure(str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= least)
+
+
+def drain(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = kill.drain_daemons(kill.open_place(folder), sizes["kills"], sizes["files"], chance)
+    return Figure(str(outcome), outcome.kept)
+
+
+def poison(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    place = Place(folder, {"stages": {"ocr": {"options": {"fail": {"SEGV": "segfault"}}}}})
+    bad = {b"%05d.ppm" % number for number in chance.sample(range(sizes["files"]), sizes["poison"])}
+    for number in range(sizes["files"]):
+        path = b"%05d.ppm" % number
+        place.drop(path, picture(number, b"SEGV" if path in bad else b""))
+    with Daemon(place) as daemon:
+        daemon.wait_idle(sizes["files"], 400)
+        assert daemon.stop() == 0
+    verdict = place.judge()
+    failed = {path for path, reason in verdict.reasons("FAILED").items() if reason == "poison"}
+    exactly = failed == bad and verdict.counts == {"DONE": sizes["files"] - len(bad), "FAILED": len(bad)}
+    return Figure(f"{len(failed)} FAILED(poison), {len(bad & failed)} of the {len(bad)}", exactly and not verdict.problems)
+
+
+def fail_calls(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    tally = failures.fail_calls(folder, chance, sizes["calls"])
+    calls = ", ".join(f"{count} × {name}" for name, count in tally.failed.items())
+    ends = ", ".join(f"{count} {ending}" for ending, count in tally.endings.items())
+    return Figure("\n".join([f"{calls}: {ends}; {len(tally.problems)} violations", *tally.problems]), not tally.problems)
+
+
+def fail_power(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    disk = power.fail_power(folder, chance, sizes["files"])
+    text = f"{disk.failures} power failures: {len(disk.problems)} rows that cannot be emitted, or other faults"
+    return Figure("\n".join([text, *disk.problems[:20]]), disk.failures > 0 and not disk.problems)
+
+
+def drop_while_stopped(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    seconds = load.drop_while_stopped(folder, sizes["files"])
+    return Figure(f"{sizes['files']} of {sizes['files']} in {seconds:.1f} s", seconds < 30)
+
+
+def lose_a_device(folder: Path, _chance: random.Random, _sizes: Sizes) -> Figure:
+    text = load.lose_a_device(folder)
+    return Figure(text, "health degraded" in text)
+
+
+def take_a_worker(folder: Path, _chance: random.Random, _sizes: Sizes) -> Figure:
+    return Figure(f"its image DONE {load.take_a_worker(folder):.1f} s later, the daemon lives on", True)
+
+
+def beset(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    kept, slowest = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"])
+    least = 0.98 if sizes["windows"] > 5 else 0.8
+    return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", kept >= least and slowest < 0.1)
+
+
+def grow(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    files, slope = load.grow(folder, sizes["files"])
+    flat = slope < 100 or sizes["files"] < 50_000  # SQLite's cache must be full first
+    return Figure(f"{files:+d} open files, {slope:+.0f} bytes an image", abs(files) <= 5 and flat)
+
+
+def mix_inputs(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    """The stages are fakes, so what only decoding finds is DONE here."""
+    place = mix(folder, sizes["copies"], sizes["good"], chance)
+    run = place.run_once()
+    verdict = place.judge()
+    good = sum(path.startswith(b"good-") for _, path in verdict.results)
+    failed = verdict.reasons("FAILED")
+    expected = {item.name: item.reason if item in BAD and item.shows_in_header else None for item in CATALOGUE}
+    astray = [
+        name
+        for item in CATALOGUE
+        for copy in range(sizes["copies"])
+        for name in [name_of(item, copy).encode()]
+        if failed.get(name) != expected[item.name]
+    ]
+    lost = run.stderr.count('"worker lost"')
+    text = f"{good} good DONE, {len(astray)} bad or odd ones in another state, {lost} workers lost"
+    kept = good == sizes["good"] + 1 and not (astray or lost or verdict.problems)
+    return Figure("\n".join([text, *map(repr, astray[:10]), *verdict.problems[:10]]), kept)
+
+
+def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    """The mini pack in a network namespace of its own; every Python process tells of each IPv4 and IPv6 socket."""
+    hook = "import sys, os\ndef told(event, arguments):\n    if event == 'socket.__new__' and arguments[1] in (2, 10):\n"
+    hook += f"        open({str(folder / 'sockets')!r}, 'a').write('opened\\n')\nsys.addaudithook(told)\n"
+    (folder / "sitecustomize.py").write_text(hook)
+    place = Place(folder, {"stages": {name: {"backend": ""} for name in ("ocr", "yolo", "clip", "blip")}})
+    place.drop_many(range(sizes["files"]))
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace may be made here")
+    run = place.run_once(prefix=[*alone, "env", f"PYTHONPATH={folder}"])
+    opened = len((folder / "sockets").read_text().splitlines()) if (folder / "sockets").exists() else 0
+    done = counts_of(place)["DONE"]
+    return Figure(
+        f"{done} images DONE, {opened} sockets opened{run.stderr[-300:] if run.returncode else ''}", done > 0 and not opened
+    )
+
+
+def by_tests(*names: str) -> Try:
+    """What tests of `make test` try in full already."""
+
+    def attempt(folder: Path, _chance: random.Random, _sizes: Sizes) -> Figure:
+        command = [sys.executable, "-m", "pytest", "--basetemp", str(folder / "tests"), *names]
+        run = subprocess.run(command, cwd=PYTEST_ROOT.parent, capture_output=True, text=True, check=False)
+        return Figure(run.stdout.strip().splitlines()[-1] if run.returncode == 0 else run.stdout[-3000:], run.returncode == 0)
+
+    return attempt
+
+
+FAULTS, DAEMON, STAGES = "tests/faults/", "tests/daemon/", "tests/stages/"
+KILLED = "0 lost, double, torn, wrong; 0 orphan processes after 5 s"
+ROWS = [
+    Row("1", "kill -9 the daemon", KILLED, kill_daemons, {"kills": 200, "files": 10_000}),
+    Row("2", "kill -9 the process group", KILLED, kill_groups, {"kills": 100, "files": 5_000}, {"kills": 2, "files": 200}),
+    Row("3", "kill -9 a random worker", f"{KILLED}; the others keep 95 %", kill_workers, {"kills": 300, "files": 30_000}),
+    Row("4", "a file makes its worker segfault", "exactly those FAILED(poison)", poison, {"poison": 10, "files": 1000}),
+    Row("5", "a worker hangs, interpreter lock held", "found within the time-out + 2 s",
+        by_tests(f"{FAULTS}test_workers.py::test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time"), {}),
+    Row("6", "event loop blocked", "the watchdog is not fed",
+        by_tests(f"{FAULTS}test_lifecycle.py", "-k", "watchdog"), {}),
+    Row("7", "SIGTERM under load", "each drains, exit 0, in < 10 s", drain,
+        {"kills": 100, "files": 5_000}, {"kills": 2, "files": 200}),
+    Row("8", "second daemon on the same state", "exit 75 in < 1 s",
+        by_tests(f"{FAULTS}test_lifecycle.py", "-k", "second_daemon"), {}),
+    Row("9", "the n-th write, fsync, rename or open fails", "0 violations", fail_calls, {"calls": 1_000}, {"calls": 3}),
+    Row("10", "power loss at each flush", "0 DONE rows that cannot be emitted", fail_power, {"files": 600}, {"files": 150}),
+    Row("11", "results or state file system full", "pauses, says why, goes on in ≤ 10 s",
+        by_tests(f"{FAULTS}test_disk.py", "-k", "full"), {}),
+    Row("12", "read-only or failing results folder", "pauses, says so once",
+        by_tests(f"{FAULTS}test_disk.py", "-k", "read_only or place"), {}),
+    Row("13", "inotify overflow", "all in the ledger in 30 s", drop_while_stopped, {"files": 20_000}),
+    Row("14", "inotify limits used up", "polls, all found, one warning",
+        by_tests(f"{DAEMON}test_watcher.py", "-k", "without_watches_left"), {}),
+    Row("15", "out of GPU memory (fake)", "batch halved, 0 FAILED",
+        by_tests(f"{FAULTS}test_workers.py", "-k", "lack_of_memory"), {}),
+    Row("16", "sticky device error (fake)", "worker replaced, 0 lost; the last one gone: exit 69",
+        by_tests(f"{FAULTS}test_workers.py", "-k", "quarantined_even or fails_on_every"), {}),
+    Row("17", "a device disappears (fake)", "its seat closed, health degraded, the others run", lose_a_device, {}, {}),
+    Row("18", "the OOM killer takes a worker", "image retried, daemon stays up", take_a_worker, {}, {}),
+    Row("19", "ledger lost or damaged", "refused with the mend named; made anew from the sidecars, no model runs",
+        by_tests(f"{FAULTS}test_recovery.py", "-k", "ledger"), {}),
+    Row("20", "sidecars deleted or edited", "each found and written again by one command",
+        by_tests(f"{FAULTS}test_recovery.py", "-k", "thousand_sidecars"), {}),
+    Row("21", "weights altered or missing", "refused, file named", by_tests(f"{STAGES}test_packs.py", "-k", "altered"), {}),
+    Row("22", "no network", "0 sockets opened", start_without_network, {"files": 1}),
+    Row("23", "1,000 slow clients", "rate −2 % at most, /healthz p99 < 100 ms", beset,
+        {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
+    Row("24", "a newer ledger", "refused, untouched", by_tests(f"{DAEMON}test_schema.py", "-k", "newer_ledger"), {}),
+    Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 2_000}),
+    Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
+]  # fmt: skip

@@ -1,0 +1,150 @@
+"""A daemon under load for long, or beside other programs' misbehaviour: what it keeps of its rate, files and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import resource
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.daemon_process import Daemon, Place, free_port, picture, wait_for
+from tests.faults.kill import Rate, all_ready
+
+IMAGES_PER_SECOND = 80  # that the fake captioner allows: well below what the machine can do
+WINDOW_SECONDS = 2.0  # with the slow clients and without, in turns
+PAGE_BYTES = resource.getpagesize()
+
+
+def beset_by_slow_clients(folder: Path, clients: int, windows: int) -> tuple[float, float]:
+    """The pipeline's rate under half-sent requests as a share of its rate without, and the 99th percentile of
+    /healthz in seconds meanwhile."""
+    port = free_port()
+    place = Place(
+        folder,
+        {
+            "http": {"listen": f"127.0.0.1:{port}"},
+            "stages": {"blip": {"options": {"latency_per_image_seconds": 1 / IMAGES_PER_SECOND}}},
+        },
+    )
+    place.drop_many(range(round(3 * windows * WINDOW_SECONDS * IMAGES_PER_SECOND)))
+    calm, beset, answers = Rate(), Rate(), list[float]()
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda status: status["done"] > 50, "work")
+        for _ in range(windows):
+            calm.add(*watch(daemon))
+            with slow_clients(port, clients):
+                beset.add(*watch(daemon, lambda: answers.append(time_healthz(port))))
+        assert daemon.status()["pending"], "there was not work enough"
+    return beset.per_second / calm.per_second, statistics.quantiles(answers, n=100)[98]
+
+
+def watch(daemon: Daemon, act: Callable[[], object] = bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Its status before and after a window of time, in which something is done again and again."""
+    before = daemon.status()
+    deadline = time.monotonic() + WINDOW_SECONDS
+    while (left := deadline - time.monotonic()) > 0:
+        act()
+        threading.Event().wait(min(left, 0.01))
+    return before, daemon.status()
+
+
+def time_healthz(port: int) -> float:
+    started = time.monotonic()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().status == 200
+    return time.monotonic() - started
+
+
+@contextlib.contextmanager
+def slow_clients(port: int, count: int) -> Iterator[None]:
+    """Each has sent half of a request, and never sends the rest."""
+    with contextlib.ExitStack() as clients:
+        for _ in range(count):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with contextlib.suppress(ConnectionError):  # it had to make room for a later one
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX-")
+        yield
+
+
+def grow(folder: Path, files: int) -> tuple[int, float]:
+    """How many more files the daemon has open after so many images than after a tenth of them, and by how many bytes an
+    image its memory grew over the second half."""
+    place = Place(folder, {"inbox": [{"on_success": "delete", "settle_seconds": 0}]})
+    with Daemon(place) as daemon:
+        samples = []
+        for step in range(10):
+            place.drop_many(range(step * files // 10, (step + 1) * files // 10))
+            daemon.wait_idle((step + 1) * files // 10, 300)
+            pid = daemon.process.pid
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            samples.append((len(os.listdir(f"/proc/{pid}/fd")), pages * PAGE_BYTES))
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=files)
+    return samples[-1][0] - samples[0][0], (samples[-1][1] - samples[4][1]) / (files // 2)
+
+
+def drop_while_stopped(folder: Path, files: int) -> float:
+    """Seconds until files that came while the daemon could not listen are all in the ledger."""
+    place = Place(folder)
+    with Daemon(place) as daemon:
+        daemon.signal(signal.SIGSTOP)
+        place.drop_many(range(files))
+        daemon.signal(signal.SIGCONT)
+        started = time.monotonic()
+        wait_for(lambda: place.rows("SELECT COUNT(*) FROM image") == [(files,)], "every file in the ledger", 60)
+        seconds = time.monotonic() - started
+        daemon.wait_idle(files, 300)
+    place.assert_kept(DONE=files)
+    return seconds
+
+
+def lose_a_device(folder: Path) -> str:
+    """The workers of one of two seats die until it is closed; the other goes on."""
+    place = Place(folder, {"pipeline": {"workers_per_device": 2}})
+    with Daemon(place) as daemon:
+        lost = kill_until_closed(daemon, "ocr+yolo+clip+blip/0")
+        place.drop_many(range(50))
+        daemon.wait_idle(50)
+        health = daemon.get("/healthz")[1]["status"]
+    place.assert_kept(DONE=50)
+    return f"{lost} deaths closed its seat, health {health}, 50 of 50 DONE by the other"
+
+
+def kill_until_closed(daemon: Daemon, name: str) -> int:
+    """Kill every worker of a seat as soon as it is ready; returns how many it took."""
+    killed: set[int] = set()
+
+    def closed() -> bool:
+        for pid in {event["pid"] for event in daemon.events("worker ready", worker=name)} - killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        return any(daemon.events("seat closed: its workers keep dying", worker=name))
+
+    wait_for(closed, "its seat to be closed", 60)
+    return len(killed)
+
+
+def take_a_worker(folder: Path) -> float:
+    """SIGKILL, as the OOM killer sends it, to the one worker with an image in hand; seconds until that image is done."""
+    place = Place(folder, {"stages": {"blip": {"options": {"latency_seconds": 0.5}}}})
+    with Daemon(place) as daemon:
+        place.drop("a.ppm", picture(1))
+        daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
+        os.kill(*daemon.workers(), signal.SIGKILL)
+        started = time.monotonic()
+        daemon.wait_idle(1)
+        seconds = time.monotonic() - started
+        assert daemon.wait_until(all_ready, "its successor")
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=1)
+    return seconds

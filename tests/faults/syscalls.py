@@ -1,0 +1,163 @@
+"""Every system call by which a process changes files, seen before it happens, and failed where a test wants it to.
+
+It is the kernel that asks us (seccomp's user notification, Linux 5.5), so the program under test is the real one, SQLite's
+C code and all. A `Supervisor` gives the command that puts a daemon under it; that command is this module:
+
+    python -m tests.faults.syscalls SOCKET COMMAND…    ask at SOCKET about each call of COMMAND and its children
+    python -m tests.faults.syscalls                    exit 0 if that can be done here
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import pytest
+
+CALLS = {  # of x86-64, by number; the argument that is its path, or None where the first argument is a descriptor
+    1: ("write", None),
+    2: ("open", 0),
+    18: ("write", None),  # pwrite64
+    20: ("write", None),  # writev
+    74: ("fsync", None),
+    75: ("fsync", None),  # fdatasync
+    82: ("rename", 1),
+    257: ("open", 1),  # openat
+    306: ("syncfs", None),
+    437: ("open", 1),  # openat2
+}
+SECCOMP, SET_MODE_FILTER, NEW_LISTENER, NO_NEW_PRIVS = 317, 1, 8, 38
+ALLOW, USER_NOTIFY = 0x7FFF0000, 0x7FC00000
+RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
+LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
+
+
+@cache
+def is_supported() -> bool:
+    return subprocess.run([sys.executable, "-m", "tests.faults.syscalls"], capture_output=True, check=False).returncode == 0
+
+
+class Call(NamedTuple):
+    name: str
+    path: bytes
+
+
+class Supervisor:
+    """Asks `decide` about each call on a file below `folder`, one at a time: 0 lets it happen, else it fails so."""
+
+    def __init__(self, folder: Path, decide: Callable[[Call], int]) -> None:
+        self.calls: list[Call] = []
+        self._folder = os.fsencode(folder) + b"/"
+        self._decide = decide
+        self._path = folder / "supervisor"
+        self.prefix = [sys.executable, "-m", "tests.faults.syscalls", str(self._path)]
+        self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+
+    def __enter__(self) -> Supervisor:
+        if not is_supported():
+            pytest.skip("the kernel cannot be asked about system calls here")
+        self._path.unlink(missing_ok=True)
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(self._path))
+        self._server.listen()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Every process under it must have ended."""
+        self._thread.join(10)
+        self._server.close()
+        assert error or not self._thread.is_alive(), "the supervised program has not ended"
+
+    def _supervise(self) -> None:
+        connection, _ = self._server.accept()
+        with connection:
+            listener = socket.recv_fds(connection, 1, 1)[1][0]
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        while poll.poll()[0][1] & select.POLLIN:
+            notice = bytearray(80)
+            with contextlib.suppress(FileNotFoundError):  # it was killed meanwhile
+                fcntl.ioctl(listener, RECEIVE, notice)
+                number, pid, call, *arguments = struct.unpack("=QI4xi12x6Q", notice)
+                fault = self._judge(pid, call, arguments)
+                fcntl.ioctl(listener, SEND, bytearray(struct.pack("=QqiI", number, 0, -fault, 0 if fault else CONTINUE)))
+        os.close(listener)
+
+    def _judge(self, pid: int, number: int, arguments: list[int]) -> int:
+        name, position = CALLS[number]
+        try:
+            if position is None:
+                path = os.readlink(b"/proc/%d/fd/%d" % (pid, arguments[0]))
+            else:
+                path = _read_string(pid, arguments[position])
+                if not path.startswith(b"/"):  # it is below a folder that is open
+                    path = os.path.join(os.readlink(b"/proc/%d/fd/%d" % (pid, arguments[0])), path)
+        except OSError:
+            return 0
+        if not path.startswith(self._folder):
+            return 0
+        self.calls.append(Call(name, path))
+        return self._decide(self.calls[-1])
+
+
+def _read_string(pid: int, address: int) -> bytes:
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        page = 4096 - address % 4096  # what lies behind it may not be there
+        text = memory.read(page)
+        return (text if b"\0" in text else text + memory.read(4096)).split(b"\0")[0]
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte), ("value", ctypes.c_uint)]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(_Instruction))]
+
+
+def install() -> int:
+    """Have the kernel ask about this process's calls from now on, and its children's; returns where it asks."""
+    if platform.machine() != "x86_64":
+        raise OSError(errno.ENOSYS, "the system calls' numbers are those of x86-64")
+    checks = [_Instruction(JUMP_IF_EQUAL, len(CALLS) - index, 0, number) for index, number in enumerate(CALLS)]
+    program = [_Instruction(LOAD, 0, 0, 0), *checks, _Instruction(RETURN, 0, 0, ALLOW), _Instruction(RETURN, 0, 0, USER_NOTIFY)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+    filters = _Program(len(program), (_Instruction * len(program))(*program))
+    listener = int(libc.syscall(SECCOMP, SET_MODE_FILTER, NEW_LISTENER, ctypes.byref(filters)))
+    if listener < 0:
+        raise OSError(ctypes.get_errno(), "the kernel refuses to ask about system calls")
+    return listener
+
+
+def main() -> None:
+    if not sys.argv[1:]:
+        install()
+        return
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sys.argv[1])
+        listener = install()
+        socket.send_fds(connection, [b"!"], [listener])
+    os.close(listener)
+    os.execvp(sys.argv[2], sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()
