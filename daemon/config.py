@@ -161,6 +161,12 @@ def _misplaced_folders(config: Config) -> list[str]:
     for key, folder in own.items():
         if key != "output.bins_folder" and folder.is_relative_to(config.output.bins_folder):
             problems.append(f"{key}: {folder} lies in output.bins_folder, where each folder is a bin; put it elsewhere.")
+    results, failed = own["output.results"], own["output.failed"]
+    if results.is_relative_to(failed) or failed.is_relative_to(results):
+        problems.append(
+            f"output.failed: {failed} and output.results {results} lie in each other: a sidecar and the reason of a failure "
+            "would be one file; put them beside each other."
+        )
     if config.output.bins == "link" and any(inbox.on_success == "delete" for inbox in config.inbox):
         problems.append('output.bins: links to deleted sources would dangle; use "copy" or "move".')
     if config.output.bins == "move" and any(inbox.on_success != "keep" for inbox in config.inbox):

@@ -5,7 +5,10 @@ Exit statuses are those of sysexits.h, so that systemd and scripts can tell them
 
 from __future__ import annotations
 
+import errno
 import os
+
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the process or the machine lacks for now: no file's fault
 
 
 class VisiondError(Exception):

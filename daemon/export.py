@@ -17,6 +17,7 @@ import msgspec
 
 from daemon.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.records import Reader, Record
+from daemon.state import DATABASE
 
 COLUMNS = {
     "id": int,
@@ -64,7 +65,7 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     write = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format]
     if file == STDOUT:
         return write(sys.stdout.buffer, records)
-    with written_whole(file) as partial, partial.open("wb") as out:
+    with written_whole(file, reader.path) as partial, partial.open("wb") as out:
         return write(out, records)
 
 
@@ -79,9 +80,14 @@ def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float
 
 
 @contextlib.contextmanager
-def written_whole(file: Path) -> Iterator[Path]:
-    """Another name beside `file` to write under; at the end of the context it is renamed. Raises NotWritable."""
+def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
+    """Another name beside `file` to write under; at the end of the context it is renamed.
+
+    Raises NotWritable, and WrongArgument for the ledger's own files: a daemon would go on writing to what was replaced.
+    """
     file = file.resolve()
+    if file in [Path(f"{ledger.resolve()}{suffix}") for suffix in DATABASE]:
+        raise WrongArgument(f"{file} is the ledger itself; name another file.")
     if file.exists() and not file.is_file():
         raise NotWritable(f"{file} is no regular file; it is written beside and renamed. Name a file.")
     partial = file.with_name(f".{file.name}.partial")

@@ -10,6 +10,7 @@ import stat
 import struct
 from collections.abc import Mapping, Sequence
 
+from daemon.errors import SCARCE
 from daemon.jobs import Failure, Job, Version
 from daemon.slab import Slab
 from stages.base import Reason
@@ -25,11 +26,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> None:
     """Read each job's file into its extent and set its digest; else its `failure`, or `gone` when the file has
-    changed since it was seen. `roots` are the inboxes' folders. Runs in a thread."""
+    changed since it was seen. `roots` are the inboxes' folders. Runs in a thread.
+
+    Raises OSError where no file could be read for now, whichever it is; then it may be called again."""
     for job in jobs:
         try:
             _read(job, slab, roots)
         except OSError as error:
+            if error.errno in SCARCE:
+                raise
             if error.errno in _VANISHED:
                 job.gone = True
             else:

@@ -20,7 +20,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.endings import Judge
-from daemon.errors import ResultsLost, WorkerLost
+from daemon.errors import SCARCE, ResultsLost, WorkerLost
 from daemon.intake import read_files
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Placed
 from daemon.ledger import Ledger
@@ -198,7 +198,8 @@ class Pipeline:
 
     async def _take_up(self, jobs: list[Job]) -> None:
         """Read and digest the files, answer from the ledger what is known there, queue the rest."""
-        await to_thread.run_sync(read_files, [job for job in jobs if job.extent], self.slab, self._roots)
+        reserved = [job for job in jobs if job.extent]
+        await self.persist("slab", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
         if self.reuse_results:
             await self.persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
         for job in jobs:
@@ -334,10 +335,7 @@ class Pipeline:
             groups = [await self._published.get()]
             while not self._published.empty():
                 groups.append(self._published.get_nowait())
-            try:
-                await to_thread.run_sync(sync_folders, self.sinks.values())
-            except OSError as error:  # what it has failed to write the system has forgotten
-                raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error
+            await self.persist("results", self._sync)
             await self.persist("ledger", self.ledger.mark_emitted, [placed for group in groups for placed in group.placed])
             for group in groups:
                 for ending in group.endings:
@@ -345,6 +343,15 @@ class Pipeline:
                     self._leave(ending, replaced=replaced)
             self._landed.set()
             self._admitted.set()
+
+    async def _sync(self) -> None:
+        try:
+            await to_thread.run_sync(sync_folders, self.sinks.values())
+        except OSError as error:
+            if error.errno in SCARCE:  # nothing was tried
+                raise
+            # What it has failed to write the system has forgotten.
+            raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error
 
     async def _publish(
         self, records: Sequence[Record], write: Callable[[Sequence[Record], Mapping[int, Sink]], list[Placed]]

@@ -106,7 +106,7 @@ class Reader:
         """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
         if not path.exists():
             raise FileNotFoundError(path)
-        self._path = path
+        self.path = path
         try:
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
             self._connection.row_factory = sqlite3.Row
@@ -171,7 +171,7 @@ class Reader:
         """Read the file from end to end. Raises LedgerDamaged."""
         found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
-            raise damaged(self._path, found)
+            raise damaged(self.path, found)
 
     def back_up(self, file: Path) -> None:
         """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""

@@ -30,13 +30,13 @@ from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar
 from daemon.sinks import Sink, second_name, sidecar_paths, sync_folders, write_sidecar
-from daemon.state import LEDGER, lock_state
+from daemon.state import DATABASE, LEDGER, lock_state
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
 
-DATABASE = ("-wal", "-shm", "")  # the names of SQLite's files, behind the ledger's
 CHUNK = 512  # sidecars restored in one transaction
 CLOCK_SECONDS = 0.001  # to which the times in a sidecar are cut
+MOST = (1 << 63) - 1  # that fits into a column of SQLite
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ def _list_sidecars(folder: bytes) -> Iterator[bytes]:
 def back_up(config: Config, file: Path) -> None:
     """Copy the ledger as it is at one moment, by SQLite's own backup, whether or not a daemon writes to it.
 
-    Raises NothingFound, LedgerDamaged, NotWritable.
+    Raises NothingFound, LedgerDamaged, NotWritable, WrongArgument.
     """
-    with open_reader(config) as reader, written_whole(file) as partial:
+    with open_reader(config) as reader, written_whole(file, reader.path) as partial:
         reader.back_up(partial)
 
 
@@ -169,6 +169,8 @@ def _restore(
 
 def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
     """The opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the file is no sidecar."""
+    if _stat_regular(file) is None:  # nobody waits for a FIFO
+        raise ValueError("it is no regular file")
     with open(file, "rb") as opened:
         data = opened.read()
     sidecar = msgspec.json.decode(data, type=Sidecar)
@@ -196,6 +198,8 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         reason=sidecar.reason,
         detail=sidecar.detail,
     )
+    if record.id < 1 or max(record.id, record.version.size, record.attempts, record.width, record.height) > MOST:
+        raise ValueError("it has a number that no image has")
     if sidecar.schema != SCHEMA or file not in sidecar_paths(sink.folder_of(record), record.path):
         raise ValueError(f"it is no {SCHEMA} sidecar of a file of that name")
     return record

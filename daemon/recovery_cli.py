@@ -42,7 +42,7 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 def backup(file: Annotated[Path, typer.Argument(help="The file to write.")], config: ConfigOption = None) -> None:
     """Copy the ledger, which holds every result, also while the daemon runs.
 
-    Example: visiond backup /backup/ledger.sqlite
+    Example: visiond backup /backup/visiond.sqlite
     """
     from daemon import recovery
 

@@ -22,6 +22,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.config import Config
+from daemon.errors import SCARCE
 from daemon.jobs import JobStatus, Placed, Version
 from daemon.records import Record
 from daemon.sections import Inbox
@@ -30,7 +31,7 @@ log = structlog.get_logger()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 LONGEST_NAME = 255  # bytes, of every common file system
-_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # may pass, and concerns every file
+_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, *SCARCE)  # may pass, and concerns every file
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from daemon.errors import AlreadyRunning, ConfigError
 
 LEDGER = "ledger.sqlite"
+DATABASE = ("-wal", "-shm", "")  # the names of SQLite's files, behind the ledger's
 CONTROL = "control.sock"
 LOCK = "lock"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,8 +18,14 @@ Item = TypeVar("Item")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-_DEVICE_LOST = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "NCCL error")
+_OUT_OF_MEMORY = (
+    *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
+_DEVICE_LOST = (
+    *("CUDA error", "CUDA driver error", "Triton Error [CUDA]"),
+    *("CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "NCCL error"),
+)
 
 
 def dtype_of(spec: StageSpec) -> torch.dtype:
@@ -57,10 +62,25 @@ def device_errors() -> Iterator[None]:
 
 
 @cache
-def has_kernels() -> bool:
-    """Whether Triton can be used: it is installed, and so is the C compiler that it builds its launchers with."""
-    compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
-    return find_spec("triton") is not None and any(shutil.which(compiler) for compiler in compilers)
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels can be used there. The one that takes most is tried: Triton also wants a C compiler with
+    Python's headers, a folder for what it has compiled, and a GPU that it knows and that has the room; all that is known
+    only then. Raises OutOfMemory, DeviceLost."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        from stages.layers import try_project
+
+        try_project(device)
+        settle(str(device))
+    except Exception as error:
+        with device_errors():
+            if isinstance(error, torch.AcceleratorError) or "out of memory" in str(error):
+                raise
+        told = f"OCR runs without its fused kernels, which cannot be compiled: {error!r}"
+        warnings.warn(told, RuntimeWarning, stacklevel=2)  # slower, but all goes on
+        return False
+    return True
 
 
 def settle(device: str) -> None:

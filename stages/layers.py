@@ -300,6 +300,13 @@ def project(
     return out
 
 
+def try_project(device: torch.device) -> None:
+    """The kernel that takes most of a GPU's shared memory, once. Raises whatever Triton and its compilers do."""
+    inputs, outputs = 64, max(PROJECT_TUNING)
+    weight = torch.zeros(inputs, outputs, dtype=torch.float16, device=device)
+    project(weight, weight.new_zeros(outputs, dtype=torch.float32), weight.new_zeros(1, 1, 1, inputs), None, gelu=True)
+
+
 def pool(pixels: Tensor, out: Tensor, widths: Tensor | None = None) -> None:
     """The greatest of 2×2, at every pixel, into the first channels of `out`. pixels: not negative."""
     count, height, width, channels = pixels.shape

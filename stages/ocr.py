@@ -122,7 +122,7 @@ class OcrStage(Stage):
         """The fused networks where they can run, else the plain ones."""
         self.detector: Detector | FusedDetector
         self.recognizer: Recognizer | FusedRecognizer
-        if not self.on_cpu and self.dtype == torch.float16 and has_kernels():
+        if not self.on_cpu and self.dtype == torch.float16 and has_kernels(torch.device(self.device)):
             from stages.fused import FusedDetector, FusedRecognizer
 
             self.detector = FusedDetector(detector.to(self.device))

@@ -65,7 +65,7 @@ def cut(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Ten
     """
     if pages[0].device.type == "cpu":
         return cut_with_cv2(pages, lines, height, columns)
-    if has_kernels():
+    if has_kernels(pages[0].device):
         return cut_with_kernel(pages, lines, height, columns)
     return cut_in_torch(pages, lines, height, columns)
 

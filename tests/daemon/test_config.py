@@ -186,6 +186,13 @@ def test_the_daemons_own_folders_in_an_inbox_are_refused() -> None:
     assert keys == ["output.results", "output.failed", "output.done", "output.bins_folder", "state.path", "models.folder"]
 
 
+@pytest.mark.parametrize("failed", ["out", "out/failed", "."])
+def test_results_and_failed_in_each_other_are_refused_as_a_sidecar_would_be_taken_for_a_failures_reason(failed: str) -> None:
+    [problem] = problems_of({"inbox": [{"path": "/inbox"}], "output": {"results": "out", "failed": failed}})
+    assert problem.startswith("output.failed: ")
+    assert "lie in each other" in problem
+
+
 def test_an_inbox_whose_sub_folders_are_not_watched_may_hold_them() -> None:
     document = {"inbox": [{"path": ".", "recursive": False}]}
     assert parse(document, Path("/srv")).inbox[0].path == Path("/srv")

@@ -50,6 +50,23 @@ def test_a_files_bytes_are_in_the_slab_with_their_digest(inbox: Path, slab: Slab
     assert (job.gone, job.failure) == (False, None)
 
 
+def test_where_no_file_can_be_opened_for_now_no_file_is_to_blame(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [drop(inbox, b"a.jpg"), drop(inbox, b"b.jpg")]
+    with monkeypatch.context() as patch:
+
+        def refuse(*_arguments: object, **_options: object) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            take_in(slab, inbox, *jobs)
+    assert not any(job.failure or job.gone for job in jobs)
+    read_files(jobs, slab, {1: os.fsencode(inbox)})
+    assert all(job.digest for job in jobs)
+
+
 def test_an_empty_file_has_a_digest_too(inbox: Path, slab: Slab) -> None:
     job = drop(inbox, data=b"")
     take_in(slab, inbox, job)
@@ -222,7 +239,6 @@ def test_a_file_without_permission_fails_for_good(inbox: Path, slab: Slab) -> No
     [
         (errno.EACCES, Failure(Reason.UNREADABLE, "Permission denied")),
         (errno.EIO, Failure(Reason.UNREADABLE, "Input/output error", transient=True)),
-        (errno.EMFILE, Failure(Reason.UNREADABLE, "Too many open files", transient=True)),
     ],
 )
 def test_only_an_error_that_may_pass_is_worth_another_try(

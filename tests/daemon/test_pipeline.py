@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from daemon import pipeline as steps
 from daemon.config import parse
 from daemon.service import Service
 from tests.daemon_process import STAGES, Daemon, Place, picture, wait_for
@@ -160,3 +163,26 @@ def test_retries_wait_and_end_in_failure_after_max_attempts(tmp_path: Path) -> N
     place.assert_kept(DONE=5, FAILED=1)
     assert place.rows("SELECT attempts, reason FROM image WHERE status = 2") == [(3, "stage")]
     assert service.metrics.value("visiond_retries_total", reason="stage") == 2
+
+
+def test_file_descriptors_that_run_out_hold_up_the_pipeline_and_fail_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = []
+
+    def short_at_first(step: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if step not in refused:
+                refused.append(step)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return step(*arguments)
+
+        return call
+
+    for name in ("read_files", "publish_records", "sync_folders"):
+        monkeypatch.setattr(steps, name, short_at_first(getattr(steps, name)))
+    place = Place(tmp_path, {"pipeline": {"max_attempts": 1}})
+    place.drop_many(range(5))
+    run_once(place)
+    assert len(refused) == 3
+    place.assert_kept(DONE=5)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -124,6 +125,21 @@ def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_scrap(
     with pytest.raises(OSError, match="No space left"):
         sink.publish(make_record(tmp_path / "inbox", attempts=2))
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC])
+def test_what_concerns_every_file_leaves_no_bin_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    sink, record = open_sink(tmp_path, "copy"), drop(tmp_path)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copy2", refuse)
+        with pytest.raises(OSError, match=os.strerror(error)):
+            sink.publish(record)
+    sink.publish(record)
+    assert any(path.startswith("bins/") for path in tree(tmp_path))
 
 
 @pytest.mark.parametrize(("length", "whole"), [(250, True), (251, False), (255, False)])

@@ -162,16 +162,22 @@ def test_what_is_no_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
         "00001.ppm.json": json.dumps(
             {key: value for key, value in place.sidecar("00001.ppm").items() if key != "clip"}
         ).encode(),
+        "huge.ppm.json": json.dumps(whole | {"id": 1 << 64, "source": whole["source"] | {"path": "huge.ppm"}}).encode(),
+        "none.ppm.json": json.dumps(whole | {"id": 0, "source": whole["source"] | {"path": "none.ppm"}}).encode(),
         "sub/a.ppm.json": json.dumps(place.sidecar("sub/a.ppm") | {"id": 99, "schema": "visiond/2"}).encode(),
     }
     for name, data in spoiled.items():
         (place.site.results / name).write_bytes(data)
+    for name in ("pipe.json", "link.json"):
+        spoiled[name] = b""
+    os.mkfifo(place.site.results / "pipe.json")
+    (place.site.results / "link.json").symlink_to("/dev/zero")
     place.site.ledger.unlink()
     done = place.command("repair", "--json")
     amiss = json.loads(done.stdout)["amiss"]
     assert {Path(entry["file"]).relative_to(place.site.results).as_posix() for entry in amiss} == spoiled.keys()
     assert all(entry["kind"] == "left out" and entry["detail"] for entry in amiss)
-    for name in ("half.json", "elsewhere.json"):
+    for name in ("half.json", "elsewhere.json", "pipe.json", "link.json", "huge.ppm.json", "none.ppm.json"):
         (place.site.results / name).unlink()
     assert place.run_once().returncode == 0  # what was left out is simply done again
     place.assert_kept(DONE=5, FAILED=1)
@@ -238,3 +244,13 @@ def test_a_backup_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path: Pa
     refused = place.command("backup", tmp_path / "none" / "backup.sqlite")
     assert refused.returncode == os.EX_CANTCREAT
     assert "backup.sqlite cannot be written" in refused.stderr
+
+
+@pytest.mark.parametrize("command", [["backup"], ["export", "-f", "jsonl"]])
+def test_a_copy_never_takes_the_place_of_the_ledger(tmp_path: Path, command: list[str]) -> None:
+    place = finished(tmp_path, 1)
+    for suffix in ("", "-wal"):
+        refused = place.command(*command, f"{place.site.ledger}{suffix}")
+        assert refused.returncode == os.EX_USAGE
+        assert "is the ledger itself" in refused.stderr
+    assert told(place, "verify") == (0, {"whole": 5})

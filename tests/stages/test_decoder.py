@@ -25,7 +25,7 @@ QUICK = Limits(decode_seconds=0.5)
 ROOT = Path(__file__).parents[2]
 
 SABOTAGE = """
-import os, resource, signal, socket, sys, time
+import fcntl, os, resource, signal, socket, sys, time
 from stages import decoder, pixels
 
 def misbehave(data, header, out, honest=pixels.write_rgb):
@@ -304,6 +304,10 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
         "socket.socketpair()",
         "os.execv('/bin/true', ['true'])",
         "os.kill(os.getppid(), 0)",
+        "resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)",
+        "fcntl.fcntl(int(sys.argv[2]), fcntl.F_SETOWN, os.getppid())",
+        "fcntl.fcntl(int(sys.argv[2]), fcntl.F_SETFL, os.O_ASYNC)",
+        "os.fork()",
         "os.memfd_create('room beside the limits')",
     ],
 )

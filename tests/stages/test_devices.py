@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import subprocess
 import threading
 
 import pytest
 import torch
 
+from stages import layers
 from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
-from stages.devices import dtype_of, hold_device, pixels_of, split_batches
+from stages.devices import dtype_of, has_kernels, hold_device, pixels_of, split_batches
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,8 @@ from stages.devices import dtype_of, hold_device, pixels_of, split_batches
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), DeviceLost),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), DeviceLost),
         (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), DeviceLost),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), OutOfMemory),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), DeviceLost),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError),
     ],
 )
@@ -49,3 +53,54 @@ def test_an_image_without_pixels_is_refused() -> None:
 
 def test_batches_are_as_full_as_they_may_be() -> None:
     assert list(split_batches(range(5), 2)) == [range(0, 2), range(2, 4), range(4, 5)]
+
+
+# Kernels: by Triton's interpreter where there is no GPU (conftest.py)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def break_kernels(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(device: torch.device) -> None:
+        raise error
+
+    has_kernels.cache_clear()
+    monkeypatch.setattr(layers, "try_project", fail)
+
+
+def test_kernels_are_used_where_one_has_run() -> None:
+    has_kernels.cache_clear()
+    assert has_kernels(DEVICE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        subprocess.CalledProcessError(1, ["gcc"], stderr=b"fatal error: Python.h: No such file or directory"),
+        PermissionError(13, "Permission denied", "kernels"),
+        RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+    ],
+)
+def test_where_kernels_cannot_be_compiled_that_is_said_and_all_goes_on_without(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    break_kernels(monkeypatch, error)
+    with pytest.warns(RuntimeWarning, match="without its fused kernels"):
+        assert not has_kernels(DEVICE)
+    has_kernels.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), OutOfMemory),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), OutOfMemory),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), DeviceLost),
+    ],
+)
+def test_a_device_that_is_full_or_lost_says_nothing_of_kernels(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception]
+) -> None:
+    break_kernels(monkeypatch, error)
+    with pytest.raises(expected):
+        has_kernels(DEVICE)
