@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 UV := 0.13.8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types faults bench gpu-test lock docs clean
+.PHONY: help setup demo test lint types faults bench gpu-test gpu-bench lock docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -41,6 +41,9 @@ bench: $(STAMP)  ## what the daemon costs beside a bare loop, with fake stages
 
 gpu-test: $(STAMP)  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+gpu-bench: $(STAMP)  ## the standard job on this machine, beside one image at a time (BENCH="--count 2000 --memory 10")
+	$(BIN)/visiond bench $(BENCH)
 
 lock: $(STAMP)  ## resolve the dependencies anew
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra parquet \

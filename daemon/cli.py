@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from daemon import __version__
+from daemon.bench_cli import bench
 from daemon.display import console, errors, print_json, print_outcomes, print_table, quantity, say, show_record
 from daemon.errors import VisiondError
 from daemon.models_cli import models_app, train_app
@@ -305,3 +306,6 @@ def demo(
     from daemon.demo import run_demo
 
     run_demo(folder, count, console)
+
+
+app.command()(bench)

@@ -42,6 +42,12 @@ def list_gpus() -> list[Gpu]:
         return described
 
 
+def driver_version() -> str | None:
+    """NVIDIA's driver; None where there is none."""
+    with _library() as available:
+        return str(pynvml.nvmlSystemGetDriverVersion()) if available else None
+
+
 @contextlib.contextmanager
 def _library() -> Iterator[bool]:
     try:

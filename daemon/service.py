@@ -200,15 +200,15 @@ async def run_service(config: Config, *, once: bool = False, show: Show | None =
         if rest is None:
             log.warning("stopped before the drain was over; what was in hand stays pending")
             return service.metrics.outcomes
-        error = next(_leaves(rest))
+        error = next(leaves(rest))
         raise error from (None if isinstance(error, VisiondError) else group)
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
     """Single errors of a group, the daemon's own first."""
     flat: list[BaseException] = []
     for error in group.exceptions:
-        flat.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+        flat.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return iter(sorted(flat, key=lambda error: not isinstance(error, VisiondError)))
 
 

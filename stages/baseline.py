@@ -1,0 +1,116 @@
+"""One image at a time, the way a first script does it: what `visiond bench` holds the daemon against.
+
+float32, batches of one, every stage opens the file again and prepares it by its library's own means: ultralytics' predict,
+transformers' processors and generate. OCR is the plain network of stages/ocr.py, as rapidocr has no runtime for a GPU.
+
+A process of its own, as it loads torch: a Task on standard input, and on the last line of standard output how long
+each stage took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import PIL.Image
+import torch
+import torch.nn.functional as F
+from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPImageProcessor, CLIPModel
+
+from stages.base import Image, StageSpec
+from stages.checkpoints import load_model, load_tokenizer
+from stages.clip import TextTower
+from stages.ocr import OcrStage
+from stages.yolonet import load_network
+
+
+class Task(msgspec.Struct, frozen=True):
+    stages: list[StageSpec]
+    images: list[str]  # the first one is not timed: it meets models that warm up
+    device: str
+    new_tokens: int
+
+
+class OneAtATime:
+    """The four models. Each method takes a file and ends with its answer on the host."""
+
+    def __init__(self, task: Task) -> None:
+        self.device, self.new_tokens = task.device, task.new_tokens
+        specs = {spec.name: msgspec.structs.replace(spec, dtype="float32", batch_size=1) for spec in task.stages}
+        self._load_yolo(specs["yolo"].files)
+        self._load_clip(specs["clip"].files)
+        self._load_blip(specs["blip"].files)
+        self.reader = OcrStage(specs["ocr"], self.device)
+        self.reader.load()
+        torch.backends.cudnn.allow_tf32 = True  # as torch has it; the stage wants more of a float32 than a script asks for
+
+    def ocr(self, path: str) -> Any:
+        pixels = torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).contiguous().to(self.device)
+        height, width = pixels.shape[1:]
+        return self.reader.run([Image(memoryview(b""), "JPEG", width, height, pixels)])
+
+    def yolo(self, path: str) -> Any:
+        return self.detector.predict(path, imgsz=self.size, device=self.device, verbose=False)[0].boxes.cpu()
+
+    def clip(self, path: str) -> Any:
+        pixels = self.clip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(self.device)
+        features = self.clip_model.visual_projection(self.clip_model.vision_model(pixel_values=pixels).pooler_output)
+        self.embedding = F.normalize(features, dim=-1)
+        return (self.clip_model.logit_scale.exp() * self.embedding @ self.labels.T).softmax(dim=-1).cpu()
+
+    def blip(self, path: str) -> Any:
+        pixels = self.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(self.device)
+        tokens = self.blip_model.generate(
+            pixel_values=pixels, max_new_tokens=self.new_tokens, min_new_tokens=self.new_tokens, do_sample=False, num_beams=1
+        )
+        captions = self.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return captions, (self.tower.embed(self.tower.tokenize(captions)) @ self.embedding.T).cpu()
+
+    def _load_yolo(self, files: dict[str, str]) -> None:
+        from ultralytics import YOLO  # after stages.yolonet, which tells it to stay off the network
+
+        network, config = load_network(files)
+        self.size = config["imgsz"]
+        self.detector = YOLO("yolov8n.yaml", verbose=False)
+        self.detector.model = network
+
+    def _load_clip(self, files: dict[str, str]) -> None:
+        self.clip_model = load_model(CLIPModel, files["model"], torch.float32, self.device)
+        self.clip_processor = CLIPImageProcessor.from_pretrained(files["model"], local_files_only=True)
+        self.tower = TextTower(self.clip_model, files["model"])
+        texts = [f"a photo of a {label}" for label in Path(files["labels"]).read_text().splitlines()]
+        self.labels = self.tower.embed(self.tower.tokenize(texts))
+
+    def _load_blip(self, files: dict[str, str]) -> None:
+        self.blip_model = load_model(BlipForConditionalGeneration, files["model"], torch.float32, self.device)
+        self.blip_processor = BlipImageProcessor.from_pretrained(files["model"], local_files_only=True)
+        self.blip_tokenizer = load_tokenizer(files["model"])
+
+
+def open_image(path: str) -> PIL.Image.Image:
+    return PIL.Image.open(path).convert("RGB")
+
+
+def run_task(task: Task) -> dict[str, float]:
+    """Seconds of each stage for all images but the first."""
+    with torch.inference_mode():
+        models = OneAtATime(task)
+        stages = {"ocr": models.ocr, "yolo": models.yolo, "clip": models.clip, "blip": models.blip}
+        for stage in stages.values():
+            stage(task.images[0])
+        spent = dict.fromkeys(stages, 0.0)
+        for path in task.images[1:]:
+            for name, stage in stages.items():
+                started = time.perf_counter()
+                stage(path)
+                spent[name] += time.perf_counter() - started
+    return spent
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_task(msgspec.json.decode(sys.stdin.buffer.read(), type=Task))))

@@ -1,0 +1,94 @@
+"""`visiond bench` as a user runs it, with the small pack and a handful of images."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.timeout(400)  # four processes load the models, one after another
+
+COUNT = 4
+OPTIONS = ["--pack", "mini", "--cold", "1", "--warm", "0", "--sample", "1", "--single", "2", "--memory", "1"]
+
+
+def run_bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "daemon", "bench", "--folder", str(folder), *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=350)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a benchmark has run."""
+    folder = tmp_path_factory.mktemp("bench")
+    ended = run_bench(folder, "--count", str(COUNT), *OPTIONS, "--json", "bench.json", "--plot", "bench.png")
+    assert ended.returncode == 0, ended.stderr
+    (folder / "told").write_text(ended.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "bench.json").read_bytes())
+    return report
+
+
+def test_the_ratio_is_of_the_daemon_to_one_image_at_a_time(report: dict[str, Any], folder: Path) -> None:
+    [run], slow = report["runs"], report["one_at_a_time"]
+    assert (run["cold"], slow["images"]) == (True, 1)
+    assert report["images_per_second"] == run["images_per_second"] > 0
+    assert report["ratio"] == pytest.approx(run["images_per_second"] * sum(slow["stage_seconds"].values()) / slow["images"])
+    assert f"{report['ratio']:.1f} times one image at a time" in (folder / "told").read_text()
+
+
+def test_the_rate_counts_from_loaded_models_to_the_last_sidecar(report: dict[str, Any]) -> None:
+    [run] = report["runs"]
+    assert len(run["published_at"]) == COUNT
+    assert 0 < run["load_seconds"] < run["published_at"][-1] <= run["wall_seconds"]
+    assert run["images_per_second"] == pytest.approx(COUNT / (run["published_at"][-1] - run["load_seconds"]), rel=0.01)
+
+
+def test_every_stage_has_its_seconds_both_ways(report: dict[str, Any]) -> None:
+    [run], slow = report["runs"], report["one_at_a_time"]
+    assert list(run["stage_seconds"]) == list(slow["stage_seconds"]) == ["ocr", "yolo", "clip", "blip"]
+    assert all(seconds > 0 for seconds in [*run["stage_seconds"].values(), *slow["stage_seconds"].values()])
+
+
+def test_workers_hold_the_models_and_the_daemon_does_not(report: dict[str, Any]) -> None:
+    samples = report["runs"][0]["samples"]
+    assert max(sample["daemon_bytes"] for sample in samples) < 200 << 20 < max(sample["workers_bytes"] for sample in samples)
+
+
+def test_a_single_image_takes_its_work_and_little_more(report: dict[str, Any]) -> None:
+    single, work = report["single_image"], sum(report["runs"][0]["stage_seconds"].values())
+    assert 0 < single["p50"] <= single["p95"] <= single["p99"]
+    assert single["p50"] < 2 * work + 2  # seconds
+
+
+def test_workers_are_fed_from_memory(report: dict[str, Any]) -> None:
+    assert report["memory_images_per_second"] > 0
+
+
+def test_the_machine_and_the_command_are_told(report: dict[str, Any]) -> None:
+    assert report["command"][1:] == ["bench", "--folder", *report["command"][3:]]
+    assert report["machine"]["cores"] > 0
+    assert report["machine"]["torch"][0].isdigit()
+
+
+def test_the_picture_can_be_looked_at(folder: Path) -> None:
+    with Image.open(folder / "bench.png") as picture:
+        picture.load()
+        assert picture.format == "PNG"
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 2  # more than axes on paper
+
+
+def test_a_job_too_small_for_its_samples_is_refused(tmp_path: Path) -> None:
+    refused = run_bench(tmp_path, "--count", "10", "--sample", "10", "--single", "2")
+    assert refused.returncode == 64
+    assert "--count must be 11 or more" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
