@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
-SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the process or the machine lacks for now: no file's fault
+SCARCE = (errno.EMFILE, errno.ENFILE)  # descriptors, which the process or the machine lacks for now: no file's fault
 
 
 class VisiondError(Exception):

@@ -239,6 +239,7 @@ def test_a_file_without_permission_fails_for_good(inbox: Path, slab: Slab) -> No
     [
         (errno.EACCES, Failure(Reason.UNREADABLE, "Permission denied")),
         (errno.EIO, Failure(Reason.UNREADABLE, "Input/output error", transient=True)),
+        (errno.ENOMEM, Failure(Reason.UNREADABLE, "Cannot allocate memory", transient=True)),
     ],
 )
 def test_only_an_error_that_may_pass_is_worth_another_try(

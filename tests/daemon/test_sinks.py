@@ -127,7 +127,7 @@ def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_scrap(
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC])
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOSPC])
 def test_what_concerns_every_file_leaves_no_bin_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     sink, record = open_sink(tmp_path, "copy"), drop(tmp_path)
 
