@@ -125,6 +125,10 @@ class Chain:
         except ImageError as error:
             entry.error = error
             return entry
+        except Exception as error:  # noqa: BLE001 - whatever a header makes its reader do is that image's fault alone
+            traceback.print_exc()
+            entry.error = ImageError(Reason.HEADER, repr(error))
+            return entry
         known = {name: registry.decode(name, payload) for name, payload in item.known.items()}
         entry.image = Image(data, header.format, header.width, header.height, None, known)
         return entry

@@ -95,6 +95,11 @@ def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         yield partial
         os.replace(partial, file)
+        fd = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)  # else the old file may be back after a power failure
+        finally:
+            os.close(fd)
     except OSError as error:
         raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
     finally:

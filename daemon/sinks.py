@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from daemon.records import Record
 from daemon.sections import Inbox
 
 log = structlog.get_logger()
+
+COPIED_BYTES = 1 << 20  # at once
 
 _libc = ctypes.CDLL(None, use_errno=True)
 LONGEST_NAME = 255  # bytes, of every common file system
@@ -248,11 +251,15 @@ def _is_same(record: Record, path: bytes) -> bool:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    return _is_version(record, status, at_source=path == record.location)
+
+
+def _is_version(record: Record, status: os.stat_result, *, at_source: bool) -> bool:
     now = Version.of(status)
     if (now.size, now.mtime_ns) != (record.version.size, record.version.mtime_ns):
         return False
     # A rename moves the change time and a copy has its own inode, so these are no evidence anywhere but at the source.
-    return path != record.location or now.inode == record.version.inode
+    return not at_source or now.inode == record.version.inode
 
 
 def _move(record: Record, target: bytes) -> Placed:
@@ -306,14 +313,24 @@ def _take(record: Record, target: bytes) -> None:
 
 
 def _copy(record: Record, target: bytes) -> None:
+    """From the file that was opened, whatever is put in its place or in that of a folder on its way meanwhile."""
     if not _is_same(record, record.location):
         return
     temporary = _temporary(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    shutil.copy2(record.location, temporary, follow_symlinks=False)
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())  # the source may be deleted next
-    os.rename(temporary, target)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(record.location, flags), "rb") as source, open(temporary, "wb") as copy:
+        status = os.fstat(source.fileno())
+        if _is_version(record, status, at_source=True):
+            shutil.copyfileobj(source, copy, COPIED_BYTES)
+            copy.flush()
+            os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+            os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.fsync(copy.fileno())  # the source may be deleted next
+    if _is_same(record, temporary):
+        os.rename(temporary, target)
+    else:
+        os.unlink(temporary)
 
 
 def _link(source: bytes, target: bytes) -> None:

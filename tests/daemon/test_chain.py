@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
+from daemon import chain as module
 from daemon.chain import REGROW_CALLS, Allowance, Chain
 from daemon.messages import Batch, Item, Setup
-from stages.base import Limits, StageSpec
+from stages.base import Header, Limits, StageSpec
 from tests.daemon_process import picture
 
 
@@ -43,3 +46,14 @@ def test_more_is_tried_again_after_a_while() -> None:
 def test_one_image_that_never_fits_fails_alone_and_is_tried_again_later() -> None:
     chain, batch = open_chain(2, oom_above=0)
     assert [(outcome.reason, outcome.transient) for outcome in chain.run(batch).outcomes] == [("memory", True)] * 2
+
+
+def test_a_defect_in_a_reader_of_headers_costs_that_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, batch = open_chain(2, oom_above=2)
+    answers = iter([Header("PPM", 1, 1, 1)])
+
+    def inspect(*_: object) -> Header:
+        return next(answers)  # and then StopIteration
+
+    monkeypatch.setattr(module, "inspect", inspect)
+    assert [outcome.reason for outcome in chain.run(batch).outcomes] == ["", "header"]

@@ -135,7 +135,7 @@ def test_what_concerns_every_file_leaves_no_bin_out(tmp_path: Path, monkeypatch:
         raise OSError(error, os.strerror(error))
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copy2", refuse)
+        patch.setattr(shutil, "copyfileobj", refuse)
         with pytest.raises(OSError, match=os.strerror(error)):
             sink.publish(record)
     sink.publish(record)
