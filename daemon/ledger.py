@@ -165,18 +165,28 @@ class Ledger:
 
     async def end(self, endings: Sequence[Ending]) -> set[int]:
         """Write how jobs ended, with every result they have. Returns the ids that were still PENDING until now:
-        a job whose file was replaced meanwhile is not among them and must not be published."""
+        a job whose file was replaced meanwhile is not among them and must not be published. Where other results of the
+        same bytes were there first, the jobs get those: what is published is what the ledger holds."""
         rows = [self._end_row(e) for e in endings if e.status is not JobStatus.PENDING]
         postponed = [
             (e.attempts, e.not_before, _reason(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
         ]
 
-        def work(connection: sqlite3.Connection) -> set[int]:
-            self._keep(connection, [e.job for e in endings])
-            connection.executemany(SQL["postpone"], postponed)
-            return {row[0] for row in run_rows(connection, "end", rows)}
+        jobs = [e.job for e in endings]
 
-        return await self._ask(work)
+        def work(connection: sqlite3.Connection) -> tuple[set[int], list[Any]]:
+            fresh = self._keep(connection, jobs)
+            kept = [] if fresh else run_rows(connection, "results", [(digest,) for digest in {job.digest for job in jobs}])
+            connection.executemany(SQL["postpone"], postponed)
+            return {row[0] for row in run_rows(connection, "end", rows)}, kept
+
+        ended, kept = await self._ask(work)
+        outputs = {(digest, model): Output(payload, seconds) for digest, model, payload, seconds in kept}
+        for job in jobs if outputs else ():
+            job.outputs = {
+                stage: outputs.get((job.digest, self._model_ids[stage]), output) for stage, output in job.outputs.items()
+            }
+        return ended
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without asking the file for it."""
@@ -292,7 +302,8 @@ class Ledger:
         self._requests.put((work, future))
         return await future
 
-    def _keep(self, connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
+    def _keep(self, connection: sqlite3.Connection, jobs: Iterable[Job]) -> bool:
+        """Write results, but for those that the same bytes have already; returns whether there were none of these."""
         contents = [(job.digest, job.format, job.width, job.height) for job in jobs if job.width]
         results = [
             (job.digest, self._model_ids[stage], output.payload, output.seconds)
@@ -300,7 +311,9 @@ class Ledger:
             for stage, output in job.outputs.items()
         ]
         run_rows(connection, "keep_content", contents)
+        changes = connection.total_changes
         run_rows(connection, "keep_result", results)
+        return connection.total_changes - changes == len(results)
 
     def _end_row(self, ending: Ending) -> tuple[Any, ...]:
         job, models = ending.job, None

@@ -266,6 +266,15 @@ async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger
     assert (stranger.outputs, stranger.width) == ({}, 0)
 
 
+async def test_of_the_same_bytes_answered_twice_at_once_both_are_published_as_the_ledger_has_them(ledger: Ledger) -> None:
+    first, second = await admit(ledger, b"a.jpg", b"b.jpg")
+    records = [
+        record for job, variant in ((first, 3), (second, 4)) for record in await complete(ledger, done(job, variant, b"x"))
+    ]
+    assert sidecars(records) == sidecars([find(ledger, "a.jpg"), find(ledger, "b.jpg")])
+    assert records[0].outputs == records[1].outputs
+
+
 async def test_a_changed_model_is_asked_again_and_only_it(ledger: Ledger, inbox: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job, data=b"bytes"))
