@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config import Config
-from daemon.control import ask
-from daemon.errors import ConfigError, ModelsUnusable, VisiondError
+from daemon.control import ask, open_reader
+from daemon.display import quantity
+from daemon.errors import ConfigError, ModelsUnusable, NothingFound, VisiondError
 from daemon.gpus import list_gpus
 from daemon.service import judge_of, plan_placement, resolve_models
-from daemon.state import CONTROL
+from daemon.state import CONTROL, LEDGER
 from daemon.watcher import is_network_mount
 from daemon.web import check_certificate, listen, read_token, risks
 from stages.manifest import PackError
@@ -38,7 +39,7 @@ class Finding:
 def examine(config: Config, file: Path | None) -> list[Finding]:
     """Everything worth knowing before `run`, in the order a reader would ask. file: the configuration's, if it has one."""
     source = f"the configuration is {file.absolute()}." if file else "there is no daemon.toml here: all is at its default."
-    examinations = (_inboxes, _folders, _http, _shared_memory, _limits, _gpus, _models, _rules)
+    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _models, _rules)
     return [Finding("ok", source), *(finding for examination in examinations for finding in examination(config))]
 
 
@@ -84,6 +85,19 @@ def _folders(config: Config) -> Iterator[Finding]:
             yield Finding("ok", f"{key}: {folder} can be {'written' if there == folder else 'made'}.")
     if is_network_mount(config.state.path):
         yield Finding("error", f"state.path: {config.state.path} is a network mount; SQLite's locks need a local disk.")
+
+
+def _ledger(config: Config) -> Iterator[Finding]:
+    """Only whether it opens: `verify` reads it from end to end."""
+    path = config.state.path / LEDGER
+    try:
+        with open_reader(config) as reader:
+            images = sum(reader.counts().values())
+        yield Finding("ok", f"ledger: {path} can be read and knows {quantity(images, 'version')} of files.")
+    except NothingFound:
+        pass  # `run` makes it
+    except VisiondError as error:
+        yield Finding("error", f"ledger: {error}")
 
 
 def _http(config: Config) -> Iterator[Finding]:

@@ -257,8 +257,11 @@ def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
 
 
 def plan_placement(config: Config, gpus: list[Gpu], specs: dict[str, StageSpec]) -> Placement:
-    """The placement on these GPUs and this machine's cores."""
-    return plan(config, gpus, weights_of(specs.values()), len(os.sched_getaffinity(0)))
+    """The placement on these GPUs and this machine's cores. Raises ConfigError when it names a device that there is not."""
+    placement = plan(config, gpus, weights_of(specs.values()), len(os.sched_getaffinity(0)))
+    for device in {device: None for segment in placement.segments for device in segment.devices}:
+        address_device(device, gpus, LEAST_CPU_THREADS)
+    return placement
 
 
 def judge_of(config: Config) -> Judge:
@@ -313,10 +316,14 @@ def open_lane(
 def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
     """What a worker calls its device, and the environment that makes it the only one it sees.
 
-    Raises ConfigError when there is no such GPU.
+    Raises ConfigError when there is no such device.
     """
     kind, _, number = device.partition(":")
-    if kind != "cuda":
+    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
+        raise ConfigError(
+            [f'pipeline.devices: "{device}" is no device; write "cpu", or "cuda:0" as `visiond gpus` lists them.']
+        )
+    if kind == "cpu":
         return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **CPU_ENVIRONMENT}
     index = int(number or 0)
     if index >= len(gpus):

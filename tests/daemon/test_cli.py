@@ -190,6 +190,26 @@ def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp
     assert f"http.listen: {address} is taken, and a daemon runs" in told
 
 
+def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> None:
+    for device, problem in (("cuda:99", "there is no cuda:99"), ("gpu0", '"gpu0" is no device'), ("cuda:x", "is no device")):
+        place = Place(tmp_path, {"pipeline": {"devices": [device]}})
+        for command in (["check"], ["plan"], ["run", "--once"]):
+            told = place.command(*command)
+            assert (told.returncode, problem in told.stdout + told.stderr) == (os.EX_CONFIG, True), (device, command)
+            assert "Traceback" not in told.stderr
+
+
+def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(2))
+    assert place.run_once().returncode == 0
+    assert "ledger.sqlite can be read and knows 2 versions of files." in say(place, "check")
+    place.site.ledger.write_bytes(b"no database" * 400)
+    told = place.command("check")
+    assert told.returncode == os.EX_CONFIG
+    assert "run `visiond repair`" in told.stdout
+
+
 def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
     assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check")
