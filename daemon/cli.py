@@ -108,7 +108,9 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @app.command("list")
 def list_images(
-    status: Annotated[State | None, typer.Option("--status", "-s", help="Only files in this state.")] = None,
+    status: Annotated[
+        State | None, typer.Option("--status", "-s", case_sensitive=False, help="Only files in this state.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many.")] = 50,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -169,8 +171,8 @@ def retry(
     from daemon import control
 
     settings = read_config(config)
-    if not images and not every:
-        raise typer.BadParameter("name images, or give --all")
+    if bool(images) == every:
+        raise typer.BadParameter("name images or give --all, one of them")
     with control.open_reader(settings) as reader:
         ids = reader.failed_ids() if every else [control.find_failed(reader, name) for name in images or []]
     print(f"{quantity(control.retry(settings, ids), 'image')} pending again")
@@ -179,7 +181,9 @@ def retry(
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="The file to write; - for standard output.")],
-    format: Annotated[Format | None, typer.Option("--format", "-f", help="How; by default as the file's name ends.")] = None,
+    format: Annotated[
+        Format | None, typer.Option("--format", "-f", help="How; by default as the file's name ends, csv for -.")
+    ] = None,
     bin: Annotated[str, typer.Option("--bin", help="Only images of this bin.")] = "",
     ratio: Annotated[
         str, typer.Option("--ratio", help="A mix of bins, e.g. A=0.4,B=0.4,C=0.2: as many images as it allows.")
@@ -191,11 +195,10 @@ def export(
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """
     from daemon import control
-    from daemon.export import STDOUT, export_records, parse_ratio
+    from daemon.export import STDOUT, export_records, format_of, parse_ratio
     from daemon.progress import Progress
 
-    suffix = file.suffix.removeprefix(".")
-    chosen = format.value if format else suffix if suffix in list(Format) else Format.csv.value
+    chosen = format.value if format else format_of(file)
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
         written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step)
     if file != STDOUT:

@@ -45,6 +45,7 @@ COLUMNS = {
 }
 CHUNK = 4096  # rows in a Parquet row group
 STDOUT = Path("-")
+FORMATS = ("csv", "jsonl", "parquet")
 BINS = ("A", "B", "C")  # of the built-in rule; a user's own may have others
 SEED = 0  # which images are left out of a mix is the same every time
 
@@ -64,9 +65,29 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     records = _counted(_pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total)
     write = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format]
     if file == STDOUT:
-        return write(sys.stdout.buffer, records)
+        return _write_stdout(write, records)
     with written_whole(file, reader.path) as partial, partial.open("wb") as out:
         return write(out, records)
+
+
+def _write_stdout(write: Callable[[BinaryIO, Iterable[Record]], int], records: Iterable[Record]) -> int:
+    """Raises NotWritable, but for a reader that has had enough, which is nobody's fault."""
+    try:
+        written = write(sys.stdout.buffer, records)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise NotWritable(f"standard output cannot be written: {error.strerror or error}.") from error
+    return written
+
+
+def format_of(file: Path) -> str:
+    """As the file's name ends; CSV on standard output. Raises WrongArgument."""
+    suffix = file.suffix.removeprefix(".").lower()
+    if file != STDOUT and suffix not in FORMATS:
+        raise WrongArgument(f"{file} ends in none of {', '.join(f'.{name}' for name in FORMATS)}; name a --format.")
+    return suffix or "csv"
 
 
 def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float], bins: set[str]) -> None:

@@ -22,8 +22,8 @@ import msgspec
 
 from daemon.config import Config
 from daemon.control import open_reader
-from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable
-from daemon.export import written_whole
+from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, WrongArgument
+from daemon.export import STDOUT, written_whole
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
 from daemon.records import Model, Reader, Record
@@ -121,6 +121,8 @@ def back_up(config: Config, file: Path) -> None:
 
     Raises NothingFound, LedgerDamaged, NotWritable, WrongArgument.
     """
+    if file == STDOUT:
+        raise WrongArgument("A backup is a database, which cannot be written to standard output; name a file.")
     with open_reader(config) as reader, written_whole(file, reader.path) as partial:
         reader.back_up(partial)
 

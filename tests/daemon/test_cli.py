@@ -9,6 +9,8 @@ import json
 import os
 import socket
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,7 @@ def test_list_tells_which_files_failed_and_why(place: Place) -> None:
     told = say(place, "list", "--status", "failed")
     assert f"{place.inbox() / 'broken.jpg'}  not-an-image: the bytes are plain text" in told
     assert "00001.ppm" not in told
+    assert told == say(place, "list", "--status", "FAILED")  # as the list itself writes it
     [document] = json.loads(say(place, "list", "--status", "failed", "--json"))
     assert (document["source"]["path"], document["reason"]) == ("broken.jpg", "not-an-image")
     assert document["source"]["inbox"] == str(place.inbox())
@@ -136,6 +139,15 @@ def test_export_writes_to_standard_output(place: Place) -> None:
     assert [row["path"] for row in rows] == [line["source"]["path"] for line in lines]
     assert {row["inbox"] for row in rows} == {str(place.inbox())}
     assert len(rows) == 6
+
+
+def test_what_cannot_be_written_to_standard_output_ends_with_a_sentence(place: Place) -> None:
+    for form in ("csv", "jsonl"):
+        with open("/dev/full", "wb") as full:
+            command = [sys.executable, "-m", "daemon", "export", "-", "-f", form, "-c", place.config]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == os.EX_CANTCREAT
+        assert done.stderr == "visiond: standard output cannot be written: No space left on device.\n"
 
 
 def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Path) -> None:
@@ -285,9 +297,16 @@ def test_each_command_explains_itself_with_an_example() -> None:
         (["export", "no/such/folder.csv"], os.EX_CANTCREAT, "cannot be written: No such file"),
         (["export", "-f", "parquet", "-"], os.EX_USAGE, "name a file"),
         (["list", "--status", "lost"], os.EX_USAGE, "failed"),
+        (["retry"], os.EX_USAGE, "one of them"),
+        (["retry", "--all", "broken.jpg"], os.EX_USAGE, "one of them"),
+        (["export", "all.json"], os.EX_USAGE, "ends in none of .csv, .jsonl, .parquet"),
+        (["backup", "-"], os.EX_USAGE, "name a file"),
         (["status", "--config", "no-such.toml"], os.EX_CONFIG, "no-such.toml cannot be read"),
     ],
-    ids=["an option", "a mix", "a bin", "a file", "a pipe", "a state", "a configuration"],
+    ids=[
+        *("an option", "a mix", "a bin", "a file", "a pipe", "a state", "nothing to retry", "all and one", "an ending"),
+        *("a backup to a pipe", "a configuration"),
+    ],
 )
 def test_a_mistake_is_named_with_its_mend_and_an_exit_status_of_its_own(
     place: Place, arguments: list[str], status: int, word: str
