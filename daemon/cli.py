@@ -288,10 +288,11 @@ def samples(
 
     Example: visiond samples inbox --count 100 --seed 1
     """
+    from daemon.export import written_into
     from daemon.progress import Progress
     from stages.training import scenes
 
-    with Progress("images", total=count) as progress:
+    with written_into(folder), Progress("images", total=count) as progress:
         write = scenes.standard_job if standard else scenes.write_samples
         write(folder, count, seed, progress.step)
     print(f"{quantity(count, 'image')} in {folder}")

@@ -109,10 +109,17 @@ def _anchor(config: Config, folder: Path) -> Config:
     )
 
 
+WANTED = {"path_type": "a path in quotes", "list_type": "a list in square brackets", "model_type": "a table"}
+
+
 def _explain(problem: Any) -> str:
     """One problem as a sentence: where, what, and the nearest known key if the key is unknown."""
     location = [part for part in problem["loc"] if part != "function-before[_parse_bytes(), int]"]
     where = ".".join(f"[{part}]" if isinstance(part, int) else part for part in location).replace(".[", "[")
+    if problem["type"] == "list_type" and location[-1] in ("inbox", "segment"):
+        return f"{where}: each is a table of its own; write [[{where}]], in double brackets."
+    if problem["type"] in WANTED:
+        return f"{where}: {WANTED[problem['type']]} is wanted (it is {problem['input']!r})"
     if problem["type"] != "extra_forbidden":
         return f"{where}: {problem['msg'].removeprefix('Value error, ')} (it is {problem['input']!r})"
     known = _keys_at(location[:-1])

@@ -18,6 +18,7 @@ from rich.table import Table
 from daemon import control
 from daemon.config import load
 from daemon.display import print_outcomes, quantity
+from daemon.export import written_into
 from daemon.jobs import JobStatus
 from daemon.log import escape
 from daemon.progress import Progress
@@ -50,11 +51,12 @@ level = "info"
 def run_demo(folder: Path, count: int, console: Console) -> None:
     """Fill `folder`/inbox, run the daemon over it once, print the table. What was done before is not done again."""
     inbox = folder / "inbox"
-    inbox.mkdir(parents=True, exist_ok=True)
     config_file = folder / "daemon.toml"
-    if not config_file.exists():
-        config_file.write_text(CONFIG)
-    new = drop_images(folder, count)
+    with written_into(folder):
+        inbox.mkdir(parents=True, exist_ok=True)
+        if not config_file.exists():
+            config_file.write_text(CONFIG)
+        new = drop_images(folder, count)
     config = load(config_file)
     quiet = config.log.model_copy(update={"level": "warning"})  # the table is to be read
     closed = config.http.model_copy(update={"listen": ""})  # another daemon may run

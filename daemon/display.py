@@ -60,7 +60,7 @@ def show_record(record: Record) -> None:
     if notice := document.get("notice"):
         console.print(f"[yellow]{say(notice)}[/yellow]")
     if record.status is not JobStatus.DONE:
-        console.print(f"reason  {say(record.reason or '-')}: {say(record.detail or '-')}")
+        console.print(f"reason  {say(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
         console.print(f"tries  {record.attempts}")
         return
     console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")

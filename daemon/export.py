@@ -128,6 +128,15 @@ def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def written_into(folder: Path) -> Iterator[None]:
+    """What cannot be made in the folder, or the folder itself, as NotWritable."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritable(f"{error.filename or folder} cannot be written: {error.strerror or error}.") from error
+
+
 def parse_ratio(text: str) -> dict[str, float]:
     """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises WrongArgument."""
     try:

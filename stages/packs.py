@@ -70,7 +70,7 @@ def open_pack(name_or_path: str | Path, models_folder: Path) -> Pack:
     if not path.exists():
         if "/" in name:
             raise PackError(f"there is no folder {name}; name a pack or a folder with weights.")
-        raise registry.UnknownName("pack", name, known)
+        raise registry.UnknownName("pack", name, known, ", and a folder is told by the slash in its path")
     path = path.absolute()
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder)

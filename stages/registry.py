@@ -48,10 +48,10 @@ _DECODERS: dict[str, msgspec.json.Decoder[Result]] = {name: msgspec.json.Decoder
 class UnknownName(ValueError):
     """No stage, backend or pack is called so; the message names the nearest that is."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(names)}."
+        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(names)}{otherwise}."
         super().__init__(f'there is no {what} "{name}"; {hint}')
 
 

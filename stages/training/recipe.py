@@ -277,7 +277,9 @@ def write_report(options: Options, folder: Path, scores: Mapping[str, Any], logs
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
     defaults = Options(out=Path(), workdir=Path())
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="visiond train mini", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the pack's folder; what is there is replaced")
     parser.add_argument("--workdir", type=Path, help="scenes, checkpoints and logs (OUT-work)")
     parser.add_argument("--report", type=Path, help="also put the pack as one file, its log and its curves here")

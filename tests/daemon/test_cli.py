@@ -301,11 +301,13 @@ def test_each_command_explains_itself_with_an_example() -> None:
         (["retry", "--all", "broken.jpg"], os.EX_USAGE, "one of them"),
         (["export", "all.json"], os.EX_USAGE, "ends in none of .csv, .jsonl, .parquet"),
         (["backup", "-"], os.EX_USAGE, "name a file"),
+        (["samples", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml cannot be written: File exists"),
+        (["demo", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml/inbox cannot be written: Not a directory"),
         (["status", "--config", "no-such.toml"], os.EX_CONFIG, "no-such.toml cannot be read"),
     ],
     ids=[
         *("an option", "a mix", "a bin", "a file", "a pipe", "a state", "nothing to retry", "all and one", "an ending"),
-        *("a backup to a pipe", "a configuration"),
+        *("a backup to a pipe", "samples", "a demo", "a configuration"),
     ],
 )
 def test_a_mistake_is_named_with_its_mend_and_an_exit_status_of_its_own(

@@ -128,6 +128,19 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str
     assert problem in problems_of(document)
 
 
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"inbox": {"path": "inbox"}}, "inbox: each is a table of its own; write [[inbox]], in double brackets."),
+        ({"inbox": [{"path": 3}]}, "inbox[0].path: a path in quotes is wanted (it is 3)"),
+        ({"pipeline": {"devices": "cuda:0"}}, "pipeline.devices: a list in square brackets is wanted (it is 'cuda:0')"),
+        ({"http": 9464}, "http: a table is wanted (it is 9464)"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_what_is_wanted(document: dict[str, Any], problem: str) -> None:
+    assert problems_of(document) == [problem]
+
+
 def test_all_problems_are_told_at_once() -> None:
     document = {
         "pipeline": {"max_attempts": 0, "mode": "fast"},

@@ -52,6 +52,8 @@ def test_the_pack_inside_the_package_is_whole_and_small(tmp_path: Path) -> None:
 def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> None:
     with pytest.raises(UnknownName, match='there is no pack "smal"; did you mean "small"'):
         open_pack("smal", pack.models_folder)
+    with pytest.raises(UnknownName, match=r'there is no pack "folder"; there are mini, .*told by the slash in its path'):
+        open_pack("folder", pack.models_folder)
     with pytest.raises(PackError, match=r"there is no folder \./nowhere"):
         open_pack("./nowhere", pack.models_folder)
 
