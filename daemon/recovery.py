@@ -62,7 +62,7 @@ def verify(config: Config) -> Iterator[Finding]:
 def repair(config: Config) -> Iterator[Finding]:
     """As `verify`, and write what is missing or edited again; the ledger itself, if that is lost or damaged.
 
-    Raises AlreadyRunning, LedgerUnusable, NotWritable.
+    Raises AlreadyRunning, LedgerUnusable, NotWritable, NothingFound when there is neither.
     """
     try:
         with lock_state(config.state.path):
@@ -132,6 +132,12 @@ def back_up(config: Config, file: Path) -> None:
 
 def _rebuild(config: Config) -> Iterator[Finding]:
     path = config.state.path / LEDGER
+    folders = [folder for sink in (Sink.of(inbox, config) for inbox in config.inbox) for folder in (sink.results, sink.failed)]
+    if not path.exists() and not any(next(_list_sidecars(folder), None) for folder in folders):
+        raise NothingFound(
+            f"There is neither a ledger at {path} nor a sidecar in {config.output.results}: is this the right configuration? "
+            "`visiond run` begins anew."
+        )
     fresh = path.with_name(f"{LEDGER}.new")
     for suffix in DATABASE:
         Path(f"{fresh}{suffix}").unlink(missing_ok=True)  # of a try that was interrupted

@@ -68,6 +68,22 @@ def test_of_a_thousand_sidecars_deleted_or_edited_each_is_found_and_written_agai
     assert told(place, "verify") == (0, {"whole": 1000})
 
 
+def test_the_same_bytes_asked_again_leave_sidecars_as_the_ledger_has_them(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"reuse_results": False}})
+    for name in ("a.ppm", "b.ppm", "c.ppm"):
+        place.drop(name, picture(1))
+        assert place.run_once().returncode == 0
+    assert told(place, "verify") == (0, {"whole": 3})
+
+
+def test_where_there_is_nothing_nothing_is_repaired(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    refused = place.command("repair")
+    assert refused.returncode == os.EX_NOINPUT
+    assert "There is neither a ledger at" in refused.stderr
+    assert not place.site.ledger.exists()
+
+
 def test_a_sidecar_of_no_image_is_named_and_left_alone(tmp_path: Path) -> None:
     place = finished(tmp_path, 1)
     foreign = place.site.results / "copy.json"
