@@ -91,6 +91,8 @@ class Service:
                 tasks.cancel_scope.cancel()
             if self.show:
                 self.show(status.snapshot())
+            if not self.once:
+                log.info("stopped", ended=sum(self.metrics.outcomes.values()), pending=status.snapshot().pending)
             if self.once and (obstacles := pipeline.watcher.obstacles()):
                 raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
         return self.metrics.outcomes

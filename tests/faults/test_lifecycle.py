@@ -85,6 +85,7 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
         daemon.wait_idle(10)
         os.killpg(daemon.process.pid, signal.SIGINT)  # Ctrl-C, as a terminal sends it: to the workers too
         assert daemon.wait_end() == 0
+        daemon.wait_event("stopped", ended=10, pending=0)
     place.assert_kept(DONE=10)
 
 
