@@ -23,8 +23,8 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)  ## sample images and two photographs through the daemon, and a table of what came out
 	$(BIN)/visiond demo
 
-test: lint types  ## lint, types and every test
-	$(BIN)/python -m pytest
+test: lint types  ## lint, types and every test, two files at a time: most of them wait for processes
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -65,19 +65,20 @@ def test_no_descriptor_is_left_open(systemd: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("microseconds", "pid", "seconds"),
+    ("microseconds", "beside", "seconds"),
     [
         ("30000000", None, 30.0),
-        ("1500000", str(os.getpid()), 1.5),
-        ("30000000", str(os.getpid() + 1), None),
+        ("1500000", 0, 1.5),
+        ("30000000", 1, None),
         ("soon", None, None),
         ("", None, None),
     ],
 )
 def test_the_watchdogs_time_is_taken_when_it_is_meant_for_this_process(
-    monkeypatch: pytest.MonkeyPatch, microseconds: str, pid: str | None, seconds: float | None
+    monkeypatch: pytest.MonkeyPatch, microseconds: str, beside: int | None, seconds: float | None
 ) -> None:
+    """beside: the process that is meant, counted from this one."""
     monkeypatch.setenv("WATCHDOG_USEC", microseconds)
-    if pid:
-        monkeypatch.setenv("WATCHDOG_PID", pid)
+    if beside is not None:
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid() + beside))
     assert Notifier().watchdog_seconds == seconds
