@@ -53,12 +53,6 @@ class Convolution:
             shape |= {"TOP": padding[0], "LEFT": padding[1]}
         return cls(weight, pad_vector(module.bias, outputs, block, weight), shape)
 
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Of the output. With an even kernel the map keeps its size, as the published stem pads below and right."""
-        s = self.shape
-        margin = [side - 1 if side % 2 == 0 else 2 * pad for side, pad in ((s["TALL"], s["TOP"]), (s["WIDE"], s["LEFT"]))]
-        return (height + margin[0] - s["TALL"]) // s["DOWN"] + 1, (width + margin[1] - s["WIDE"]) // s["ACROSS"] + 1
-
 
 @dataclass(frozen=True)
 class Depthwise:
@@ -74,10 +68,6 @@ class Depthwise:
         weight = module.weight[:, 0].permute(1, 2, 0).reshape(-1, channels).float().contiguous()
         assert module.bias is not None
         return cls(weight, module.bias.detach().float(), {"CHANNELS": channels, **geometry(module)})
-
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        s = self.shape
-        return (height + 2 * s["TOP"] - s["TALL"]) // s["DOWN"] + 1, (width + 2 * s["LEFT"] - s["WIDE"]) // s["ACROSS"] + 1
 
 
 @dataclass(frozen=True)
@@ -134,6 +124,19 @@ def geometry(module: nn.Conv2d) -> dict[str, int]:
     return {"TALL": tall, "WIDE": wide, "DOWN": down, "ACROSS": across, "TOP": top, "LEFT": left}
 
 
+def output_size(shape: Mapping[str, int], height: int, width: int) -> tuple[int, int]:
+    """Of a map after a layer. With an even kernel it keeps its size, as the published stem pads below and right."""
+    tall, wide = shape["TALL"], shape["WIDE"]
+    below, beside = (side - 1 if side % 2 == 0 else 2 * pad for side, pad in ((tall, shape["TOP"]), (wide, shape["LEFT"])))
+    return (height + below - tall) // shape["DOWN"] + 1, (width + beside - wide) // shape["ACROSS"] + 1
+
+
+def empty_sums(out: Tensor, channels: int) -> Tensor:
+    """Room for the channels' sums over each tile of each image of a map."""
+    count, rows, columns, _ = out.shape
+    return out.new_empty(count, triton.cdiv(rows * columns, PIXELS), channels, dtype=torch.float32)
+
+
 def pad_size(channels: int) -> int:
     return max(LEAST_BLOCK, int(triton.next_power_of_2(channels)))
 
@@ -163,13 +166,12 @@ def convolve(
     out, offset: a map to write into, from which channel on. want_sums: also the channels' sums over tiles of each image.
     """
     count, height, width, _ = pixels.shape
-    rows, columns = layer.size(height, width)
+    rows, columns = output_size(layer.shape, height, width)
     outputs = layer.shape["OUTPUTS"]
     if out is None:
         out = pixels.new_empty(count, rows, columns, outputs, dtype=torch.float16)
-    tiles = triton.cdiv(rows * columns, PIXELS)
-    sums = out.new_empty(count, tiles, outputs, dtype=torch.float32) if want_sums else None
-    kernels.convolve_kernel[tiles, count](
+    sums = empty_sums(out, outputs) if want_sums else None
+    kernels.convolve_kernel[triton.cdiv(rows * columns, PIXELS), count](
         pixels,
         layer.weight,
         layer.bias,
@@ -197,12 +199,11 @@ def filter_channels(
 ) -> tuple[Tensor, Tensor | None]:
     """A depthwise convolution with its bias. want_sums: as in convolve, over the columns that `widths` leaves."""
     count, height, width, channels = pixels.shape
-    rows, columns = layer.size(height, width)
+    rows, columns = output_size(layer.shape, height, width)
     out = pixels.new_empty(count, rows, columns, channels)
-    tiles = triton.cdiv(rows * columns, PIXELS)
-    sums = out.new_empty(count, tiles, channels, dtype=torch.float32) if want_sums else None
+    sums = empty_sums(out, channels) if want_sums else None
     block = 16 if channels == 48 else 32
-    kernels.filter_kernel[tiles, triton.cdiv(channels, block), count](
+    kernels.filter_kernel[triton.cdiv(rows * columns, PIXELS), triton.cdiv(channels, block), count](
         pixels,
         layer.weight,
         layer.bias,
