@@ -14,6 +14,7 @@ from daemon import __version__
 from daemon.bench_cli import bench
 from daemon.display import console, errors, print_json, print_outcomes, print_table, quantity, say, show_record
 from daemon.errors import VisiondError
+from daemon.jobs import JobStatus
 from daemon.models_cli import models_app, train_app
 from daemon.options import ConfigOption, JsonOption, find_config, read_config
 from daemon.recovery_cli import backup, repair, verify
@@ -73,7 +74,6 @@ def run(
     Example: visiond run --config /etc/visiond/daemon.toml
     """
     from daemon import control
-    from daemon.jobs import JobStatus
     from daemon.progress import Progress
 
     settings = read_config(config)
@@ -120,7 +120,6 @@ def list_images(
     Example: visiond list --status failed
     """
     from daemon import control
-    from daemon.jobs import JobStatus
 
     with control.open_reader(read_config(config)) as reader:
         records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
