@@ -7,13 +7,13 @@ BlipForConditionalGeneration.generate, whose greedy captions the tests hold this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import torch
 import torch.nn.functional as F
 from msgspec import Meta
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
 from stages.base import Caption, Clip, Image, ImageError, Reason, Result, Stage
@@ -23,6 +23,7 @@ from stages.clip import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.options import read_options
 from stages.resize import ImageProcessor
+from stages.towers import speed_up_attention, speed_up_patches
 
 
 class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +45,7 @@ class BlipStage(Stage):
         model = load_model(BlipForConditionalGeneration, folder, dtype, self.device)
         self.vision = model.vision_model
         speed_up_attention(self.vision)
+        speed_up_patches(self.vision)
         self.tower = self._load_tower(dtype) if "clip" in self.spec.files else None
         with hold_device(self.lock):
             self.captioner = self._make_captioner(model)
@@ -89,29 +91,6 @@ class BlipStage(Stage):
     def _load_tower(self, dtype: torch.dtype) -> TextTower:
         folder = self.spec.files["clip"]
         return TextTower(load_model(CLIPModel, folder, dtype, self.device), folder)
-
-
-class FastAttention(nn.Module):
-    """BlipAttention by PyTorch's fused attention in place of its own matrix products and softmax: 2.3 times as fast."""
-
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.heads = attention.num_heads
-        self.qkv, self.projection = attention.qkv, attention.projection
-
-    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """hidden_states: [batch, tokens, dim]."""
-        batch, tokens, dim = hidden_states.shape
-        parts = self.qkv(hidden_states).view(batch, tokens, 3, self.heads, dim // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value)
-        return self.projection(seen.transpose(1, 2).reshape(batch, tokens, dim)), None
-
-
-def speed_up_attention(vision: Any) -> None:
-    """Put FastAttention, over the same weights, into a BlipVisionModel."""
-    for layer in vision.encoder.layers:
-        layer.self_attn = FastAttention(layer.self_attn)
 
 
 def compare_caption(caption: str, text: Tensor, clip: Result | None) -> Caption | ImageError:

@@ -34,22 +34,21 @@ class Layer:
         self.heads, self.width = own.num_attention_heads, own.attention_head_size
         self.own_weight, self.own_bias = fuse(own.query, own.key, own.value)
         self.cross_weight, self.cross_bias = fuse(self.cross.self.key, self.cross.self.value)
-        # [keys or values, batch, heads, slots or image tokens, width]
+        # [keys or values, batch, heads, slots, width], and [batch, image tokens, keys or values, heads, width]
         self.cache = self.own_weight.new_zeros(2, batch, self.heads, slots, self.width)
-        self.image = self.own_weight.new_zeros(2, batch, self.heads, image_tokens, self.width)
+        self.image = self.own_weight.new_zeros(batch, image_tokens, 2, self.heads, self.width)
 
     def look(self, embeddings: Tensor) -> None:
         """Keep the keys and values of the images. embeddings: [batch, image tokens, dim]."""
-        batch, tokens, _ = embeddings.shape
-        keys_values = F.linear(embeddings, self.cross_weight, self.cross_bias)
-        self.image[:, :batch].copy_(keys_values.view(batch, tokens, 2, self.heads, self.width).permute(2, 0, 3, 1, 4))
+        kept = self.image[: len(embeddings)].flatten(2).flatten(0, 1)
+        torch.addmm(self.cross_bias, embeddings.flatten(0, 1), self.cross_weight.T, out=kept)
 
     def __call__(self, hidden: Tensor, position: Tensor, mask: Tensor) -> Tensor:
         """hidden: [batch, dim] of the token at `position` [1]. mask: [1, 1, 1, slots], true up to that position."""
         batch, dim = hidden.shape
         projected = F.linear(hidden, self.own_weight, self.own_bias).view(batch, 3, self.heads, 1, self.width)
         query, keys_values = projected[:, 0], projected[:, 1:].transpose(0, 1)
-        cache, image = self.cache[:, :batch], self.image[:, :batch]
+        cache, image = self.cache[:, :batch], self.image[:batch].permute(2, 0, 3, 1, 4)
         cache.index_copy_(3, position, keys_values)
         seen = F.scaled_dot_product_attention(query, cache[0], cache[1], attn_mask=mask)
         hidden = self.attention.output(seen.reshape(batch, dim), hidden)

@@ -23,6 +23,7 @@ from stages.checkpoints import load_model, load_tokenizer
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.options import read_options
 from stages.resize import ImageProcessor
+from stages.towers import speed_up_patches
 
 TEXTS_AT_ONCE = 256
 
@@ -43,6 +44,7 @@ class ClipStage(Stage):
         settings = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
         self.prepare = ImageProcessor(settings, self.device, dtype)
         self.vision, self.projection = model.vision_model, model.visual_projection
+        speed_up_patches(self.vision)
         self.labels = self._read_labels()
         with hold_device(self.lock):
             self.label_logits = self._embed_labels(model, folder) * model.logit_scale.exp().float()

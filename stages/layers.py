@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from stages import kernels
 
 PIXELS = 128  # of an output that one program makes
+TILE = {"ROWS": 4, "COLUMNS": 32}  # of them, where a program reads their neighbours too
 LEAST_BLOCK = 16  # of a side of tl.dot
 STEP = 32  # inputs that are summed up at once
 WIDEST_FUSED = 128  # channels
 MIXED_PIXELS = 64
+GATED_PIXELS = 32
 # The fastest on an H200 of some that were tried, by the block of outputs.
 PROJECT_TUNING = {
     128: {"PIXELS": 128, "num_warps": 8, "num_stages": 3},
@@ -131,10 +133,10 @@ def output_size(shape: Mapping[str, int], height: int, width: int) -> tuple[int,
     return (height + below - tall) // shape["DOWN"] + 1, (width + beside - wide) // shape["ACROSS"] + 1
 
 
-def empty_sums(out: Tensor, channels: int) -> Tensor:
-    """Room for the channels' sums over each tile of each image of a map."""
-    count, rows, columns, _ = out.shape
-    return out.new_empty(count, triton.cdiv(rows * columns, PIXELS), channels, dtype=torch.float32)
+def tiles_of(rows: int, columns: int) -> tuple[dict[str, int], int]:
+    """A kernel's constants for the tiles of a map, and how many there are; a map of one row has flat ones."""
+    tile = TILE if rows > 1 else {"ROWS": 1, "COLUMNS": PIXELS}
+    return tile, triton.cdiv(rows, tile["ROWS"]) * triton.cdiv(columns, tile["COLUMNS"])
 
 
 def pad_size(channels: int) -> int:
@@ -170,8 +172,9 @@ def convolve(
     outputs = layer.shape["OUTPUTS"]
     if out is None:
         out = pixels.new_empty(count, rows, columns, outputs, dtype=torch.float16)
-    sums = empty_sums(out, outputs) if want_sums else None
-    kernels.convolve_kernel[triton.cdiv(rows * columns, PIXELS), count](
+    tile, tiles = tiles_of(rows, columns)
+    sums = out.new_empty(count, tiles, outputs, dtype=torch.float32) if want_sums else None
+    kernels.convolve_kernel[tiles, count](
         pixels,
         layer.weight,
         layer.bias,
@@ -187,7 +190,7 @@ def convolve(
         **layer.shape,
         RELU=relu,
         BYTES=pixels.dtype == torch.uint8,
-        PIXELS=PIXELS,
+        **tile,
         STEP=STEP,
         BLOCK=layer.weight.shape[1],
     )
@@ -201,9 +204,10 @@ def filter_channels(
     count, height, width, channels = pixels.shape
     rows, columns = output_size(layer.shape, height, width)
     out = pixels.new_empty(count, rows, columns, channels)
-    sums = empty_sums(out, channels) if want_sums else None
+    tile, tiles = tiles_of(rows, columns)
+    sums = out.new_empty(count, tiles, channels, dtype=torch.float32) if want_sums else None
     block = 16 if channels == 48 else 32
-    kernels.filter_kernel[triton.cdiv(rows * columns, PIXELS), triton.cdiv(channels, block), count](
+    kernels.filter_kernel[tiles, triton.cdiv(channels, block), count](
         pixels,
         layer.weight,
         layer.bias,
@@ -215,7 +219,7 @@ def filter_channels(
         rows,
         columns,
         **layer.shape,
-        PIXELS=PIXELS,
+        **tile,
         BLOCK=block,
     )
     return out, sums
@@ -245,12 +249,12 @@ def excite(layer: Excitation, sums: Tensor | None, size: tuple[int, int], widths
 
 
 def mix(layer: Mixer, pixels: Tensor, gates: Tensor | None) -> Tensor:
-    """Pixels, gated, through the two layers, and with `residual` added to what comes out."""
+    """Pixels, gated, through the two layers, and with `residual` added to what comes out. May gate them in place."""
     if not layer.fused:
-        hidden = project(layer.first, layer.first_bias, pixels, gates, gelu=True)
-        if not layer.shape["RESIDUAL"]:
-            return project(layer.second, layer.second_bias, hidden, None)
-        return project(layer.second, layer.second_bias, hidden, gates, residual=pixels)
+        if gates is not None:
+            gate(pixels, gates)
+        hidden = project(layer.first, layer.first_bias, pixels, gelu=True)
+        return project(layer.second, layer.second_bias, hidden, residual=pixels if layer.shape["RESIDUAL"] else None)
     count, rows, columns, _ = pixels.shape
     out = pixels.new_empty(count, rows, columns, layer.shape["OUTPUTS"])
     kernels.mix_kernel[triton.cdiv(rows * columns, MIXED_PIXELS), count](
@@ -273,24 +277,34 @@ def mix(layer: Mixer, pixels: Tensor, gates: Tensor | None) -> Tensor:
     return out
 
 
-def project(
-    weight: Tensor, bias: Tensor, pixels: Tensor, gates: Tensor | None, *, gelu: bool = False, residual: Tensor | None = None
-) -> Tensor:
-    """One pointwise layer of pixels that are gated; or, with a residual, gates times that are added to what comes out."""
+def gate(pixels: Tensor, gates: Tensor) -> None:
+    """In place. A pass of its own costs less than gates on the way into a projection, which would then load three times as
+    much."""
+    count, rows, columns, channels = pixels.shape
+    kernels.gate_kernel[triton.cdiv(rows * columns, GATED_PIXELS), count](
+        pixels,
+        gates,
+        rows * columns,
+        CHANNELS=channels,
+        PIXELS=GATED_PIXELS,
+        BLOCK=triton.next_power_of_2(channels),
+    )
+
+
+def project(weight: Tensor, bias: Tensor, pixels: Tensor, *, gelu: bool = False, residual: Tensor | None = None) -> Tensor:
+    """One pointwise layer, with a GELU or something to add behind it."""
     count, rows, columns, inputs = pixels.shape
     outputs = weight.shape[1]
     out = pixels.new_empty(count, rows, columns, outputs)
     total, block = count * rows * columns, 128 if outputs % 128 == 0 else 64
     tuning = PROJECT_TUNING[block]
-    kernels.project_kernel[triton.cdiv(total, tuning["PIXELS"]), outputs // block](
+    kernels.project_kernel[(triton.cdiv(total, tuning["PIXELS"]) * (outputs // block),)](
         pixels,
-        gates,
         weight,
         bias,
         residual,
         out,
         total,
-        rows * columns,
         INPUTS=inputs,
         OUTPUTS=outputs,
         GELU=gelu,
@@ -305,13 +319,14 @@ def try_project(device: torch.device) -> None:
     """The kernel that takes most of a GPU's shared memory, once. Raises whatever Triton and its compilers do."""
     inputs, outputs = 64, max(PROJECT_TUNING)
     weight = torch.zeros(inputs, outputs, dtype=torch.float16, device=device)
-    project(weight, weight.new_zeros(outputs, dtype=torch.float32), weight.new_zeros(1, 1, 1, inputs), None, gelu=True)
+    project(weight, weight.new_zeros(outputs, dtype=torch.float32), weight.new_zeros(1, 1, 1, inputs), gelu=True)
 
 
 def pool(pixels: Tensor, out: Tensor, widths: Tensor | None = None) -> None:
     """The greatest of 2×2, at every pixel, into the first channels of `out`. pixels: not negative."""
     count, height, width, channels = pixels.shape
-    kernels.pool_kernel[triton.cdiv(height * width, PIXELS), count](
+    tile, tiles = tiles_of(height, width)
+    kernels.pool_kernel[tiles, count](
         pixels,
         out,
         widths,
@@ -319,7 +334,7 @@ def pool(pixels: Tensor, out: Tensor, widths: Tensor | None = None) -> None:
         width,
         out.shape[3],
         CHANNELS=channels,
-        PIXELS=PIXELS,
+        **tile,
         BLOCK=triton.next_power_of_2(channels),
     )
 

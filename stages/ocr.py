@@ -49,7 +49,7 @@ LINES_PADDED_ALIKE = 6
 NARROWEST_LINE, WIDEST_LINE = 320, 3200  # columns
 
 # What goes through a network at once on a GPU. On the CPU an image or a few lines at a time are fastest.
-MAP_PIXELS, LINE_COLUMNS = 1 << 24, 1 << 17
+MAP_PIXELS, LINE_COLUMNS = 1 << 26, 1 << 18
 LINE_COLUMNS_CPU = 1 << 12
 
 Box = tuple[Point, Point, Point, Point]
@@ -162,7 +162,8 @@ class OcrStage(Stage):
             groups.setdefault(plan.map, []).append(i)
         for (width, height), places in groups.items():
             most = 1 if self.on_cpu else min(self.spec.batch_size, MAP_PIXELS // (width * height))
-            yield from split_batches(places, max(most, 1))
+            parts = -(-len(places) // max(most, 1))
+            yield from split_batches(places, -(-len(places) // parts))
 
     def _detect(self, pages: Sequence[Tensor], size: tuple[int, int]) -> tuple[NDArray[np.uint8], Any]:
         """What find_boxes takes, on the host: the masks and the probabilities of pages whose maps are of one size."""

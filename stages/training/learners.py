@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BlipForConditionalGeneration, CLIPModel, PreTrainedModel, PreTrainedTokenizerFast
 
-from stages.blip import speed_up_attention
 from stages.clip import ClipOptions
+from stages.towers import speed_up_attention
 from stages.training.examples import MOST_SPOTS, NO_SPOT, Example, Examples
 
 Batch = dict[str, Tensor]

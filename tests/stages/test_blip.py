@@ -9,12 +9,13 @@ import torch
 from transformers import BertTokenizer, BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
 from stages.base import Caption, Clip, Embedding, Image, ImageError, StageSpec
-from stages.blip import BlipStage, speed_up_attention
+from stages.blip import BlipStage
 from stages.captioner import Captioner, GraphedStep
 from stages.checkpoints import load_model, load_tokenizer
 from stages.clip import ClipStage, TextTower, decode_embedding, encode_embedding
 from stages.devices import pixels_of
 from stages.packs import Pack, resolve
+from stages.towers import speed_up_attention
 from tests.stages.pictures import draw_image
 
 NEW_TOKENS = 20

@@ -92,9 +92,9 @@ def test_two_pointwise_layers_are_one(inputs: int, outputs: int) -> None:
     hidden = 2 * inputs
     first, second = nn.Conv2d(inputs, hidden, 1).to(DEVICE), nn.Conv2d(hidden, outputs, 1).to(DEVICE)
     pixels, gates = draw(2, 3, 5, inputs), torch.rand(2, inputs, device=DEVICE)
-    ours = layers.mix(layers.Mixer.of(first, second, residual=inputs == outputs), pixels, gates)
     gated = as_images(pixels) * gates[:, :, None, None]
     theirs = second(F.gelu(first(gated)))
+    ours = layers.mix(layers.Mixer.of(first, second, residual=inputs == outputs), pixels, gates)
     agree(ours, theirs + gated if inputs == outputs else theirs)
 
 
