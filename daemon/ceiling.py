@@ -17,7 +17,7 @@ from daemon.log import set_up as set_up_log
 from daemon.messages import Item
 from daemon.metrics import Metrics
 from daemon.pipeline import Lane
-from daemon.service import leaves, open_lane, plan_placement, resolve_models
+from daemon.service import leaves, open_lane, plan_placement, resolve_models, size_slab
 from daemon.slab import Slab
 
 
@@ -36,7 +36,7 @@ async def _measure(config: Config, images: list[Path], seconds: float) -> float:
     placement = plan_placement(config, gpus, specs)
     if len(placement.segments) > 1:
         raise WrongArgument("--memory feeds workers that hold all stages, but here stages are spread over devices.")
-    with closing(Slab(config.pipeline.slab_bytes)) as slab:
+    with closing(Slab(size_slab(config, gpus))) as slab:
         lane = open_lane(placement.segments[0], config, specs, gpus, placement, slab, Metrics())
         items = list(fill(slab, images))
         batches = [items[start : start + lane.batch_size] for start in range(0, len(items), lane.batch_size)]

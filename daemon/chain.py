@@ -22,7 +22,7 @@ from stages.base import DeviceLost, Header, Image, ImageError, OutOfMemory, Reas
 from stages.binning import is_decided
 from stages.images import decode, inspect
 
-PICTURE = b"P6\n64 64\n255\n" + bytes(range(256)) * 48  # that a worker rehearses on
+PICTURE = b"P6\n320 240\n255\n" + bytes(range(256)) * 900  # that a worker rehearses on
 GROUP_PIXELS = 200_000_000  # of a batch that are decoded at once: 600 MB as bytes
 REGROW_CALLS = 100  # that fitted, before more is tried at once
 
@@ -91,20 +91,18 @@ class Chain:
             seconds[spec.name] = time.perf_counter() - started
         if any(stage.reads_pixels for stage in self._stages):
             self._decode = _decoding(self.setup)
-        if self.setup.rehearse:
-            self._rehearse()
         return seconds
 
-    def _rehearse(self) -> None:
-        """A picture of our own goes first: a device that kills its worker on any image does so here, before one of the
-        user's can be blamed for it."""
-        slab, self._slab = self._slab, memoryview(PICTURE)
-        self.run(Batch(0, [Item(0, len(PICTURE), {})]))
-        self._slab = slab
+    def rehearse(self) -> None:
+        """A picture of our own goes first, in each thread, if the setup says so: what a GPU's libraries set up for a thread is
+        then there, and a device that kills its worker on any image does so before one of the user's can be blamed for it.
+        """
+        if self.setup.rehearse:
+            self.run(Batch(0, [Item(0, len(PICTURE), {})]), memoryview(PICTURE))
 
-    def run(self, batch: Batch) -> Reply:
+    def run(self, batch: Batch, slab: memoryview | None = None) -> Reply:
         """Every image through every stage that it still needs. Raises DeviceLost when this process is no use any more."""
-        entries = [self._open(item) for item in batch.items]
+        entries = [self._open(item, slab or self._slab) for item in batch.items]
         runs: list[StageRun] = []
         for group in _groups(entries):
             if self._decode:
@@ -116,10 +114,10 @@ class Chain:
         halved, self.out_of_memory = self.out_of_memory, 0
         return Reply(batch.id, [entry.outcome() for entry in entries], runs, halved)
 
-    def _open(self, item: Item) -> Entry:
+    def _open(self, item: Item, slab: memoryview) -> Entry:
         """Look at the header, and at what earlier segments said."""
         entry = Entry(item, payloads=dict(item.known))
-        data = self._slab[item.offset : item.offset + item.length]
+        data = slab[item.offset : item.offset + item.length]
         try:
             header = entry.header = inspect(data, self.setup.limits)
         except ImageError as error:

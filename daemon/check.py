@@ -16,7 +16,7 @@ from daemon.control import ask, open_reader
 from daemon.display import quantity
 from daemon.errors import ConfigError, ModelsUnusable, NothingFound, VisiondError
 from daemon.gpus import list_gpus
-from daemon.service import judge_of, plan_placement, resolve_models
+from daemon.service import judge_of, plan_placement, resolve_models, size_slab
 from daemon.state import CONTROL, LEDGER
 from daemon.watcher import is_network_mount
 from daemon.web import check_certificate, listen, read_token, risks
@@ -130,11 +130,9 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
     available = next(
         int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
     )
-    if config.pipeline.slab_bytes > available // 2:
-        yield Finding(
-            "warning",
-            f"pipeline.slab_bytes is {config.pipeline.slab_bytes >> 20} MiB of {available >> 20} MiB available memory.",
-        )
+    size = size_slab(config, list_gpus())
+    if size > available // 2:
+        yield Finding("warning", f"pipeline.slab_bytes is {size >> 20} MiB of {available >> 20} MiB available memory.")
 
 
 def _limits(config: Config) -> Iterator[Finding]:

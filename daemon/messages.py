@@ -28,7 +28,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     limits: Limits
     cascade: Thresholds | None  # set: stop at the first bin that passes
     pipeline: list[str] = []  # all stages there are, in this segment and others
-    rehearse: bool = False  # try all of it on a picture of the worker's own before the first image
+    rehearse: bool = False  # each thread tries all of it on a picture of its own before the first image
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):

@@ -326,7 +326,8 @@ class Pool:
             await anyio.sleep(min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (seat.quick_deaths - 1)))
         seat.state = "loading"
         try:
-            setup = msgspec.structs.replace(seat.setup, rehearse=bool(seat.last_cause))  # else images pay for a bad device
+            on_gpu = not seat.device.startswith("cpu")
+            setup = msgspec.structs.replace(seat.setup, rehearse=on_gpu or bool(seat.last_cause))
             worker = await Worker.start(setup, seat.device, self._slab_fd, seat.environment)
         except OSError as error:  # no process or memory to be had: that passes, so it never closes the seat
             seat.quick_deaths = min(seat.quick_deaths + 1, QUICK_DEATHS - 1)

@@ -162,7 +162,7 @@ def _default(name: str, spec: dict[str, Any]) -> str | None:
     if "default" not in spec:
         return None
     default = spec["default"]
-    if name.endswith("_bytes"):
+    if default and name.endswith("_bytes"):
         default = _size(default)
     return "{}" if default == {} else json.dumps(default, ensure_ascii=False)  # what is left looks the same in TOML
 

@@ -20,6 +20,7 @@ from stages.registry import ORDER
 
 # Temporary and partial names of the programs that people upload and edit with.
 IGNORED = [".*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.crdownload", "*.download", "*.swp", "*.filepart"]
+LEAST_SLAB_BYTES = 1 << 20
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -49,6 +50,12 @@ def _check_address(text: str) -> str:
     if text and int(text.rpartition(":")[2]) > 65535:
         raise ValueError(f'"{text}": ports go up to 65535')
     return text
+
+
+def _check_slab(count: int) -> int:
+    if 0 != count < LEAST_SLAB_BYTES:
+        raise ValueError("should be 0 or at least 1 MiB: larger images are refused")
+    return count
 
 
 ByteCount = Annotated[int, BeforeValidator(_parse_bytes)]
@@ -137,7 +144,9 @@ class PipelineSection(Section):
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
     decoders_per_worker: int = Field(0, ge=0, description="Disposable decoder processes for each worker; 0: chosen by cores.")
-    slab_bytes: ByteCount = Field(256 << 20, ge=1 << 20, description="Shared memory for images in flight: the byte budget.")
+    slab_bytes: Annotated[ByteCount, AfterValidator(_check_slab)] = Field(
+        0, description="Shared memory for images in flight: the byte budget; 0: 1 GiB for each GPU, 256 MiB without one."
+    )
     queue_images: int = Field(1024, ge=1, description="Most images waiting in front of each segment.")
     max_attempts: int = Field(3, ge=1, description="Tries of an image whose error may pass, before it is FAILED.")
     retry_seconds: float = Field(5.0, ge=0, description="Wait before the second try; doubled for each further one.")

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -44,7 +44,8 @@ from stages.registry import UnknownName
 
 log = structlog.get_logger()
 
-GPU_BATCH, CPU_BATCH = 64, 8
+GPU_BATCH, CPU_BATCH = 128, 8
+GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without one
 KERNELS = "kernels"  # folder in the state's for compiled GPU kernels, so that only the first start compiles them
 # Threads of a CPU worker that wait do not spin, and its tensors' memory is kept for the next ones instead of going back to
 # the kernel each time: on a contended machine that is worth a factor.
@@ -114,7 +115,7 @@ class Service:
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], models)
             reader = Reader(ledger.path)
             stack.callback(reader.close)
-            slab = Slab(config.pipeline.slab_bytes)
+            slab = Slab(size_slab(config, gpus))
             stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
@@ -238,6 +239,11 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec
         return {spec.name: spec for spec in packs.resolve_all(pack, config.stage_names, overrides)}, pack.notice
     except (PackError, UnknownName) as error:
         raise ModelsUnusable(str(error)) from error
+
+
+def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
+    """Bytes, as configured or for what there is: a GPU's workers have many images in hand."""
+    return config.pipeline.slab_bytes or len(gpus) * GPU_SLAB or CPU_SLAB
 
 
 def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:

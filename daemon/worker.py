@@ -62,18 +62,21 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - it is told to the daemon
         traceback.print_exc()
         _leave(line, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))
-    line.send(Ready(seconds))
-    threading.Thread(target=_beat, args=(line,), name="beat", daemon=True).start()
-    _serve(line, chain, setup.threads)
+    _serve(line, chain, Ready(seconds))
 
 
-def _serve(line: Line, chain: Chain, threads: int) -> None:
-    """Hand batches to the threads until the daemon says stop or is gone."""
+def _serve(line: Line, chain: Chain, ready: Ready) -> None:
+    """Hand batches to the threads, once they have rehearsed, until the daemon says stop or is gone."""
+    threads = chain.setup.threads
     batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-    team = [threading.Thread(target=_work, args=(line, chain, batches), name=f"batch-{n}") for n in range(threads)]
+    rehearsed = threading.Barrier(threads + 1)
+    arguments = (line, chain, batches, rehearsed)
+    team = [threading.Thread(target=_work, args=arguments, name=f"batch-{n}", daemon=True) for n in range(threads)]
     for thread in team:
-        thread.daemon = True
         thread.start()
+    rehearsed.wait()
+    line.send(ready)
+    threading.Thread(target=_beat, args=(line,), name="beat", daemon=True).start()
     try:
         while isinstance(message := line.receive(), Batch):
             batches.put(message)
@@ -87,15 +90,17 @@ def _serve(line: Line, chain: Chain, threads: int) -> None:
     os._exit(os.EX_OK)
 
 
-def _work(line: Line, chain: Chain, batches: queue.SimpleQueue[Batch | None]) -> None:
-    while (batch := batches.get()) is not None:
-        try:
+def _work(line: Line, chain: Chain, batches: queue.SimpleQueue[Batch | None], rehearsed: threading.Barrier) -> None:
+    try:
+        chain.rehearse()
+        rehearsed.wait()
+        while (batch := batches.get()) is not None:
             line.send(chain.run(batch))
-        except DeviceLost as error:
-            _leave(line, f"the device is lost: {error}", curable=True)
-        except BaseException as error:  # noqa: BLE001 - a defect: better a new process than a thread less
-            traceback.print_exc()
-            _leave(line, f"{type(error).__name__}: {error}", curable=True)
+    except DeviceLost as error:
+        _leave(line, f"the device is lost: {error}", curable=True)
+    except BaseException as error:  # noqa: BLE001 - a defect: better a new process than a thread less
+        traceback.print_exc()
+        _leave(line, f"{type(error).__name__}: {error}", curable=True)
 
 
 def _leave(line: Line, cause: str, *, curable: bool) -> None:

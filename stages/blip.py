@@ -23,7 +23,7 @@ from stages.clip import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.options import read_options
 from stages.resize import ImageProcessor
-from stages.towers import speed_up_attention, speed_up_patches
+from stages.towers import embed_image, speed_up_attention, speed_up_patches
 
 
 class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,8 +65,7 @@ class BlipStage(Stage):
 
     def _forward(self, pixels: Sequence[Tensor]) -> Tensor:
         """Token ids of the captions on the host, without the beginning-of-text id that all share."""
-        embeddings = self.vision(pixel_values=self.prepare(pixels)).last_hidden_state
-        return self.captioner(embeddings)[:, 1:]
+        return self.captioner(embed_image(self.vision, self.prepare(pixels)))[:, 1:]
 
     def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:
         """Each caption with its cosine to the image, where the CLIP stage has embedded that."""

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BlipConfig, BlipForConditionalGeneration
 
+from stages.towers import add_norm
+
 # How often a GPU is asked whether all captions have ended; each time it waits for the answer.
 STEPS_BETWEEN_CHECKS = 4
 KEYS_ALIGNED_TO = 8  # what the attention kernels want of a mask's last dimension
@@ -51,12 +53,11 @@ class Layer:
         cache, image = self.cache[:, :batch], self.image[:batch].permute(2, 0, 3, 1, 4)
         cache.index_copy_(3, position, keys_values)
         seen = F.scaled_dot_product_attention(query, cache[0], cache[1], attn_mask=mask)
-        hidden = self.attention.output(seen.reshape(batch, dim), hidden)
+        hidden = add_and_norm(self.attention.output, seen.reshape(batch, dim), hidden)
         query = self.cross.self.query(hidden).view(batch, self.heads, 1, self.width)
         seen = F.scaled_dot_product_attention(query, image[0], image[1])
-        hidden = self.cross.output(seen.reshape(batch, dim), hidden)
-        output: Tensor = self.contract(self.expand(hidden), hidden)
-        return output
+        hidden = add_and_norm(self.cross.output, seen.reshape(batch, dim), hidden)
+        return add_and_norm(self.contract, self.expand(hidden), hidden)
 
 
 class Captioner:
@@ -190,6 +191,11 @@ class GraphedStep:
                 self.rewind()
                 self.step(size)
         torch.cuda.current_stream(self.device).wait_stream(stream)
+
+
+def add_and_norm(output: Any, update: Tensor, hidden: Tensor) -> Tensor:
+    """What transformers' BlipTextSelfOutput and BlipTextOutput do."""
+    return add_norm(hidden, output.dense(update), output.LayerNorm)[1]
 
 
 def fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ def has_kernels(device: torch.device) -> bool:
     if find_spec("triton") is None:
         return False
     try:
-        from stages.layers import try_project
+        from stages.launch import try_project
 
         try_project(device)
         settle(str(device))

@@ -1,4 +1,4 @@
-"""PP-OCRv6's two networks for half precision on a GPU: ppocr's modules, run by the fused kernels of layers.py.
+"""PP-OCRv6's two networks for half precision on a GPU: ppocr's modules, run by fused kernels (launch.py).
 
 The answers are those of ppocr.Detector and ppocr.Recognizer but for rounding, of which there is less here: sums, biases,
 gates and residuals stay in float32 until a map is written.
@@ -15,21 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.layers import (
-    Convolution,
-    Depthwise,
-    Excitation,
-    Head,
-    Mixer,
-    choose,
-    convolve,
-    enlarge,
-    excite,
-    filter_channels,
-    mix,
-    pool,
-    spread,
-)
+from stages.launch import choose, convolve, enlarge, excite, filter_channels, join, merge, mix, pool
+from stages.layers import Convolution, Depthwise, Excitation, Head, Mixer
 from stages.ppocr import BLANK, Detector, Recognizer, count_steps
 
 ENCODER_SLOPE, NECK_SLOPE = 1 / 6, 0.2  # of their hard sigmoids
@@ -112,15 +99,13 @@ class FusedDetector:
         merged: list[Tensor] = []
         for layer, gate, hidden in zip(self.insert[::-1], self.insert_gates[::-1], maps[::-1], strict=True):
             inserted, sums = convolve(layer, hidden, relu=False, want_sums=True)
-            gates = excite(gate, sums, sizes(inserted))
-            merged.append(spread(inserted, gates, torch.empty_like(inserted), merged[-1] if merged else None))
-        count, height, width, channels = merged[-1].shape
-        side_by_side = merged[-1].new_empty(count, height, width, channels)
-        parts = zip(merged, self.filters[::-1], self.narrow[::-1], self.narrow_gates[::-1], strict=True)
-        for place, (hidden, depthwise, narrow, gate) in enumerate(parts):
+            merged.append(merge(inserted, excite(gate, sums, sizes(inserted)), merged[-1] if merged else None))
+        parts = []
+        layers = zip(self.filters[::-1], self.narrow[::-1], self.narrow_gates[::-1], merged, strict=True)
+        for depthwise, narrow, gate, hidden in layers:
             part, sums = convolve(narrow, filter_channels(depthwise, hidden)[0], relu=False, want_sums=True)
-            spread(part, excite(gate, sums, sizes(part)), side_by_side, offset=place * part.shape[3])
-        return side_by_side
+            parts.append((part, excite(gate, sums, sizes(part))))
+        return join(parts)
 
 
 class FusedRecognizer:

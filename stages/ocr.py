@@ -36,7 +36,7 @@ from stages.devices import dtype_of, has_kernels, hold_device, settle, split_bat
 from stages.onnxfile import WeightsError, weight_files
 from stages.options import read_options
 from stages.ppocr import BLANK, LINE_HEIGHT, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
-from stages.warp import TALL, Lines, cut, join, resize
+from stages.warp import TALL, Lines, cut, interleave, join, resize
 
 if TYPE_CHECKING:
     from stages.fused import FusedDetector, FusedRecognizer
@@ -223,7 +223,7 @@ def make_page(image: Image, plan: Plan) -> Tensor:
     """uint8 [height, width, 3], on the image's device."""
     if image.pixels is None:
         raise ValueError("ocr: an image came without its pixels.")
-    page = resize(image.pixels.permute(1, 2, 0).contiguous(), *plan.page)
+    page = resize(interleave(image.pixels), *plan.page)
     return F.pad(page, (0, 0, 0, 0, plan.padding, plan.padding)) if plan.padding else page
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from stages.devices import has_kernels
 
 
 class FastAttention(nn.Module):
@@ -48,6 +51,27 @@ class Patches(nn.Module):
         tiles = pixels.reshape(batch, channels, height // tall, tall, width // wide, wide)
         patches = tiles.permute(0, 2, 4, 1, 3, 5).flatten(3)
         return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+def embed_image(vision: Any, pixels: Tensor) -> Tensor:
+    """A BlipVisionModel's last hidden state, [batch, tokens, dim]."""
+    layers, hidden = vision.encoder.layers, vision.embeddings(pixels)
+    norms = [*(layer.layer_norm1 for layer in layers), vision.post_layernorm]
+    normed: Tensor = norms[0](hidden)
+    for layer, (_, following) in zip(layers, pairwise(norms), strict=True):
+        hidden, normed = add_norm(hidden, layer.self_attn(normed)[0], layer.layer_norm2)
+        hidden, normed = add_norm(hidden, layer.mlp(normed), following)
+    return normed
+
+
+def add_norm(hidden: Tensor, update: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """hidden + update, and that normed; on a GPU in one pass over both, which is half of what two take."""
+    if hidden.is_cuda and has_kernels(hidden.device):
+        from stages import launch
+
+        return launch.add_norm(hidden, update, norm)
+    total = hidden + update
+    return total, norm(total)
 
 
 def speed_up_patches(vision: Any) -> None:

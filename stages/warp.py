@@ -22,7 +22,7 @@ from stages.devices import has_kernels
 WEIGHT_UNIT = 2048  # cv2 resizes bytes with integers; this stands for a weight of 1
 TALL = 1.5  # a crop this much taller than wide is text that runs down: it is turned upright
 
-PIXELS = 128  # of a line that one program of the kernel cuts
+PIXELS, INTERLEAVED_PIXELS = 128, 1024  # that one program of a kernel makes
 
 Taps = tuple[Tensor, Tensor, Tensor, Tensor]  # two inputs of each output and their weights, each [N, outputs]
 
@@ -49,6 +49,22 @@ def join(parts: Sequence[Lines]) -> Lines:
     return Lines(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Lines)))
 
 
+def interleave(pixels: Tensor) -> Tensor:
+    """[3, height, width] to [height, width, 3], bytes. On a GPU torch takes four times as long as the kernel."""
+    if not has_kernels_for(pixels):
+        return pixels.permute(1, 2, 0).contiguous()
+    from stages.warpkernel import interleave_kernel
+
+    _, height, width = pixels.shape
+    out = pixels.new_empty(height, width, 3)
+    interleave_kernel[(-(-height * width // INTERLEAVED_PIXELS),)](pixels, out, height * width, PIXELS=INTERLEAVED_PIXELS)
+    return out
+
+
+def has_kernels_for(pixels: Tensor) -> bool:
+    return pixels.is_cuda and has_kernels(pixels.device)
+
+
 def resize(page: Tensor, width: int, height: int) -> Tensor:
     """cv2.resize with its default interpolation, bilinear without antialias."""
     if page.shape[:2] == (height, width):
@@ -65,7 +81,7 @@ def cut(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Ten
     """
     if pages[0].device.type == "cpu":
         return cut_with_cv2(pages, lines, height, columns)
-    if has_kernels(pages[0].device):
+    if has_kernels_for(pages[0]):
         return cut_with_kernel(pages, lines, height, columns)
     return cut_in_torch(pages, lines, height, columns)
 
@@ -131,7 +147,10 @@ def cut_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns:
 
     device, count = pages[0].device, len(lines)
     upright = (lines.corners == lines.corners[:, :1] + frames(lines)).all(axis=(1, 2))
-    table = np.concatenate([[lines.width, lines.height, lines.resized], find_maps(lines), [upright]]).astype(np.float64)
+    turned = lines.height >= TALL * lines.width
+    across, down = np.where(turned, (lines.height, lines.width), (lines.width, lines.height))
+    scales = 1 / (lines.resized / across), 1 / (height / down)
+    table = np.concatenate([[lines.width, lines.height, *scales], find_maps(lines), [upright]])
     addresses = [page.data_ptr() for page in pages]
     sizes = [page.shape[:2] for page in pages]
     out = torch.empty(count, height, columns, 3, dtype=torch.uint8, device=device)

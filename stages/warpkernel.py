@@ -24,22 +24,22 @@ def cut_kernel(
     """Upright lines from pages that lie anywhere: cv2's perspective crop, bicubic, then its bilinear resize, in bytes.
 
     pages: addresses of uint8 [height, width, 3]. sizes: int32 [pages, 2]. owners: int32 [N], each line's page.
-    table: float64 [13, N]; a line's width, height and resized width, the nine numbers of its perspective, and 1 where that
-    only moves its pixels.
+    table: float64 [14, N]; a line's width and height, by what its upright self is shrunk across and down, the nine numbers of
+    its perspective, and 1 where that only moves its pixels.
     """
     line = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     row, column = place // columns, place % columns
     table += line
-    wide, tall, resized = tl.load(table), tl.load(table + count), tl.load(table + 2 * count)
+    wide, tall = tl.load(table), tl.load(table + count)
     turned = tall >= TALL * wide
     across, down = tl.where(turned, tall, wide), tl.where(turned, wide, tall)  # of the line once it is upright
-    left, left_weight, right_weight = find_tap(column, across, resized, UNIT, True)
-    upper, upper_weight, lower_weight = find_tap(row, down, rows.to(tl.float64), UNIT, False)
+    left, left_weight, right_weight = find_tap(column, across, tl.load(table + 2 * count), UNIT, True)
+    upper, upper_weight, lower_weight = find_tap(row, down, tl.load(table + 3 * count), UNIT, False)
     owner = tl.load(owners + line)
     page = tl.load(pages + owner).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(sizes + 2 * owner), tl.load(sizes + 2 * owner + 1)
-    is_upright = tl.load(table + 12 * count) > 0
+    is_upright = tl.load(table + 13 * count) > 0
     channel = tl.arange(0, 4)
     levels = tl.zeros([PIXELS, 4], dtype=tl.int32)
     for below in tl.static_range(2):
@@ -47,15 +47,11 @@ def cut_kernel(
         blended = tl.zeros([PIXELS, 4], dtype=tl.int32)
         for beside in tl.static_range(2):
             x = tl.minimum(tl.maximum(left + beside, 0), across.to(tl.int32) - 1)
-            crop_x = tl.where(turned, wide.to(tl.int32) - 1 - y, x).to(tl.float64)
-            crop_y = tl.where(turned, x, y).to(tl.float64)
-            depth = tl.load(table + 9 * count) * crop_x + tl.load(table + 10 * count) * crop_y + tl.load(table + 11 * count)
-            page_x = tl.load(table + 3 * count) * crop_x + tl.load(table + 4 * count) * crop_y + tl.load(table + 5 * count)
-            page_y = tl.load(table + 6 * count) * crop_x + tl.load(table + 7 * count) * crop_y + tl.load(table + 8 * count)
-            if is_upright:  # most lines are: one pixel in place of sixteen
-                level = sample_nearest(page, height, width, page_x, page_y, channel)
+            crop_x, crop_y = tl.where(turned, wide.to(tl.int32) - 1 - y, x), tl.where(turned, x, y)
+            if is_upright:  # most lines are: one pixel in place of sixteen, and no arithmetic in float64
+                level = sample_moved(page, height, width, table + 4 * count, count, crop_x, crop_y, channel)
             else:
-                level = sample_bicubic(page, height, width, page_x / depth, page_y / depth, channel)
+                level = sample_warped(page, height, width, table + 4 * count, count, crop_x, crop_y, channel)
             weight = right_weight if beside else left_weight
             blended += level * weight[:, None]
         weight = lower_weight if below else upper_weight
@@ -65,9 +61,9 @@ def cut_kernel(
 
 
 @triton.jit
-def find_tap(output, source, target, UNIT: tl.constexpr, CLAMP: tl.constexpr):
+def find_tap(output, source, scale, UNIT: tl.constexpr, CLAMP: tl.constexpr):
     """The first of the two inputs that an output of a bilinear resize blends, and both weights; see warp.find_taps."""
-    position = ((output.to(tl.float64) + 0.5) * (1.0 / (target / source)) - 0.5).to(tl.float32)
+    position = ((output.to(tl.float64) + 0.5) * scale - 0.5).to(tl.float32)
     first = tl.floor(position)
     fraction = position - first
     if CLAMP:
@@ -83,12 +79,23 @@ def round_half_even(value):
 
 
 @triton.jit
-def sample_nearest(page, height, width, x, y, channel):
-    """The page's own pixels: levels [pixels, 4]."""
-    column = tl.minimum(tl.maximum((x + 0.5).to(tl.int32), 0), width - 1)
-    row = tl.minimum(tl.maximum((y + 0.5).to(tl.int32), 0), height - 1)
+def sample_moved(page, height, width, numbers, count, x, y, channel):
+    """The page's own pixels, where a perspective only moves them: levels [pixels, 4]."""
+    column = x + (tl.load(numbers + 2 * count) + 0.5).to(tl.int32)
+    row = y + (tl.load(numbers + 5 * count) + 0.5).to(tl.int32)
+    column, row = tl.minimum(tl.maximum(column, 0), width - 1), tl.minimum(tl.maximum(row, 0), height - 1)
     source = page + (row * width + column)[:, None] * 3 + channel[None, :]
     return tl.load(source, mask=(channel < 3)[None, :], other=0).to(tl.int32)
+
+
+@triton.jit
+def sample_warped(page, height, width, numbers, count, x, y, channel):
+    """The page where a perspective of nine numbers, `count` apart, takes pixels of the crop: levels [pixels, 4]."""
+    x, y = x.to(tl.float64), y.to(tl.float64)
+    across = tl.load(numbers) * x + tl.load(numbers + count) * y + tl.load(numbers + 2 * count)
+    down = tl.load(numbers + 3 * count) * x + tl.load(numbers + 4 * count) * y + tl.load(numbers + 5 * count)
+    depth = tl.load(numbers + 6 * count) * x + tl.load(numbers + 7 * count) * y + tl.load(numbers + 8 * count)
+    return sample_bicubic(page, height, width, across / depth, down / depth, channel)
 
 
 @triton.jit
@@ -117,3 +124,13 @@ def weigh(distance):
     near = (1.25 * distance - 2.25) * distance * distance + 1.0
     far = ((-0.75 * distance + 3.75) * distance - 6.0) * distance + 3.0
     return tl.where(distance <= 1.0, near, far)
+
+
+@triton.jit(do_not_specialize=["area"])
+def interleave_kernel(planes, out, area, PIXELS: tl.constexpr):
+    """A picture's three planes of bytes, one behind the other, as pixels of three bytes."""
+    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.arange(0, 4)
+    kept = (place < area)[:, None] & (channel < 3)[None, :]
+    levels = tl.load(planes + channel[None, :] * area + place[:, None], mask=kept)
+    tl.store(out + place[:, None] * 3 + channel[None, :], levels, mask=kept)

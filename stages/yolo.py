@@ -17,10 +17,10 @@ from msgspec import Meta
 from torch import Tensor
 
 from stages.base import Detection, Image, ImageError, Objects, Result, Stage
-from stages.devices import device_errors, dtype_of, hold_device, pixels_of, settle, split_batches
+from stages.devices import device_errors, dtype_of, has_kernels, hold_device, pixels_of, settle, split_batches
 from stages.letterbox import Letterbox, fill_canvases
 from stages.options import read_options
-from stages.yolonet import decode_in_float32, load_network, non_max_suppression, scale_boxes
+from stages.yolonet import decode_in_float32, load_network, non_max_suppression, scale_boxes, speed_up_convolutions
 
 # ultralytics' suppression takes a last dimension of 6 for the answer of a network that needs none.
 FEWEST_CANDIDATES = 8
@@ -53,6 +53,8 @@ class YoloStage(Stage):
         self.dtype, self.end2end = dtype, bool(model.end2end)
         if dtype != torch.float32:
             decode_in_float32(model.model[-1])
+            if self.device.startswith("cuda") and has_kernels(torch.device(self.device)):
+                speed_up_convolutions(self.model)
         blank = torch.zeros(3, self.size, self.size, dtype=torch.uint8, device=self.device)
         count = self.spec.batch_size
         with hold_device(self.lock):

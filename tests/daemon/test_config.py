@@ -104,7 +104,7 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 
 def test_a_size_below_its_least_is_refused() -> None:
     [problem] = problems_of({"pipeline": {"slab_bytes": "1 kB"}})
-    assert problem == "pipeline.slab_bytes: Input should be greater than or equal to 1048576 (it is 1000)"
+    assert problem == "pipeline.slab_bytes: should be 0 or at least 1 MiB: larger images are refused (it is '1 kB')"
 
 
 # Refusing

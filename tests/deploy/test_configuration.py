@@ -51,7 +51,7 @@ def test_a_key_without_a_default_is_described_as_such() -> None:
 
 def test_bounds_choices_and_sizes_are_told() -> None:
     kinds = {key.name: key.kind for table in reference.list_tables() for key in table.keys}
-    assert kinds["slab_bytes"] == "size ≥ 1 MiB"
+    assert kinds["decode_bytes"] == "size ≥ 256 MiB"
     assert kinds["text_area_threshold"] == "number from 0 to 1"
     assert kinds["drain_seconds"] == "number ≥ 0"
     assert kinds["on_success"] == '"keep" | "move" | "delete"'
