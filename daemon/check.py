@@ -19,7 +19,7 @@ from daemon.gpus import list_gpus
 from daemon.service import judge_of, plan_placement, resolve_models
 from daemon.state import CONTROL, LEDGER
 from daemon.watcher import is_network_mount
-from daemon.web import check_certificate, listen, read_token, risks
+from daemon.web import listen, load_certificate, read_token, risks
 from stages.manifest import PackError
 from stages.packs import open_pack
 from stages.registry import UnknownName
@@ -116,7 +116,7 @@ def _http(config: Config) -> Iterator[Finding]:
     yield from (Finding("warning", risk) for risk in risks(http))
     for key, file, read in (
         ("token_file", http.token_file, read_token),
-        ("tls_certificate", http.tls_certificate, check_certificate),
+        ("tls_certificate", http.tls_certificate, load_certificate),
     ):
         try:
             if file:

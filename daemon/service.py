@@ -71,6 +71,7 @@ class Service:
         self.once = once
         self.show = show
         self.loaded = False  # the models are
+        self.url = ""  # of the pages, once they are served
         self.metrics = Metrics()
         self.notifier = Notifier()
 
@@ -133,7 +134,7 @@ class Service:
                 reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
-            async with serve(config, status, metrics, ledger, config.state.path / CONTROL):
+            async with serve(config, status, metrics, ledger, config.state.path / CONTROL) as self.url:
                 yield pipeline, [lane.pool for lane in lanes], status
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:
@@ -143,7 +144,7 @@ class Service:
                 starting.start_soon(tasks.start, pool.run)
         self.loaded = True
         self.notifier.ready()
-        log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once)
+        log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once, pages=self.url)
 
     async def _obey_signals(self, pipeline: Pipeline) -> None:
         """The first SIGTERM or SIGINT drains, the second or the end of the time for it stops at once."""
