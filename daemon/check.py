@@ -138,10 +138,10 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
 
 
 def _limits(config: Config) -> Iterator[Finding]:
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # `run` raises its own limit to this
     if files < LEAST_OPEN_FILES:
         yield Finding(
-            "warning", f"only {files} open files are allowed; raise it to {LEAST_OPEN_FILES} (ulimit -n, LimitNOFILE=)."
+            "warning", f"only {files} open files are allowed; raise it to {LEAST_OPEN_FILES} (ulimit -Hn, LimitNOFILE=)."
         )
     if WATCHES.exists() and int(WATCHES.read_text()) < LEAST_WATCHES:
         yield Finding("warning", f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond polls.")

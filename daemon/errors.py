@@ -8,7 +8,15 @@ from __future__ import annotations
 import errno
 import os
 
-SCARCE = (errno.EMFILE, errno.ENFILE)  # descriptors, which the process or the machine lacks for now: no file's fault
+SCARCE = {  # descriptors, which are lacking for now: no file's fault
+    errno.EMFILE: "the daemon may open no more files at once (EMFILE); raise its limit (LimitNOFILE= in the unit, ulimit -Hn)",
+    errno.ENFILE: "the machine may open no more files at once (ENFILE); raise fs.file-max with sysctl",
+}
+
+
+def cause_of(error: OSError) -> str:
+    """Why the system refused something; with the mend, where it is not what was asked for that is to be mended."""
+    return SCARCE.get(error.errno or 0) or error.strerror or str(error)
 
 
 class VisiondError(Exception):

@@ -199,7 +199,7 @@ class Pipeline:
     async def _take_up(self, jobs: list[Job]) -> None:
         """Read and digest the files, answer from the ledger what is known there, queue the rest."""
         reserved = [job for job in jobs if job.extent]
-        await self.persist("slab", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
+        await self.persist("inbox", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
         if self.reuse_results:
             await self.persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
         for job in jobs:

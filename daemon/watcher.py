@@ -23,6 +23,7 @@ import structlog
 from anyio import to_thread
 from asyncinotify import Event, Inotify, Mask
 
+from daemon.errors import cause_of
 from daemon.jobs import File, Version
 from daemon.metrics import Metrics
 from daemon.records import Reader
@@ -62,7 +63,7 @@ class Folder:
     root: bytes
     polls: bool
     ignored: re.Pattern[bytes]
-    missing: bool = False
+    trouble: str = ""  # why it cannot be read
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan before their time
@@ -99,7 +100,7 @@ class Folder:
         deaf = time.monotonic() - min(self.looks, default=time.monotonic())
         if deaf > DEAF_SECONDS:
             return f"inbox {self.settings.path} has not answered for {deaf:.0f} s; is its mount dead?"
-        return f"inbox {self.settings.path} cannot be read" if self.missing else ""
+        return f"inbox {self.settings.path} cannot be read: {self.trouble}" if self.trouble else ""
 
 
 Admit = Callable[[list[File]], Awaitable[None]]
@@ -208,7 +209,7 @@ class Watcher:
                         if len(found) >= CHUNK:
                             yield self._unknown(folder, found)
                             found = []
-                folder.missing = folder.missing and bool(relative)
+                folder.trouble = folder.trouble if relative else ""
             except OSError as error:
                 self._complain(folder, relative, error)
         yield self._unknown(folder, found)
@@ -219,12 +220,13 @@ class Watcher:
 
     def _complain(self, folder: Folder, relative: bytes, error: OSError) -> None:
         """Say once that an inbox cannot be read; a sub-folder may vanish or be closed to us without a word each time."""
-        where = os.path.join(folder.root, relative)
-        if relative or folder.missing:
-            log.debug("folder cannot be read", path=os.fsdecode(where), error=error.strerror)
-            return
-        folder.missing = True
-        log.warning("inbox cannot be read; it is tried again at every scan", path=os.fsdecode(where), error=error.strerror)
+        where, known = os.fsdecode(os.path.join(folder.root, relative)), folder.trouble
+        if not relative:
+            folder.trouble = cause_of(error)
+        if relative or known:
+            log.debug("folder cannot be read", path=where, error=error.strerror)
+        else:
+            log.warning("inbox cannot be read; it is tried again at every scan", path=where, error=folder.trouble)
 
     # The hints: events
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -143,6 +144,18 @@ def test_a_missing_inbox_is_named_with_78_and_not_created(tmp_path: Path) -> Non
     assert run.returncode == os.EX_CONFIG
     assert f"inbox {place.inbox()} does not exist; create it" in run.stderr
     assert not place.inbox().exists()
+
+
+def test_an_inbox_that_goes_missing_is_in_the_status_until_it_is_back(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    told = f"inbox {place.inbox()} cannot be read: No such file or directory"
+    with Daemon(place) as daemon:
+        place.inbox().rename(tmp_path / "elsewhere")
+        daemon.wait_until(lambda status: status["obstacles"] == [told], "word of it")
+        assert place.command("status").stdout.splitlines()[0].endswith(f"; {told}")
+        assert json.loads(place.command("status", "--json").stdout)["obstacles"] == [told]
+        (tmp_path / "elsewhere").rename(place.inbox())
+        daemon.wait_until(lambda status: not status["obstacles"], "the end of it")
 
 
 def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_when_nothing_moves(tmp_path: Path) -> None:
