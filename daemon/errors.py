@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 
 SCARCE = {  # descriptors, which are lacking for now: no file's fault
     errno.EMFILE: "the daemon may open no more files at once (EMFILE); raise its limit (LimitNOFILE= in the unit, ulimit -Hn)",
@@ -69,6 +70,18 @@ class NotWritable(VisiondError):
     """A file that a command was to write."""
 
     exit_status = os.EX_CANTCREAT
+
+
+class NotPrinted(VisiondError):
+    """Standard output cannot be written."""
+
+    exit_status = os.EX_IOERR
+
+
+class ReaderGone(VisiondError):
+    """Whoever read standard output has had enough: nobody's fault, and nothing to say of it."""
+
+    exit_status = 128 + signal.SIGPIPE  # as a shell tells of a program that the signal ended
 
 
 class MissingLibrary(VisiondError):

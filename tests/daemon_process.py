@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -152,13 +152,16 @@ class Place:
         document: dict[str, Any] = json.loads((self.site.results / inbox / f"{path}.json").read_bytes())
         return document
 
-    def command(self, *arguments: str | Path, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *arguments: str | Path, prefix: Sequence[str] = (), stdout: int | IO[bytes] = subprocess.PIPE
+    ) -> subprocess.CompletedProcess[str]:
         """`visiond` with these arguments and this place's configuration, to its end. prefix: a command that runs it."""
         return subprocess.run(
             [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
             env={**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)},
             cwd=self.folder,
-            capture_output=True,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
             text=True,
             timeout=2 * PATIENCE,
             check=False,
