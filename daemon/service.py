@@ -40,7 +40,7 @@ from stages import packs
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, PackError, list_files
-from stages.registry import UnknownName
+from stages.registry import UnknownName, check_options
 
 log = structlog.get_logger()
 
@@ -223,7 +223,7 @@ def check_inboxes(config: Config) -> None:
 
 
 def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
-    """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable."""
+    """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable, ConfigError."""
     on_gpu = bool(gpus) and not any(device.startswith("cpu") for device in config.pipeline.devices)
     overrides = {}
     for name in config.stage_names:
@@ -236,9 +236,12 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec
             pack = packs.Pack(config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder)
         else:
             pack = packs.open_pack(config.models.pack, config.models.folder)
-        return {spec.name: spec for spec in packs.resolve_all(pack, config.stage_names, overrides)}, pack.notice
+        specs = packs.resolve_all(pack, config.stage_names, overrides)
     except (PackError, UnknownName) as error:
         raise ModelsUnusable(str(error)) from error
+    if problems := check_options(specs):
+        raise ConfigError(problems)
+    return {spec.name: spec for spec in specs}, pack.notice
 
 
 def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:

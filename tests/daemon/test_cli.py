@@ -242,6 +242,17 @@ def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
     assert "run `visiond repair`" in told.stdout
 
 
+@pytest.mark.parametrize("command", ["check", "run", "plan"])
+def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path: Path, command: str) -> None:
+    options = {"ocr": {"backend": "", "options": {"txt_score": 0.5}}, "yolo": {"backend": "", "options": {"conf": "high"}}}
+    told = Place(tmp_path, {"stages": options}).command(command)
+    assert told.returncode == os.EX_CONFIG
+    said = told.stdout + told.stderr
+    assert "[stages.ocr.options] Object contains unknown field `txt_score`; ppocr takes text_score, mask_threshold" in said
+    assert "[stages.yolo.options] Expected `float`, got `str` - at `$.conf`; ultralytics takes conf, iou" in said
+    assert "worker" not in told.stderr
+
+
 def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
     assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check")
