@@ -18,7 +18,7 @@ from daemon.errors import ConfigError, ModelsUnusable, NothingFound, VisiondErro
 from daemon.gpus import list_gpus
 from daemon.service import judge_of, plan_placement, resolve_models
 from daemon.state import CONTROL, LEDGER
-from daemon.watcher import is_network_mount
+from daemon.watcher import is_network_mount, is_there
 from daemon.web import listen, load_certificate, read_token, risks
 from stages.manifest import PackError
 from stages.packs import open_pack
@@ -54,7 +54,12 @@ def as_model_errors() -> Iterator[None]:
 
 def _inboxes(config: Config) -> Iterator[Finding]:
     for inbox in config.inbox:
-        if not inbox.path.is_dir():
+        there = is_there(inbox.path)
+        if there is None:
+            yield Finding(
+                "warning", f"inbox {inbox.path} does not answer; is its mount dead? Meanwhile `run` works on the others."
+            )
+        elif not there:
             yield Finding("error", f"inbox {inbox.path} does not exist; create it (mkdir -p {inbox.path}) or mount it.")
         elif not os.access(inbox.path, os.R_OK | os.X_OK):
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; change its permissions.")

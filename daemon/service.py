@@ -34,7 +34,7 @@ from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER
 from daemon.status import Status
 from daemon.systemd import Notifier
-from daemon.watcher import Watcher
+from daemon.watcher import Watcher, is_there
 from daemon.web import serve
 from stages import packs
 from stages.base import StageSpec
@@ -102,7 +102,7 @@ class Service:
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
         """Everything the pipeline needs, in the order it depends on each other; closed in the opposite order."""
         config, metrics = self.config, self.metrics
-        check_inboxes(config)
+        await to_thread.run_sync(check_inboxes, config)
         with contextlib.ExitStack() as stack:
             gpus = list_gpus()
             specs, notice = await to_thread.run_sync(resolve_models, config, gpus)
@@ -217,8 +217,10 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 def check_inboxes(config: Config) -> None:
     """Raises ConfigError when an inbox is not there: creating it might hide a mount that is missing."""
-    missing = [inbox.path for inbox in config.inbox if not inbox.path.is_dir()]
-    if missing:
+    there = {inbox.path: is_there(inbox.path) for inbox in config.inbox}
+    for path in [path for path, answer in there.items() if answer is None]:
+        log.warning("inbox does not answer, perhaps on a dead mount; the others are worked on meanwhile", path=str(path))
+    if missing := [path for path, answer in there.items() if answer is False]:
         raise ConfigError([f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing])
 
 

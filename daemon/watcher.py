@@ -12,6 +12,7 @@ import fnmatch
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -36,7 +37,8 @@ T = TypeVar("T")
 CHUNK = 512  # files for one look into the ledger
 HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
 POLL_SECONDS = 5.0  # between scans where there are no events
-DEAF_SECONDS = 30.0  # that a look into an inbox may take before the inbox is said not to answer
+ANSWER_SECONDS = 2.0  # that the first, small look into an inbox may take before the inbox is said not to answer
+DEAF_SECONDS = 30.0  # likewise any later one
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 
 NETWORK_FILE_SYSTEMS = re.compile(
@@ -61,8 +63,9 @@ class Folder:
     number: int
     settings: Inbox
     root: bytes
-    polls: bool
     ignored: re.Pattern[bytes]
+    polls: bool = False
+    heard: bool = False  # it has answered once
     trouble: str = ""  # why it cannot be read
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
@@ -81,9 +84,16 @@ class Folder:
         started = time.monotonic()
         self.looks.append(started)
         try:
-            return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+            answer = await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+            self.heard = True
+            return answer
         finally:
             self.looks.remove(started)
+
+    def deaf_seconds(self) -> float:
+        """How long it has not answered; 0 while that is not too long."""
+        waited = time.monotonic() - min(self.looks, default=time.monotonic())
+        return waited if waited > (DEAF_SECONDS if self.heard else ANSWER_SECONDS) else 0.0
 
     def want_scan(self, subtree: bytes = b"") -> None:
         self.wanted.add(subtree)
@@ -97,8 +107,7 @@ class Folder:
 
     def obstacle(self) -> str:
         """Why nothing is found in it at present; empty when all is well."""
-        deaf = time.monotonic() - min(self.looks, default=time.monotonic())
-        if deaf > DEAF_SECONDS:
+        if deaf := self.deaf_seconds():
             return f"inbox {self.settings.path} has not answered for {deaf:.0f} s; is its mount dead?"
         return f"inbox {self.settings.path} cannot be read: {self.trouble}" if self.trouble else ""
 
@@ -114,6 +123,7 @@ class Watcher:
         self._reader = reader
         self._rescan_seconds = rescan_seconds
         self._metrics = metrics
+        self.heard_of: Callable[[], None] = lambda: None  # called when an inbox has answered for the first time
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
         self._inotify: Inotify | None = None
 
@@ -138,6 +148,10 @@ class Watcher:
     def obstacles(self) -> list[str]:
         """What keeps files from being found. Empty when nothing does."""
         return [obstacle for folder in self._folders if (obstacle := folder.obstacle())]
+
+    def answering(self) -> set[int]:
+        """The inboxes that can be read from without waiting for a dead mount."""
+        return {folder.number for folder in self._folders if folder.heard and not folder.deaf_seconds()}
 
     # The truth: scans
 
@@ -171,6 +185,10 @@ class Watcher:
         """Walk a folder and take up what the ledger does not know, a chunk at a time."""
         started = time.monotonic()
         first = not folder.scanned_at
+        if not folder.heard:
+            network = await folder.look(is_network_mount, folder.settings.path)
+            folder.polls |= network and folder.settings.watch == "auto"
+            self.heard_of()
         chunks = self._walk(folder, subtree)
         while (files := await folder.look(next, chunks, None)) is not None:
             whole = self._whole(folder, [(file, False) for file in files])
@@ -231,7 +249,7 @@ class Watcher:
     # The hints: events
 
     def _start_inotify(self) -> Inotify | None:
-        if all(folder.polls for folder in self._folders):
+        if all(folder.settings.watch == "poll" for folder in self._folders):
             return None
         try:
             return Inotify(cache_size=256)
@@ -322,6 +340,15 @@ class Watcher:
         return [file for file, renamed in found if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)]
 
 
+def is_there(folder: Path) -> bool | None:
+    """None when its file system does not answer in time, as a dead network mount does not."""
+    answers: list[bool] = []
+    look = threading.Thread(target=lambda: answers.append(os.path.isdir(folder)), name="look", daemon=True)
+    look.start()
+    look.join(ANSWER_SECONDS)
+    return answers[0] if answers else None
+
+
 def is_network_mount(path: Path) -> bool:
     """Whether a folder lies on a file system that other machines write to, which sends no events."""
     mounts = []
@@ -334,10 +361,9 @@ def is_network_mount(path: Path) -> bool:
 
 
 def _open_folder(number: int, inbox: Inbox) -> Folder:
-    polls = inbox.watch == "poll" or (inbox.watch == "auto" and is_network_mount(inbox.path))
     patterns = [os.fsencode(fnmatch.translate(pattern)) for pattern in inbox.ignore]
     ignored = re.compile(b"|".join(b"(?:" + pattern + b")" for pattern in patterns) or b"(?!)", re.DOTALL)
-    return Folder(number, inbox, os.fsencode(inbox.path), polls, ignored)
+    return Folder(number, inbox, os.fsencode(inbox.path), ignored, polls=inbox.watch == "poll")
 
 
 def _due(folder: Folder) -> list[Hint]:
