@@ -166,7 +166,7 @@ def _models(config: Config) -> Iterator[Finding]:
         specs, notice = resolve_models(config, gpus)
         placement = plan_placement(config, gpus, specs)
     except VisiondError as error:
-        yield Finding("error", str(error))
+        yield from (Finding("error", line) for line in str(error).splitlines())
         return
     if any(spec.backend != "fake" for spec in specs.values()):
         pack = open_pack(config.models.pack, config.models.folder)

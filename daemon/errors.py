@@ -16,7 +16,7 @@ SCARCE = {  # descriptors, which are lacking for now: no file's fault
 
 
 def cause_of(error: OSError) -> str:
-    """Why the system refused something; with the mend, where it is not what was asked for that is to be mended."""
+    """Why the system refused something; where descriptors are lacking, with the mend."""
     return SCARCE.get(error.errno or 0) or error.strerror or str(error)
 
 

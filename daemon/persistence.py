@@ -24,6 +24,7 @@ class Persistence:
         self.hurried = False  # a drain does not wait for a disk: what cannot be written stays for the next daemon
 
     def obstacles(self) -> list[str]:
+        """What holds the work up, each once."""
         return list(dict.fromkeys(self.troubles.values()))
 
     async def __call__(self, what: str, write: Callable[..., Awaitable[T]], *arguments: Any) -> T:

@@ -174,7 +174,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock()  # what is owed of an inbox that answers late is appended beside the rest
 
     async def append(self, records: Sequence[Record]) -> None:
         """Durable when it returns; a line that a crash has torn is ended first. Raises OSError."""

@@ -248,6 +248,7 @@ def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path
     told = Place(tmp_path, {"stages": options}).command(command)
     assert told.returncode == os.EX_CONFIG
     said = told.stdout + told.stderr
+    assert "\\n" not in said
     assert "[stages.ocr.options] Object contains unknown field `txt_score`; ppocr takes text_score, mask_threshold" in said
     assert "[stages.yolo.options] Expected `float`, got `str` - at `$.conf`; ultralytics takes conf, iou" in said
     assert "worker" not in told.stderr
