@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import os
 import resource
 from pathlib import Path
 
@@ -13,18 +11,9 @@ from tests.daemon_process import Daemon, Place, wait_for
 FILES = resource.RLIMIT_NOFILE
 
 
-def leave_free(daemon: Daemon, count: int) -> None:
-    """So many more files it may open from now on."""
-    pid = daemon.process.pid
-    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-    free = [number for number in range(max(used) + count + 2) if number not in used]
-    resource.prlimit(pid, FILES, (free[count], resource.prlimit(pid, FILES)[1]))
-
-
-def problems_of(daemon: Daemon) -> str:
-    with contextlib.suppress(OSError, http.client.HTTPException):  # the one that is left is in use
-        return str(daemon.get("/readyz")[1]["problems"])
-    return ""
+def problems_of(connection: http.client.HTTPConnection) -> str:
+    connection.request("GET", "/readyz")
+    return connection.getresponse().read().decode()
 
 
 def test_it_raises_its_own_limit_as_far_as_it_may(tmp_path: Path) -> None:
@@ -33,14 +22,18 @@ def test_it_raises_its_own_limit_as_far_as_it_may(tmp_path: Path) -> None:
 
 
 def test_without_descriptors_it_waits_tells_the_cause_and_the_mend_and_goes_on(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    with Daemon(place) as daemon:
-        leave_free(daemon, 1)  # enough to answer a client, too few to read a file
+    place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "pipeline": {"rescan_seconds": 0.2}})
+    with Daemon(place, WATCHDOG_USEC="150000") as daemon:  # which it feeds through a new socket each time
+        connection, (_, most) = daemon.dial(), resource.prlimit(daemon.process.pid, FILES)
+        assert "[]" in problems_of(connection)
+        resource.prlimit(daemon.process.pid, FILES, (3, most))  # what is open stays so, and nothing more is opened
         place.drop_many(range(5))
-        told = wait_for(lambda: "EMFILE" in (problems := problems_of(daemon)) and problems, "the cause")
-        assert "raise its limit (LimitNOFILE=" in told
-        assert "cannot be written" not in told
-        leave_free(daemon, 100)
+        cause = "the daemon may open no more files at once (EMFILE); raise its limit (LimitNOFILE="
+        told = (f'"{cause}', f"inbox {place.inbox()} cannot be read: {cause}")
+        wait_for(lambda: all(text in problems_of(connection) for text in told), "the cause of both")
+        assert "cannot be written" not in problems_of(connection)
+        connection.close()
+        resource.prlimit(daemon.process.pid, FILES, (most, most))
         daemon.wait_idle(5)
         assert daemon.get("/readyz") == (200, {"ready": True, "problems": []})
     place.assert_kept(DONE=5)
