@@ -18,8 +18,8 @@ from daemon.errors import ConfigError, ModelsUnusable, NothingFound, VisiondErro
 from daemon.gpus import list_gpus
 from daemon.service import judge_of, plan_placement, resolve_models, size_slab
 from daemon.state import CONTROL, LEDGER
-from daemon.watcher import is_network_mount
-from daemon.web import check_certificate, listen, read_token, risks
+from daemon.watcher import is_network_mount, is_there
+from daemon.web import listen, load_certificate, read_token, risks
 from stages.manifest import PackError
 from stages.packs import open_pack
 from stages.registry import UnknownName
@@ -54,7 +54,12 @@ def as_model_errors() -> Iterator[None]:
 
 def _inboxes(config: Config) -> Iterator[Finding]:
     for inbox in config.inbox:
-        if not inbox.path.is_dir():
+        there = is_there(inbox.path)
+        if there is None:
+            yield Finding(
+                "warning", f"inbox {inbox.path} does not answer; is its mount dead? Meanwhile `run` works on the others."
+            )
+        elif not there:
             yield Finding("error", f"inbox {inbox.path} does not exist; create it (mkdir -p {inbox.path}) or mount it.")
         elif not os.access(inbox.path, os.R_OK | os.X_OK):
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; change its permissions.")
@@ -116,7 +121,7 @@ def _http(config: Config) -> Iterator[Finding]:
     yield from (Finding("warning", risk) for risk in risks(http))
     for key, file, read in (
         ("token_file", http.token_file, read_token),
-        ("tls_certificate", http.tls_certificate, check_certificate),
+        ("tls_certificate", http.tls_certificate, load_certificate),
     ):
         try:
             if file:
@@ -136,10 +141,10 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
 
 
 def _limits(config: Config) -> Iterator[Finding]:
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # `run` raises its own limit to this
     if files < LEAST_OPEN_FILES:
         yield Finding(
-            "warning", f"only {files} open files are allowed; raise it to {LEAST_OPEN_FILES} (ulimit -n, LimitNOFILE=)."
+            "warning", f"only {files} open files are allowed; raise it to {LEAST_OPEN_FILES} (ulimit -Hn, LimitNOFILE=)."
         )
     if WATCHES.exists() and int(WATCHES.read_text()) < LEAST_WATCHES:
         yield Finding("warning", f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond polls.")
@@ -159,7 +164,7 @@ def _models(config: Config) -> Iterator[Finding]:
         specs, notice = resolve_models(config, gpus)
         placement = plan_placement(config, gpus, specs)
     except VisiondError as error:
-        yield Finding("error", str(error))
+        yield from (Finding("error", line) for line in str(error).splitlines())
         return
     if any(spec.backend != "fake" for spec in specs.values()):
         pack = open_pack(config.models.pack, config.models.folder)

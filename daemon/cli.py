@@ -12,7 +12,7 @@ import typer
 
 from daemon import __version__
 from daemon.bench_cli import bench
-from daemon.display import console, errors, print_json, print_outcomes, print_table, quantity, say, show_record
+from daemon.display import console, errors, print_json, print_outcomes, print_table, quantity, say, show_record, standard_output
 from daemon.errors import VisiondError
 from daemon.jobs import JobStatus
 from daemon.models_cli import models_app, train_app
@@ -48,7 +48,8 @@ class State(StrEnum):
 def main() -> None:
     """Entry of the command. An error of ours is a sentence, and an exit status as in sysexits.h."""
     try:
-        app()
+        with standard_output():
+            app()
     except SystemExit as ending:
         sys.exit(os.EX_USAGE if ending.code == 2 else ending.code)
     except VisiondError as error:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
+import anyio
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+MOST_CONNECTIONS = 512  # further ones are answered 503
+MOST_HANDSHAKES = 128  # of TLS, under way
+HANDSHAKE_SECONDS = 5.0  # for one, and for the farewell
+ACCEPT_SECONDS = 0.2  # between two tries where descriptors are short
 MOST_WAITING = 128  # connections that no whole request has come over yet
 REQUEST_SECONDS = 10.0  # from a connection, or the end of its last answer, to the end of the next
 
@@ -49,3 +60,56 @@ class Connection(H11Protocol):
         self.waiting.pop(self, None)
         if self._deadline:
             self._deadline.cancel()
+
+
+class Server(uvicorn.Server):
+    """Serves an app at a listening socket, with or without TLS. It takes in the clients itself, as uvicorn does not limit
+    TLS handshakes: to be run with `serve([])`."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, limit_concurrency=MOST_CONNECTIONS)
+        )
+        listener.setblocking(False)
+        listener.listen(self.config.backlog)
+        self._listener = listener
+        self._tls: dict[str, Any] = {}
+        if tls:
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": HANDSHAKE_SECONDS}
+        self._handshakes: dict[anyio.CancelScope, None] = {}  # the longest first
+
+    async def main_loop(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._accept, tasks)
+            await super().main_loop()
+            tasks.cancel_scope.cancel()
+
+    async def _accept(self, tasks: anyio.abc.TaskGroup) -> None:
+        while True:
+            try:
+                client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            except OSError:  # no descriptor is left for it
+                await anyio.sleep(ACCEPT_SECONDS)
+            else:
+                tasks.start_soon(self._welcome, client)
+
+    async def _welcome(self, client: socket.socket) -> None:
+        """The handshake, whose failure is the client's business; the one that has taken longest makes room for the next."""
+        with anyio.CancelScope() as scope, contextlib.suppress(OSError):
+            self._handshakes[scope] = None
+            if len(self._handshakes) > MOST_HANDSHAKES:
+                longest = next(iter(self._handshakes))
+                del self._handshakes[longest]
+                longest.cancel()
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(self._connect, client, **self._tls)
+            finally:
+                self._handshakes.pop(scope, None)
+
+    def _connect(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the service's business."""
+        yield

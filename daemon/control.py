@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] 
         from daemon.service import run_service
 
         set_up_log(config.log.level, config.log.format)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
         return anyio.run(lambda: run_service(config, once=once, show=show), backend_options={"use_uvloop": True})
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,17 +15,52 @@ from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
+from daemon.errors import NotPrinted, ReaderGone
 from daemon.jobs import JobStatus
 from daemon.log import escape
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from daemon.config import Config
     from daemon.progress import Progress
     from daemon.records import Record
 
 ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
 
-console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else ENDLESS)
+
+class StandardOutput(io.FileIO):
+    """Standard output, whose trouble is an error of ours whoever prints; from then on it swallows everything."""
+
+    lost = False
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Raises ReaderGone, NotPrinted."""
+        if self.lost:  # Python flushes once more at its end
+            return memoryview(data).nbytes
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.lost = True
+            if isinstance(error, BrokenPipeError):
+                raise ReaderGone from error
+            raise NotPrinted(f"standard output cannot be written: {error.strerror}.") from error
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[None]:
+    """All that is printed has been written when the context ends. Raises ReaderGone, NotPrinted."""
+    if sys.stdout is None:
+        raise NotPrinted("standard output is closed; give the command one, for example >/dev/null.")
+    buffer = io.BufferedWriter(StandardOutput(sys.stdout.fileno(), "w", closefd=False))
+    sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=sys.stdout.isatty())
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+
+
+console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout and sys.stdout.isatty() else ENDLESS)
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 

@@ -7,8 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 
-SCARCE = (errno.EMFILE, errno.ENFILE)  # descriptors, which the process or the machine lacks for now: no file's fault
+SCARCE = {  # descriptors, which are lacking for now: no file's fault
+    errno.EMFILE: "the daemon may open no more files at once (EMFILE); raise its limit (LimitNOFILE= in the unit, ulimit -Hn)",
+    errno.ENFILE: "the machine may open no more files at once (ENFILE); raise fs.file-max with sysctl",
+}
+
+
+def cause_of(error: OSError) -> str:
+    """Why the system refused something; where descriptors are lacking, with the mend."""
+    return SCARCE.get(error.errno or 0) or error.strerror or str(error)
 
 
 class VisiondError(Exception):
@@ -61,6 +70,18 @@ class NotWritable(VisiondError):
     """A file that a command was to write."""
 
     exit_status = os.EX_CANTCREAT
+
+
+class NotPrinted(VisiondError):
+    """Standard output cannot be written."""
+
+    exit_status = os.EX_IOERR
+
+
+class ReaderGone(VisiondError):
+    """Whoever read standard output has had enough: nobody's fault, and nothing to say of it."""
+
+    exit_status = 128 + signal.SIGPIPE  # as a shell tells of a program that the signal ended
 
 
 class MissingLibrary(VisiondError):

@@ -65,21 +65,9 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     records = _counted(_pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total)
     write = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format]
     if file == STDOUT:
-        return _write_stdout(write, records)
+        return write(sys.stdout.buffer, records)
     with written_whole(file, reader.path) as partial, partial.open("wb") as out:
         return write(out, records)
-
-
-def _write_stdout(write: Callable[[BinaryIO, Iterable[Record]], int], records: Iterable[Record]) -> int:
-    """Raises NotWritable, but for a reader that has had enough, which is nobody's fault."""
-    try:
-        written = write(sys.stdout.buffer, records)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise NotWritable(f"standard output cannot be written: {error.strerror or error}.") from error
-    return written
 
 
 def format_of(file: Path) -> str:

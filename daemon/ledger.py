@@ -50,6 +50,7 @@ class Ledger:
         self._priorities: dict[int, int] = {}  # inbox → priority
         self._configured = "[]"  # inboxes, as JSON: rows of others wait until they are configured again
         self._cursors: dict[int, int] = {}  # priority → last row handed out
+        self._asked_of: frozenset[int] = frozenset()  # the inboxes that the cursors have not passed over
         self.commit_seconds: Callable[[float], None] = lambda seconds: None
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
@@ -105,22 +106,27 @@ class Ledger:
             self._cursors.setdefault(self._priorities[file.inbox], 0)
         return admitted
 
-    async def next_jobs(self, limit: int, busy: Collection[int]) -> list[Job]:
+    async def next_jobs(self, limit: int, busy: Collection[int], inboxes: Collection[int] | None = None) -> list[Job]:
         """Jobs to work on: those due for another try, then highest priority first and oldest first within it.
 
-        `busy` holds the ids in hand already. One caller at a time: the ledger remembers how far it has read.
+        `busy` holds the ids in hand already. inboxes: only of these. One caller at a time: the ledger remembers how far it
+        has read.
         """
+        asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
+        wanted = msgspec.json.encode(sorted(asked_of)).decode()
+        if not self._asked_of.issuperset(asked_of):
+            self._cursors = dict.fromkeys(self._cursors, 0)
+        self._asked_of = frozenset(asked_of)
 
         def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
-            due = connection.execute(SQL["again"], (time.time(), self._configured, limit + len(busy))).fetchall()
+            due = connection.execute(SQL["again"], (time.time(), wanted, limit + len(busy))).fetchall()
             rows = [row for row in due if row["id"] not in busy][:limit]
             cursors = {}
             for priority in sorted(self._cursors, reverse=True):
-                if len(rows) < limit:
-                    place = (priority, self._cursors[priority], self._configured, limit - len(rows))
-                    if found := connection.execute(SQL["fresh"], place).fetchall():
-                        rows += found
-                        cursors[priority] = found[-1]["id"]
+                place = self._cursors[priority]
+                while found := connection.execute(SQL["fresh"], (priority, place, wanted, limit - len(rows))).fetchall():
+                    rows += [row for row in found if row["id"] not in busy]
+                    cursors[priority] = place = found[-1]["id"]
             return rows, cursors
 
         rows, cursors = await self._ask(work)

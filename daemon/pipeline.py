@@ -96,6 +96,7 @@ class Pipeline:
         self.persist = Persistence()
         self.progressed_at = time.monotonic()
         self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
+        self._recovered: set[int] = set()  # inboxes
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
         self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
@@ -107,7 +108,6 @@ class Pipeline:
 
     async def run(self, *, once: bool = False) -> None:
         """Work until drained or, with `once`, until all that was there has its end."""
-        await self.recover()
         async with anyio.create_task_group() as tasks:
             for lane in self.lanes:
                 tasks.start_soon(self.dispatch, lane)
@@ -135,17 +135,19 @@ class Pipeline:
         """There are jobs that nobody admitted: images to be tried again."""
         self._admitted.set()
 
-    async def recover(self) -> None:
-        """What was durable but not yet published when the last daemon ended is published now."""
+    async def recover(self, inboxes: set[int]) -> None:
+        """What was durable but not yet published when the last daemon ended is published before anything else of its inbox."""
         last = 0
-        while records := await self.ledger.owed(last, FINISH):
+        while inboxes and (records := await self.ledger.owed(last, FINISH)):
             last = records[-1].id
-            placed = await self._publish(records, publish_durably)
+            placed = await self._publish([record for record in records if record.inbox in inboxes], publish_durably)
             await self.persist("ledger", self.ledger.mark_emitted, placed)
+        self._recovered |= inboxes
 
     # 1. A file appears, and is whole.
 
     async def watch(self, once: bool) -> None:
+        self.watcher.heard_of = self.wake
         with self._watching:
             await self.watcher.run(self.admit, once=once)
         self._complete = True
@@ -175,13 +177,16 @@ class Pipeline:
             await self._take_up(group)
 
     async def _next_jobs(self) -> list[Job]:
-        """The next jobs, waiting until there are some; none when there will be no more."""
+        """The next jobs, waiting until there are some; none when there will be no more. Of an inbox that does not answer,
+        nothing is read and nothing moved."""
         while not self._draining:
             self._admitted.clear()
+            complete, answering = self._complete, self.watcher.answering()
+            await self.recover(answering - self._recovered)
             pause = await self.persist("ledger", self.ledger.seconds_to_next_try)
-            if jobs := await self.persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys()):
+            if jobs := await self.persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys(), answering):
                 return jobs
-            if self._complete and pause is None and not self.in_flight:
+            if complete and pause is None and not self.in_flight:
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
                 await self._admitted.wait()
@@ -199,7 +204,7 @@ class Pipeline:
     async def _take_up(self, jobs: list[Job]) -> None:
         """Read and digest the files, answer from the ledger what is known there, queue the rest."""
         reserved = [job for job in jobs if job.extent]
-        await self.persist("slab", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
+        await self.persist("inbox", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
         if self.reuse_results:
             await self.persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
         for job in jobs:

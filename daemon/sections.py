@@ -217,7 +217,7 @@ class BinningSection(Section):
 class Http(Section):
     listen: Annotated[str, AfterValidator(_check_address)] = Field(
         "127.0.0.1:9464",
-        description="Address of /metrics, /healthz, /readyz and /api; empty: none.",
+        description="Address of /metrics, /healthz, /readyz and /api; empty: none. Port 0: any; the log's ready line names it.",
     )
     token_file: str = Field(
         "",

@@ -34,13 +34,13 @@ from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER
 from daemon.status import Status
 from daemon.systemd import Notifier
-from daemon.watcher import Watcher
+from daemon.watcher import Watcher, is_there
 from daemon.web import serve
 from stages import packs
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, PackError, list_files
-from stages.registry import UnknownName
+from stages.registry import UnknownName, check_options
 
 log = structlog.get_logger()
 
@@ -72,6 +72,7 @@ class Service:
         self.once = once
         self.show = show
         self.loaded = False  # the models are
+        self.url = ""  # of the pages, once they are served
         self.metrics = Metrics()
         self.notifier = Notifier()
 
@@ -102,7 +103,7 @@ class Service:
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
         """Everything the pipeline needs, in the order it depends on each other; closed in the opposite order."""
         config, metrics = self.config, self.metrics
-        check_inboxes(config)
+        await to_thread.run_sync(check_inboxes, config)
         with contextlib.ExitStack() as stack:
             gpus = list_gpus()
             specs, notice = await to_thread.run_sync(resolve_models, config, gpus)
@@ -134,7 +135,7 @@ class Service:
                 reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
-            async with serve(config, status, metrics, ledger, config.state.path / CONTROL):
+            async with serve(config, status, metrics, ledger, config.state.path / CONTROL) as self.url:
                 yield pipeline, [lane.pool for lane in lanes], status
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:
@@ -144,7 +145,7 @@ class Service:
                 starting.start_soon(tasks.start, pool.run)
         self.loaded = True
         self.notifier.ready()
-        log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once)
+        log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once, pages=self.url)
 
     async def _obey_signals(self, pipeline: Pipeline) -> None:
         """The first SIGTERM or SIGINT drains, the second or the end of the time for it stops at once."""
@@ -217,13 +218,15 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 def check_inboxes(config: Config) -> None:
     """Raises ConfigError when an inbox is not there: creating it might hide a mount that is missing."""
-    missing = [inbox.path for inbox in config.inbox if not inbox.path.is_dir()]
-    if missing:
+    there = {inbox.path: is_there(inbox.path) for inbox in config.inbox}
+    for path in [path for path, answer in there.items() if answer is None]:
+        log.warning("inbox does not answer, perhaps on a dead mount; the others are worked on meanwhile", path=str(path))
+    if missing := [path for path, answer in there.items() if answer is False]:
         raise ConfigError([f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing])
 
 
 def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
-    """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable."""
+    """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable, ConfigError."""
     on_gpu = bool(gpus) and not any(device.startswith("cpu") for device in config.pipeline.devices)
     overrides = {}
     for name in config.stage_names:
@@ -236,9 +239,12 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec
             pack = packs.Pack(config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder)
         else:
             pack = packs.open_pack(config.models.pack, config.models.folder)
-        return {spec.name: spec for spec in packs.resolve_all(pack, config.stage_names, overrides)}, pack.notice
+        specs = packs.resolve_all(pack, config.stage_names, overrides)
     except (PackError, UnknownName) as error:
         raise ModelsUnusable(str(error)) from error
+    if problems := check_options(specs):
+        raise ConfigError(problems)
+    return {spec.name: spec for spec in specs}, pack.notice
 
 
 def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:

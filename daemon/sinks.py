@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiofiles
+import anyio
 import structlog
 from anyio import to_thread
 
@@ -173,13 +174,14 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = anyio.Lock()  # what is owed of an inbox that answers late is appended beside the rest
 
     async def append(self, records: Sequence[Record]) -> None:
         """Durable when it returns; a line that a crash has torn is ended first. Raises OSError."""
         lines = b"".join(record.encode() for record in records if record.status is JobStatus.DONE)
         if not lines:
             return
-        async with aiofiles.open(self.path, "ab+") as file:
+        async with self._lock, aiofiles.open(self.path, "ab+") as file:
             end = await file.seek(0, os.SEEK_END)
             if end:
                 await file.seek(end - 1)

@@ -28,7 +28,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ended_in_this_run: int = 0
     images_per_second: float = 0.0  # over the last half minute
     eta_seconds: float | None = None  # None while nothing moves
-    paused: str = ""  # what cannot be written, and why; empty when all can
+    obstacles: list[str] = []  # what cannot be read or written, and why; empty when all can
     slab_used_bytes: int = 0
     slab_size_bytes: int = 0
     workers: list[WorkerState] = []
@@ -46,4 +46,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             parts.append("loading models" if self.loading else f"{self.images_per_second:g} images/s")
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
-        return ", ".join(parts) + (f"; paused: {self.paused}" if self.paused else "" if self.running else "; no daemon runs")
+        return "; ".join([", ".join(parts), *self.obstacles, *([] if self.running else ["no daemon runs"])])

@@ -47,7 +47,7 @@ class Status:
             gone=self._total(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=pending / rate if rate else None,
-            paused="; ".join(f"{what}: {why}" for what, why in pipeline.persist.troubles.items()),
+            obstacles=pipeline.watcher.obstacles() + pipeline.persist.obstacles(),
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
             workers=[WorkerState(**state) for lane in pipeline.lanes for state in lane.pool.health()],
@@ -97,8 +97,7 @@ class Status:
             for lane in self._pipeline.lanes
             if not any(seat.healthy for seat in lane.pool.seats)
         ]
-        stuck += self._pipeline.watcher.obstacles()
-        return stuck + [f"{what} cannot be written: {why}" for what, why in self._pipeline.persist.troubles.items()]
+        return stuck + self._pipeline.watcher.obstacles() + self._pipeline.persist.obstacles()
 
     def _rate(self) -> float:
         now, done = time.monotonic(), self._ended(JobStatus.DONE) + self._ended(JobStatus.FAILED)

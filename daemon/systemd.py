@@ -34,8 +34,8 @@ class Notifier:
             return
         # A leading @ stands for the null byte of the abstract namespace.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
                 connection.sendto(state.encode(), socket.MSG_DONTWAIT, address)
-            except OSError:
-                return  # systemd is restarting or does not read; what we had to say is worth neither dying nor waiting for
+        except OSError:  # systemd is restarting or does not read, or descriptors are lacking
+            return  # what we had to say is worth neither dying nor waiting for

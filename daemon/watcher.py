@@ -12,6 +12,7 @@ import fnmatch
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ import structlog
 from anyio import to_thread
 from asyncinotify import Event, Inotify, Mask
 
+from daemon.errors import cause_of
 from daemon.jobs import File, Version
 from daemon.metrics import Metrics
 from daemon.records import Reader
@@ -35,7 +37,8 @@ T = TypeVar("T")
 CHUNK = 512  # files for one look into the ledger
 HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
 POLL_SECONDS = 5.0  # between scans where there are no events
-DEAF_SECONDS = 30.0  # that a look into an inbox may take before the inbox is said not to answer
+ANSWER_SECONDS = 2.0  # that the first, small look into an inbox may take before the inbox is said not to answer
+DEAF_SECONDS = 30.0  # likewise any later one
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 
 NETWORK_FILE_SYSTEMS = re.compile(
@@ -60,9 +63,10 @@ class Folder:
     number: int
     settings: Inbox
     root: bytes
-    polls: bool
     ignored: re.Pattern[bytes]
-    missing: bool = False
+    polls: bool = False
+    heard: bool = False  # it has answered once
+    trouble: str = ""  # why it cannot be read
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan before their time
@@ -80,9 +84,16 @@ class Folder:
         started = time.monotonic()
         self.looks.append(started)
         try:
-            return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+            answer = await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+            self.heard = True
+            return answer
         finally:
             self.looks.remove(started)
+
+    def deaf_seconds(self) -> float:
+        """How long it has not answered; 0 while that is not too long."""
+        waited = time.monotonic() - min(self.looks, default=time.monotonic())
+        return waited if waited > (DEAF_SECONDS if self.heard else ANSWER_SECONDS) else 0.0
 
     def want_scan(self, subtree: bytes = b"") -> None:
         self.wanted.add(subtree)
@@ -96,10 +107,9 @@ class Folder:
 
     def obstacle(self) -> str:
         """Why nothing is found in it at present; empty when all is well."""
-        deaf = time.monotonic() - min(self.looks, default=time.monotonic())
-        if deaf > DEAF_SECONDS:
+        if deaf := self.deaf_seconds():
             return f"inbox {self.settings.path} has not answered for {deaf:.0f} s; is its mount dead?"
-        return f"inbox {self.settings.path} cannot be read" if self.missing else ""
+        return f"inbox {self.settings.path} cannot be read: {self.trouble}" if self.trouble else ""
 
 
 Admit = Callable[[list[File]], Awaitable[None]]
@@ -113,6 +123,7 @@ class Watcher:
         self._reader = reader
         self._rescan_seconds = rescan_seconds
         self._metrics = metrics
+        self.heard_of: Callable[[], None] = lambda: None  # called when an inbox has answered for the first time
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
         self._inotify: Inotify | None = None
 
@@ -137,6 +148,10 @@ class Watcher:
     def obstacles(self) -> list[str]:
         """What keeps files from being found. Empty when nothing does."""
         return [obstacle for folder in self._folders if (obstacle := folder.obstacle())]
+
+    def answering(self) -> set[int]:
+        """The inboxes that can be read from without waiting for a dead mount."""
+        return {folder.number for folder in self._folders if folder.heard and not folder.deaf_seconds()}
 
     # The truth: scans
 
@@ -170,6 +185,10 @@ class Watcher:
         """Walk a folder and take up what the ledger does not know, a chunk at a time."""
         started = time.monotonic()
         first = not folder.scanned_at
+        if not folder.heard:
+            network = await folder.look(is_network_mount, folder.settings.path)
+            folder.polls |= network and folder.settings.watch == "auto"
+            self.heard_of()
         chunks = self._walk(folder, subtree)
         while (files := await folder.look(next, chunks, None)) is not None:
             whole = self._whole(folder, [(file, False) for file in files])
@@ -208,7 +227,7 @@ class Watcher:
                         if len(found) >= CHUNK:
                             yield self._unknown(folder, found)
                             found = []
-                folder.missing = folder.missing and bool(relative)
+                folder.trouble = folder.trouble if relative else ""
             except OSError as error:
                 self._complain(folder, relative, error)
         yield self._unknown(folder, found)
@@ -219,17 +238,18 @@ class Watcher:
 
     def _complain(self, folder: Folder, relative: bytes, error: OSError) -> None:
         """Say once that an inbox cannot be read; a sub-folder may vanish or be closed to us without a word each time."""
-        where = os.path.join(folder.root, relative)
-        if relative or folder.missing:
-            log.debug("folder cannot be read", path=os.fsdecode(where), error=error.strerror)
-            return
-        folder.missing = True
-        log.warning("inbox cannot be read; it is tried again at every scan", path=os.fsdecode(where), error=error.strerror)
+        where, known = os.fsdecode(os.path.join(folder.root, relative)), folder.trouble
+        if not relative:
+            folder.trouble = cause_of(error)
+        if relative or known:
+            log.debug("folder cannot be read", path=where, error=error.strerror)
+        else:
+            log.warning("inbox cannot be read; it is tried again at every scan", path=where, error=folder.trouble)
 
     # The hints: events
 
     def _start_inotify(self) -> Inotify | None:
-        if all(folder.polls for folder in self._folders):
+        if all(folder.settings.watch == "poll" for folder in self._folders):
             return None
         try:
             return Inotify(cache_size=256)
@@ -320,6 +340,15 @@ class Watcher:
         return [file for file, renamed in found if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)]
 
 
+def is_there(folder: Path) -> bool | None:
+    """None when its file system does not answer in time, as a dead network mount does not."""
+    answers: list[bool] = []
+    look = threading.Thread(target=lambda: answers.append(os.path.isdir(folder)), name="look", daemon=True)
+    look.start()
+    look.join(ANSWER_SECONDS)
+    return answers[0] if answers else None
+
+
 def is_network_mount(path: Path) -> bool:
     """Whether a folder lies on a file system that other machines write to, which sends no events."""
     mounts = []
@@ -332,10 +361,9 @@ def is_network_mount(path: Path) -> bool:
 
 
 def _open_folder(number: int, inbox: Inbox) -> Folder:
-    polls = inbox.watch == "poll" or (inbox.watch == "auto" and is_network_mount(inbox.path))
     patterns = [os.fsencode(fnmatch.translate(pattern)) for pattern in inbox.ignore]
     ignored = re.compile(b"|".join(b"(?:" + pattern + b")" for pattern in patterns) or b"(?!)", re.DOTALL)
-    return Folder(number, inbox, os.fsencode(inbox.path), polls, ignored)
+    return Folder(number, inbox, os.fsencode(inbox.path), ignored, polls=inbox.watch == "poll")
 
 
 def _due(folder: Folder) -> list[Hint]:

@@ -12,14 +12,12 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
 import structlog
-import uvicorn
 from anyio import to_thread
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -32,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon import __version__
 from daemon.config import Config
-from daemon.connections import Connection
+from daemon.connections import Server
 from daemon.errors import ConfigError
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
@@ -44,7 +42,6 @@ log = structlog.get_logger()
 LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
 # Of TLS 1.2, the oldest that is spoken; TLS 1.3 has its own.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-MOST_CONNECTIONS = 512  # further ones are answered 503
 
 INDEX = """\
 <!DOCTYPE html>
@@ -62,22 +59,25 @@ INDEX = """\
 
 
 @contextlib.asynccontextmanager
-async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path) -> AsyncIterator[None]:
-    """Serve while the context is open. Raises ConfigError when address, token or certificate cannot be had."""
-    pages = Pages(status, metrics, ledger)
+async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path) -> AsyncIterator[str]:
+    """Serve while the context is open; gives the URL of the pages, empty where there are none. Raises ConfigError when
+    address, token or certificate cannot be had."""
+    pages, http = Pages(status, metrics, ledger), config.http
     with contextlib.ExitStack() as sockets:  # a server that was told to leave before it had begun closes none
-        listeners = [(sockets.enter_context(_listen_control(control)), _Server(_configure(pages.control())))]
-        if config.http.listen:
-            for risk in risks(config.http):
+        servers = [Server(pages.control(), sockets.enter_context(_listen_control(control)))]
+        url = ""
+        if http.listen:
+            for risk in risks(http):
                 log.warning("open to the network", risk=risk)
-            server = _Server(_configure(pages.public(config.http), config.http))
-            listeners.append((sockets.enter_context(listen(config.http)), server))
-        servers = [server for _, server in listeners]
+            tls = load_certificate(http) if http.tls_certificate else None
+            listener = sockets.enter_context(listen(http))
+            servers.append(Server(pages.public(http), listener, tls))
+            url = f"{'https' if tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
         async with anyio.create_task_group() as tasks:
-            for listener, server in listeners:
-                tasks.start_soon(server.serve, [listener])
+            for server in servers:
+                tasks.start_soon(server.serve, [])
             try:
-                yield
+                yield url
             finally:
                 for server in servers:
                     server.should_exit = server.force_exit = True
@@ -174,12 +174,15 @@ def read_token(http: Http) -> bytes:
     return token
 
 
-def check_certificate(http: Http) -> None:
-    """Raises ConfigError when the certificate or its key is of no use."""
+def load_certificate(http: Http) -> ssl.SSLContext:
+    """What a server needs for TLS. Raises ConfigError when the certificate or its key is of no use."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers(CIPHERS)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(http.tls_certificate, http.tls_key or None)
+        context.load_cert_chain(http.tls_certificate, http.tls_key or None)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError([f"http.tls_certificate: it or its key cannot be used: {error.strerror or error}."]) from error
+    return context
 
 
 def risks(http: Http) -> list[str]:
@@ -192,24 +195,6 @@ def risks(http: Http) -> list[str]:
     if not http.tls_certificate:
         found.append(f"http.listen: what {http.listen} says, tokens too, can be read on its way; name a tls_certificate.")
     return found
-
-
-def _configure(app: Starlette, http: Http | None = None) -> uvicorn.Config:
-    """A server's settings; with TLS where `http` names a certificate."""
-    tls: dict[str, Any] = {}
-    if http and http.tls_certificate:
-        check_certificate(http)
-        tls = {"ssl_certfile": http.tls_certificate, "ssl_keyfile": http.tls_key or None, "ssl_ciphers": CIPHERS}
-    return uvicorn.Config(
-        app, http=Connection, ws="none", lifespan="off", log_config=None, limit_concurrency=MOST_CONNECTIONS, **tls
-    )
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the service's business."""
-        yield
 
 
 def _json(content: object, status: int = 200) -> Response:

@@ -7,12 +7,10 @@ BlipForConditionalGeneration.generate, whose greedy captions the tests hold this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import msgspec
 import torch
 import torch.nn.functional as F
-from msgspec import Meta
 from torch import Tensor
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
@@ -21,15 +19,9 @@ from stages.captioner import Captioner
 from stages.checkpoints import load_model, load_tokenizer
 from stages.clip import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
-from stages.options import read_options
+from stages.options import BlipOptions, read_options
 from stages.resize import ImageProcessor
 from stages.towers import embed_image, speed_up_attention, speed_up_patches
-
-
-class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_new_tokens: Annotated[int, Meta(ge=1)] = 20
-    force_tokens: Annotated[int, Meta(ge=0)] = 0  # exactly so many new tokens, for benchmarks; 0: until it ends
-    prompt: str = ""  # what every caption begins with
 
 
 class BlipStage(Stage):

@@ -9,30 +9,21 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import torch
 import torch.nn.functional as F
-from msgspec import Meta
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPModel
 
 from stages.base import Clip, Embedding, Image, ImageError, Result, Stage, Tag
 from stages.checkpoints import load_model, load_tokenizer
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
-from stages.options import read_options
+from stages.options import ClipOptions, read_options
 from stages.resize import ImageProcessor
 from stages.towers import speed_up_patches
 
 TEXTS_AT_ONCE = 256
 TOKENS_ALIGNED_TO = 16  # lengths of texts: a GPU plans its attention anew for each, which takes it 50 ms
-
-
-class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    labels: list[str] | None = None  # what images may be tagged with; None: the pack's labels file
-    template: Annotated[str, Meta(pattern=r"\{\}")] = "a photo of a {}"  # the text that stands for a label
-    top_k: Annotated[int, Meta(ge=0)] = 5  # tags of an image
 
 
 class ClipStage(Stage):

@@ -13,9 +13,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
-from typing import ClassVar, Literal
-
-import msgspec
+from typing import ClassVar
 
 from stages.base import (
     Caption,
@@ -35,29 +33,11 @@ from stages.base import (
     StageSpec,
     Tag,
 )
-from stages.options import read_options
+from stages.options import FakeOptions, Fault, read_options
 
 VARIANTS = 64  # answers that differ, of each stage
 DIGESTED_BYTES = 4096  # of an image, so that large files cost no more than small ones
 LABELS = ("cat", "dog", "car", "tree", "cup", "sign", "book")
-
-
-Fault = Literal["error", "transient", "raise", "oom", "lost", "segfault", "exit", "hang"]
-
-
-class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """fail: the fault that strikes when an image's bytes hold a marker, by marker.
-
-    "error" and "transient" are that image's answer; "raise" is raised like a bug in a stage, "oom" as OutOfMemory for
-    a batch of more than `oom_above` images, "lost" as DeviceLost; "segfault" and "exit" end the process; "hang" keeps
-    it for ever, with the interpreter lock held.
-    """
-
-    load_seconds: float = 0.0
-    latency_seconds: float = 0.0  # of a forward pass, which takes batch_size images at most
-    latency_per_image_seconds: float = 0.0
-    fail: dict[str, Fault] = {}
-    oom_above: int = 0
 
 
 class FakeStage(Stage):

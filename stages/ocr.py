@@ -20,13 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
-from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,7 +32,7 @@ from stages.base import Image, ImageError, Line, Ocr, Point, Result, Stage
 from stages.dbpost import Quads, area, find_boxes
 from stages.devices import dtype_of, has_kernels, hold_device, settle, split_batches
 from stages.onnxfile import WeightsError, weight_files
-from stages.options import read_options
+from stages.options import OcrOptions, read_options
 from stages.ppocr import BLANK, LINE_HEIGHT, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
 from stages.warp import TALL, Lines, cut, interleave, join, resize
 
@@ -53,18 +51,6 @@ MAP_PIXELS, LINE_COLUMNS = 1 << 26, 1 << 18
 LINE_COLUMNS_CPU = 1 << 12
 
 Box = tuple[Point, Point, Point, Point]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-Side = Annotated[int, Meta(ge=32, le=4096)]
-
-
-class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    text_score: Fraction = 0.5
-    mask_threshold: Fraction = 0.3
-    box_threshold: Fraction = 0.5
-    unclip_ratio: Annotated[float, Meta(gt=0, le=10)] = 1.6
-    max_side: Side = 2000
-    min_side: Annotated[int, Meta(ge=1, le=736)] = 30
-    map_side: Side = 736
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def resolve(
     if "model" in wanted:
         pack = open_pack(wanted["model"], pack.models_folder)
     backend = wanted.get("backend") or find_entry(pack, stage).backend
-    registry.locate(stage, backend)
+    registry.find_backend(stage, backend)
     entry = StageEntry(backend) if backend == "fake" else find_entry(pack, stage)
     paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
     digests = {role: check_files(pack, path) for role, path in paths.items()}

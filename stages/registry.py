@@ -10,16 +10,35 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import NamedTuple
 
 import msgspec
 
 from stages.base import Caption, Clip, Objects, Ocr, Result, Stage, StageSpec
+from stages.options import BlipOptions, ClipOptions, FakeOptions, OcrOptions, YoloOptions, read_options
+
+
+class Backend(NamedTuple):
+    """place: of its class, as "module:class"."""
+
+    place: str
+    options: type[msgspec.Struct]
+
 
 BACKENDS = {
-    "ocr": {"ppocr": "stages.ocr:OcrStage", "fake": "stages.fake:FakeOcr"},
-    "yolo": {"ultralytics": "stages.yolo:YoloStage", "fake": "stages.fake:FakeYolo"},
-    "clip": {"transformers": "stages.clip:ClipStage", "fake": "stages.fake:FakeClip"},
-    "blip": {"transformers": "stages.blip:BlipStage", "fake": "stages.fake:FakeBlip"},
+    "ocr": {"ppocr": Backend("stages.ocr:OcrStage", OcrOptions), "fake": Backend("stages.fake:FakeOcr", FakeOptions)},
+    "yolo": {
+        "ultralytics": Backend("stages.yolo:YoloStage", YoloOptions),
+        "fake": Backend("stages.fake:FakeYolo", FakeOptions),
+    },
+    "clip": {
+        "transformers": Backend("stages.clip:ClipStage", ClipOptions),
+        "fake": Backend("stages.fake:FakeClip", FakeOptions),
+    },
+    "blip": {
+        "transformers": Backend("stages.blip:BlipStage", BlipOptions),
+        "fake": Backend("stages.fake:FakeBlip", FakeOptions),
+    },
 }
 
 # Part of every fingerprint. Raise a number when a change of that backend's code changes its answers.
@@ -55,8 +74,8 @@ class UnknownName(ValueError):
         super().__init__(f'there is no {what} "{name}"; {hint}')
 
 
-def locate(stage: str, backend: str) -> str:
-    """Where a backend's class is, as "module:class". Raises UnknownName."""
+def find_backend(stage: str, backend: str) -> Backend:
+    """Raises UnknownName."""
     if stage not in BACKENDS:
         raise UnknownName("stage", stage, BACKENDS)
     if backend not in BACKENDS[stage]:
@@ -64,9 +83,20 @@ def locate(stage: str, backend: str) -> str:
     return BACKENDS[stage][backend]
 
 
+def check_options(specs: Iterable[StageSpec]) -> list[str]:
+    """What is wrong with the stages' options, a sentence for each stage."""
+    problems = []
+    for spec in specs:
+        try:
+            read_options(spec, find_backend(spec.name, spec.backend).options)
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
 def build(spec: StageSpec, device: str) -> Stage:
     """The stage that a spec describes, not loaded yet. Raises UnknownName."""
-    module, _, name = locate(spec.name, spec.backend).partition(":")
+    module, _, name = find_backend(spec.name, spec.backend).place.partition(":")
     stage: Stage = getattr(import_module(module), name)(spec, device)
     return stage
 

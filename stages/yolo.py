@@ -8,33 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Annotated
 
-import msgspec
 import numpy as np
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from stages.base import Detection, Image, ImageError, Objects, Result, Stage
 from stages.devices import device_errors, dtype_of, has_kernels, hold_device, pixels_of, settle, split_batches
 from stages.letterbox import Letterbox, fill_canvases
-from stages.options import read_options
+from stages.options import YoloOptions, read_options
 from stages.yolonet import decode_in_float32, load_network, non_max_suppression, scale_boxes, speed_up_convolutions
 
 # ultralytics' suppression takes a last dimension of 6 for the answer of a network that needs none.
 FEWEST_CANDIDATES = 8
-
-Ratio = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=1)]
-
-
-class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    conf: Ratio = 0.25  # least score of a detection
-    iou: Ratio = 0.7  # of two boxes of a class that overlap more, the surer one stays
-    max_det: Count = 300
-    imgsz: Count | None = None  # the longer side as the network sees it; None: the weights' own
-    allow_pickle: bool = False  # whether a .pt file may be read
 
 
 class YoloStage(Stage):

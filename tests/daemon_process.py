@@ -18,6 +18,7 @@ import secrets
 import signal
 import socket
 import sqlite3
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,8 +28,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import checker
@@ -76,6 +78,17 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE)
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def make_certificate(folder: Path) -> dict[str, str]:
+    """A certificate of 127.0.0.1's own and its key, in certificate.pem and key.pem; returns the settings that name them."""
+    request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=visiond"
+    request += " -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem"
+    try:
+        subprocess.run(request.split(), cwd=folder, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl on this machine to make a certificate with")
+    return {"tls_certificate": "certificate.pem", "tls_key": "key.pem"}
 
 
 class Place:
@@ -139,13 +152,16 @@ class Place:
         document: dict[str, Any] = json.loads((self.site.results / inbox / f"{path}.json").read_bytes())
         return document
 
-    def command(self, *arguments: str | Path, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *arguments: str | Path, prefix: Sequence[str] = (), stdout: int | IO[bytes] = subprocess.PIPE
+    ) -> subprocess.CompletedProcess[str]:
         """`visiond` with these arguments and this place's configuration, to its end. prefix: a command that runs it."""
         return subprocess.run(
             [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
             env={**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)},
             cwd=self.folder,
-            capture_output=True,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
             text=True,
             timeout=2 * PATIENCE,
             check=False,
@@ -315,6 +331,18 @@ class Daemon:
         return self.process.wait(timeout)
 
     # Asking it
+
+    @property
+    def port(self) -> int:
+        """Of its pages."""
+        return int(self.wait_event("ready")["pages"].rpartition(":")[2])
+
+    def dial(self, certificate: Path | None = None) -> http.client.HTTPConnection:
+        """A connection to its pages; by HTTPS, if its certificate is given."""
+        if certificate is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        context = ssl.create_default_context(cafile=certificate)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=PATIENCE, context=context)
 
     def get(self, path: str) -> tuple[int, Any]:
         status, body = self.fetch(path)

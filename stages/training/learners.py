@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BlipForConditionalGeneration, CLIPModel, PreTrainedModel, PreTrainedTokenizerFast
 
-from stages.clip import ClipOptions
+from stages.options import ClipOptions
 from stages.towers import speed_up_attention
 from stages.training.examples import MOST_SPOTS, NO_SPOT, Example, Examples
 

@@ -7,10 +7,9 @@ import csv
 import io
 import json
 import os
+import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -141,13 +140,34 @@ def test_export_writes_to_standard_output(place: Place) -> None:
     assert len(rows) == 6
 
 
-def test_what_cannot_be_written_to_standard_output_ends_with_a_sentence(place: Place) -> None:
-    for form in ("csv", "jsonl"):
-        with open("/dev/full", "wb") as full:
-            command = [sys.executable, "-m", "daemon", "export", "-", "-f", form, "-c", place.config]
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-        assert done.returncode == os.EX_CANTCREAT
-        assert done.stderr == "visiond: standard output cannot be written: No space left on device.\n"
+PRINTING = (
+    *("status", "list --json", "show 00001.ppm", "show 00001.ppm --json", "export -", "export - -f jsonl", "gpus", "plan"),
+    *("check", "verify", "models list", "--version", "--help"),
+)
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_what_cannot_be_printed_ends_a_command_with_a_sentence(place: Place, command: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = place.command(*command.split(), stdout=full)
+    assert done.returncode == os.EX_IOERR
+    assert done.stderr == "visiond: standard output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_reader_that_has_had_enough_ends_a_command_quietly(place: Place, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as gone:
+        done = place.command(*command.split(), stdout=gone)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert not done.stderr
+
+
+def test_a_closed_standard_output_is_refused_with_the_mend(place: Place) -> None:
+    done = place.command("list", prefix=["sh", "-c", 'exec "$@" >&-', "sh"])
+    assert done.returncode == os.EX_IOERR
+    assert done.stderr == "visiond: standard output is closed; give the command one, for example >/dev/null.\n"
 
 
 def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Path) -> None:
@@ -220,6 +240,18 @@ def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
     told = place.command("check")
     assert told.returncode == os.EX_CONFIG
     assert "run `visiond repair`" in told.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "run", "plan"])
+def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path: Path, command: str) -> None:
+    options = {"ocr": {"backend": "", "options": {"txt_score": 0.5}}, "yolo": {"backend": "", "options": {"conf": "high"}}}
+    told = Place(tmp_path, {"stages": options}).command(command)
+    assert told.returncode == os.EX_CONFIG
+    said = told.stdout + told.stderr
+    assert "\\n" not in said
+    assert "[stages.ocr.options] Object contains unknown field `txt_score`; ppocr takes text_score, mask_threshold" in said
+    assert "[stages.yolo.options] Expected `float`, got `str` - at `$.conf`; ultralytics takes conf, iou" in said
+    assert "worker" not in told.stderr
 
 
 def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:

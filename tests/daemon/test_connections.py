@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-import uvicorn
 from anyio.abc import SocketStream
 
 from daemon import connections
-from daemon.connections import Connection
-from tests.daemon_process import GLANCE
+from daemon.connections import Server
+from daemon.sections import Http
+from daemon.web import load_certificate
+from tests.daemon_process import make_certificate
 
 pytestmark = pytest.mark.anyio
 
@@ -28,18 +31,27 @@ async def answer(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[int]:
+async def served(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """The port of a server."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(answer, http=Connection, log_config=None, lifespan="off"))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.serve, [listener])
-        while not server.started:  # noqa: ASYNC110 - it sends no word
-            await anyio.sleep(GLANCE)
-        try:
-            yield int(listener.getsockname()[1])
-        finally:
-            server.should_exit = server.force_exit = True
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(answer, listener, tls)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [])
+            try:
+                yield int(listener.getsockname()[1])
+            finally:
+                server.should_exit = server.force_exit = True
+
+
+def trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    return load_certificate(Http(**{name: str(tmp_path / file) for name, file in make_certificate(tmp_path).items()}))
 
 
 async def is_closed(client: SocketStream) -> bool:
@@ -63,6 +75,21 @@ async def test_half_a_request_is_waited_for_only_so_long_and_so_is_the_next_one_
                 await other.send(REQUEST)
                 assert (await other.receive()).startswith(b"HTTP/1.1 204")
             assert await is_closed(other)
+
+
+async def test_a_handshake_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.3)
+    async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        assert await is_closed(client)
+
+
+async def test_the_handshake_that_takes_longest_makes_room(monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext) -> None:
+    monkeypatch.setattr(connections, "MOST_HANDSHAKES", 1)
+    async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as silent:
+        async with await anyio.connect_tcp("127.0.0.1", port, ssl_context=trusting(), tls_standard_compatible=False) as client:
+            assert await is_closed(silent)
+            await client.send(REQUEST)
+            assert (await client.receive()).startswith(b"HTTP/1.1 204")
 
 
 async def test_who_has_waited_longest_makes_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:

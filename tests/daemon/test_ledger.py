@@ -152,6 +152,16 @@ async def test_what_is_in_hand_is_not_handed_out_again(ledger: Ledger) -> None:
     assert paths(await ledger.next_jobs(9, {first.id})) == [b"2.jpg"]
 
 
+async def test_rows_of_an_inbox_that_was_left_out_are_handed_out_once_it_is_asked_of(
+    ledger: Ledger, inbox: Path, tmp_path: Path
+) -> None:
+    _, other = await ledger.register([(inbox, 0), (tmp_path / "other", 0)], MODELS)
+    await ledger.admit([make_file(b"1", inbox=other), make_file(b"2"), make_file(b"3", inbox=other)])
+    [second] = await ledger.next_jobs(9, (), {1})
+    assert second.path == b"2"
+    assert paths(await ledger.next_jobs(9, {second.id}, {1, other})) == [b"1", b"3"]
+
+
 async def test_without_anything_to_try_again_there_is_no_time_to_wait_for(ledger: Ledger) -> None:
     await admit(ledger, b"a.jpg")
     assert await ledger.seconds_to_next_try() is None

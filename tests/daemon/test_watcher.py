@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from daemon.metrics import Metrics
 from daemon.records import Reader
 from daemon.sections import Inbox
 from daemon.watcher import Watcher, is_network_mount
-from tests.daemon_process import GLANCE, Daemon, Place, picture
+from tests.daemon_process import GLANCE, Daemon, Place, picture, wait_for
 from tests.makers import MODELS, VERSION, admit, done, make_file
 
 pytestmark = pytest.mark.anyio
@@ -235,6 +236,17 @@ async def test_what_is_no_regular_file_is_skipped_and_never_opened(watch: Watch,
     with contextlib.closing(Reader(found.ledger.path)) as reader:
         assert reader.counts()[JobStatus.SKIPPED] == 5
         assert reader.counts()[JobStatus.PENDING] == 1  # "first"
+
+
+def test_what_is_no_regular_file_is_counted_and_listed_once_however_often_it_is_seen(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"rescan_seconds": 0.1}})
+    os.mkfifo(place.inbox() / "fifo.jpg")
+    (place.inbox() / "folder.jpg").mkdir()
+    with Daemon(place) as daemon:
+        wait_for(lambda: daemon.metric("visiond_scan_duration_seconds_count") > 3, "several scans")
+        assert daemon.metric("visiond_images_total", outcome="skipped", reason="not-regular") == 1
+    [listed] = json.loads(place.command("list", "--status", "skipped", "--json").stdout)
+    assert (listed["source"]["path"], listed["reason"]) == ("fifo.jpg", "not-regular")
 
 
 async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> None:

@@ -105,10 +105,14 @@ def take_a_worker(folder: Path, _chance: random.Random, _sizes: Sizes) -> Figure
     return Figure(f"its image DONE {load.take_a_worker(folder):.1f} s later, the daemon lives on", True)
 
 
-def beset(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    kept, slowest = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"])
+def beset(folder: Path, _chance: random.Random, sizes: Sizes, begin: bytes = load.REQUEST) -> Figure:
+    kept, slowest = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"], begin)
     least = 0.98 if sizes["windows"] > 5 else 0.8
     return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", kept >= least and slowest < 0.1)
+
+
+def beset_by_handshakes(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    return beset(folder, chance, sizes, load.HELLO)
 
 
 def grow(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
@@ -204,6 +208,8 @@ ROWS = [
     Row("21", "weights altered or missing", "refused, file named", by_tests(f"{STAGES}test_packs.py", "-k", "altered"), {}),
     Row("22", "no network", "0 sockets opened", start_without_network, {"files": 1}),
     Row("23", "1,000 slow clients", "rate −2 % at most, /healthz p99 < 100 ms", beset,
+        {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
+    Row("23 TLS", "1,000 clients with half a handshake", "the same", beset_by_handshakes,
         {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
     Row("24", "a newer ledger", "refused, untouched", by_tests(f"{DAEMON}test_schema.py", "-k", "newer_ledger"), {}),
     Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 2_000}),

@@ -12,36 +12,35 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.daemon_process import Daemon, Place, free_port, picture, wait_for
+from tests.daemon_process import Daemon, Place, make_certificate, picture, wait_for
 from tests.faults.kill import Rate, all_ready
 
 IMAGES_PER_SECOND = 80  # that the fake captioner allows: well below what the machine can do
 WINDOW_SECONDS = 2.0  # with the slow clients and without, in turns
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX-"  # half of one
+HELLO = b"\x16\x03\x01\x02\x00"  # the head of a TLS handshake's first record
 PAGE_BYTES = resource.getpagesize()
 
 
-def beset_by_slow_clients(folder: Path, clients: int, windows: int) -> tuple[float, float]:
-    """The pipeline's rate under half-sent requests as a share of its rate without, and the 99th percentile of
-    /healthz in seconds meanwhile."""
-    port = free_port()
-    place = Place(
-        folder,
-        {
-            "http": {"listen": f"127.0.0.1:{port}"},
-            "stages": {"blip": {"options": {"latency_per_image_seconds": 1 / IMAGES_PER_SECOND}}},
-        },
-    )
+def beset_by_slow_clients(folder: Path, clients: int, windows: int, begin: bytes) -> tuple[float, float]:
+    """The pipeline's rate while so many clients have sent the beginning of something, as a share of its rate without
+    them, and the 99th percentile of /healthz in seconds meanwhile. By HTTPS, if what they begin is a handshake."""
+    place = Place(folder, {"stages": {"blip": {"options": {"latency_per_image_seconds": 1 / IMAGES_PER_SECOND}}}})
+    certificate = make_certificate(folder) if begin == HELLO else {}
+    place.configure({"http": {"listen": "127.0.0.1:0"} | certificate})
     place.drop_many(range(round(3 * windows * WINDOW_SECONDS * IMAGES_PER_SECOND)))
     calm, beset, answers = Rate(), Rate(), list[float]()
     with Daemon(place) as daemon:
+        dial = partial(daemon.dial, folder / certificate["tls_certificate"] if certificate else None)
         daemon.wait_until(lambda status: status["done"] > 50, "work")
         for _ in range(windows):
             calm.add(*watch(daemon))
-            with slow_clients(port, clients):
-                beset.add(*watch(daemon, lambda: answers.append(time_healthz(port))))
+            with slow_clients(daemon.port, clients, begin):
+                beset.add(*watch(daemon, lambda: answers.append(time_healthz(dial))))
         assert daemon.status()["pending"], "there was not work enough"
     return beset.per_second / calm.per_second, statistics.quantiles(answers, n=100)[98]
 
@@ -56,23 +55,27 @@ def watch(daemon: Daemon, act: Callable[[], object] = bool) -> tuple[dict[str, A
     return before, daemon.status()
 
 
-def time_healthz(port: int) -> float:
+def time_healthz(dial: Callable[[], http.client.HTTPConnection]) -> float:
     started = time.monotonic()
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+    with contextlib.closing(dial()) as connection:
         connection.request("GET", "/healthz")
         assert connection.getresponse().status == 200
     return time.monotonic() - started
 
 
 @contextlib.contextmanager
-def slow_clients(port: int, count: int) -> Iterator[None]:
-    """Each has sent half of a request, and never sends the rest."""
+def slow_clients(port: int, count: int, begin: bytes) -> Iterator[None]:
+    """Each has sent the beginning of something, and never sends the rest."""
     with contextlib.ExitStack() as clients:
         for _ in range(count):
             client = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
             with contextlib.suppress(ConnectionError):  # it had to make room for a later one
-                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX-")
+                client.sendall(begin)
         yield
+
+
+def open_files(daemon: Daemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
 
 
 def grow(folder: Path, files: int) -> tuple[int, float]:
@@ -86,7 +89,7 @@ def grow(folder: Path, files: int) -> tuple[int, float]:
             daemon.wait_idle((step + 1) * files // 10, 300)
             pid = daemon.process.pid
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            samples.append((len(os.listdir(f"/proc/{pid}/fd")), pages * PAGE_BYTES))
+            samples.append((open_files(daemon), pages * PAGE_BYTES))
         assert daemon.stop() == 0
     place.assert_kept(DONE=files)
     return samples[-1][0] - samples[0][0], (samples[-1][1] - samples[4][1]) / (files // 2)

@@ -45,10 +45,14 @@ def mounted(folder: Path, size: str) -> Iterator[Tmpfs]:
 
 def assert_paused(daemon: Daemon, what: str, why: str) -> None:
     """It is paused, says why, is alive, and holds no image to blame."""
-    daemon.wait_until(lambda status: status["paused"].startswith(what) and why in status["paused"], f"a pause: {why}")
+
+    def told(problems: list[str]) -> bool:
+        return any(problem.startswith(f"{what} cannot be written") and why in problem for problem in problems)
+
+    daemon.wait_until(lambda status: told(status["obstacles"]), f"a pause: {why}")
     code, ready = daemon.get("/readyz")
     assert code == 503
-    assert any(problem.startswith(f"{what} cannot be written") and why in problem for problem in ready["problems"])
+    assert told(ready["problems"])
     assert daemon.get("/healthz")[0] == 200
     assert daemon.status()["failed"] == 0
 

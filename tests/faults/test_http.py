@@ -8,8 +8,6 @@ import json
 import os
 import re
 import signal
-import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,24 +16,22 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.daemon_process import Daemon, Place, free_port, wait_for
+from daemon.connections import MOST_HANDSHAKES
+from tests.daemon_process import Daemon, Place, make_certificate, wait_for
+from tests.faults.load import HELLO, open_files, slow_clients
 
 
 class Server:
     """The TCP side of a daemon; certificate: it speaks HTTPS, and is known by that."""
 
-    def __init__(self, daemon: Daemon, port: int, certificate: Path | None = None) -> None:
+    def __init__(self, daemon: Daemon, certificate: Path | None = None) -> None:
         self.daemon = daemon
-        self.port = port
-        self._tls = ssl.create_default_context(cafile=certificate) if certificate else None
+        self._certificate = certificate
 
     def ask(
         self, path: str, method: str = "GET", body: str | None = None, **headers: str
     ) -> tuple[int, http.client.HTTPMessage, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        if self._tls:
-            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self._tls)
-        with contextlib.closing(connection):
+        with contextlib.closing(self.daemon.dial(self._certificate)) as connection:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read().decode()
@@ -47,13 +43,12 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    port = free_port()
-    place = Place(tmp_path_factory.mktemp("http"), {"http": {"listen": f"127.0.0.1:{port}"}})
+    place = Place(tmp_path_factory.mktemp("http"), {"http": {"listen": "127.0.0.1:0"}})
     place.drop_many(range(30))
     place.drop("broken.jpg", b"no picture")
     with Daemon(place) as daemon:
         daemon.wait_idle(31)
-        yield Server(daemon, port)
+        yield Server(daemon)
 
 
 def test_prometheus_can_parse_the_metrics_and_they_count_what_happened(server: Server) -> None:
@@ -79,6 +74,16 @@ def test_openmetrics_is_answered_to_who_asks_for_it(server: Server) -> None:
     assert status == 200
     assert headers["content-type"].startswith("application/openmetrics-text")
     assert any(family.name == "visiond_images" for family in parse_openmetrics(body))
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text; version=1.0.0"])
+def test_no_series_tells_when_another_one_began(server: Server, kind: str) -> None:
+    assert "_created" not in server.ask("/metrics", Accept=kind)[2]
+
+
+def test_the_line_that_tells_of_readiness_names_the_pages(server: Server, guarded: Server) -> None:
+    assert server.daemon.wait_event("ready")["pages"] == f"http://127.0.0.1:{server.daemon.port}"
+    assert guarded.daemon.wait_event("ready")["pages"] == f"https://0.0.0.0:{guarded.daemon.port}"
 
 
 def test_status_tells_the_counts(server: Server) -> None:
@@ -151,28 +156,12 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A daemon that asks for a token and speaks HTTPS, with a certificate of its own."""
-    folder, port = tmp_path_factory.mktemp("guarded"), free_port()
-    certificate = folder / "certificate.pem"
-    request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    request += [
-        "-subj",
-        "/CN=visiond",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-keyout",
-        "key.pem",
-        "-out",
-        certificate.name,
-    ]
-    try:
-        subprocess.run(request, cwd=folder, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no openssl on this machine to make a certificate with")
+    folder = tmp_path_factory.mktemp("guarded")
     (folder / "token").write_text(f"{TOKEN}\n")
     (folder / "token").chmod(0o640)
-    pages = {"listen": f"0.0.0.0:{port}", "token_file": "token", "tls_certificate": certificate.name, "tls_key": "key.pem"}
+    pages = {"listen": "0.0.0.0:0", "token_file": "token"} | make_certificate(folder)
     with Daemon(Place(folder, {"http": pages})) as daemon:
-        yield Server(daemon, port, certificate)
+        yield Server(daemon, folder / "certificate.pem")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/api/status", "/nothing"])
@@ -197,13 +186,20 @@ def test_the_commands_need_no_token_and_the_token_is_in_no_process_list(guarded:
     assert TOKEN not in guarded.daemon.log_text()
 
 
+def test_clients_that_never_finish_their_handshake_use_up_no_descriptors_and_hold_up_nobody(guarded: Server) -> None:
+    before = open_files(guarded.daemon)
+    with slow_clients(guarded.daemon.port, 300, HELLO):
+        assert guarded.ask("/healthz", Authorization=f"Bearer {TOKEN}")[0] == 200
+        assert open_files(guarded.daemon) - before <= MOST_HANDSHAKES + 3  # the kernel tells of a closed one a little later
+
+
 def test_by_http_nothing_is_told_where_https_is_spoken(guarded: Server) -> None:
     with pytest.raises((http.client.HTTPException, OSError)):
-        Server(guarded.daemon, guarded.port).ask("/healthz", Authorization=f"Bearer {TOKEN}")
+        Server(guarded.daemon).ask("/healthz", Authorization=f"Bearer {TOKEN}")
 
 
 def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"http": {"listen": f"0.0.0.0:{free_port()}"}})
+    place = Place(tmp_path, {"http": {"listen": "0.0.0.0:0"}})
     with Daemon(place) as daemon:
         said = [entry["risk"] for entry in daemon.events("open to the network")]
     assert ["token_file" in said[0], "tls_certificate" in said[1]] == [True, True]
@@ -228,7 +224,7 @@ def test_a_token_or_certificate_that_is_of_no_use_is_refused(
     for name, content in (("token", TOKEN), ("empty", "\n")):
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(mode)
-    place = Place(tmp_path, {"http": {"listen": f"127.0.0.1:{free_port()}"} | settings})
+    place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"} | settings})
     for command in (("run", "--once"), ("check",)):
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -143,6 +144,72 @@ def test_a_missing_inbox_is_named_with_78_and_not_created(tmp_path: Path) -> Non
     assert run.returncode == os.EX_CONFIG
     assert f"inbox {place.inbox()} does not exist; create it" in run.stderr
     assert not place.inbox().exists()
+
+
+def test_an_inbox_that_goes_missing_is_in_the_status_until_it_is_back(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    told = f"inbox {place.inbox()} cannot be read: No such file or directory"
+    with Daemon(place) as daemon:
+        place.inbox().rename(tmp_path / "elsewhere")
+        daemon.wait_until(lambda status: status["obstacles"] == [told], "word of it")
+        assert place.command("status").stdout.splitlines()[0].endswith(f"; {told}")
+        assert json.loads(place.command("status", "--json").stdout)["obstacles"] == [told]
+        (tmp_path / "elsewhere").rename(place.inbox())
+        daemon.wait_until(lambda status: not status["obstacles"], "the end of it")
+
+
+def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_worked_off_once_it_answers(tmp_path: Path) -> None:
+    inboxes = [
+        {"name": "dead", "priority": 1, "on_success": "move", "settle_seconds": 0},
+        {"name": "live", "settle_seconds": 0},
+    ]
+    place = Place(tmp_path, {"inbox": inboxes, "stages": {"clip": {"options": {"load_seconds": 60.0}}}})
+    place.drop_many(range(3), "dead")
+    with Daemon(place, ready=False, **OFTEN) as daemon:  # so that there are rows, which the next one would read first
+        daemon.wait_notice("STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models")
+    place.configure({"stages": {"clip": {"options": {"load_seconds": 0}}}})
+    environment = hang_system_calls(place, place.inbox("dead"))
+    place.drop("late.ppm", picture(3), "dead")
+    place.drop_many(range(4, 9), "live")
+    with Daemon(place, **environment) as daemon:
+        daemon.wait_event("inbox does not answer, perhaps on a dead mount; the others are worked on meanwhile")
+        daemon.wait_until(lambda status: status["done"] == 5, "the images of the other inbox")
+        told = f"inbox {place.inbox('dead')} has not answered for "
+        daemon.wait_until(lambda status: any(line.startswith(told) for line in status["obstacles"]), "word of it")
+        assert counts_of(place) == {"PENDING": 3, "DONE": 5}
+        assert f"{place.inbox('dead')} does not answer; is its mount dead?" in check_with(place, environment)
+        (tmp_path / "hanging").unlink()
+        daemon.wait_idle(9)
+        assert daemon.get("/readyz") == (200, {"ready": True, "problems": []})
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=9)
+
+
+HANG = """
+import os, time
+there = os.access
+def hanging(call):
+    def wait(path=".", *arguments, **options):
+        while FOLDER in str(path) and there(MARKER, os.F_OK):
+            time.sleep(0.05)
+        return call(path, *arguments, **options)
+    return wait
+for name in ("stat", "lstat", "scandir", "open", "access", "rename", "unlink"):
+    setattr(os, name, hanging(getattr(os, name)))
+"""
+
+
+def hang_system_calls(place: Place, folder: Path) -> dict[str, str]:
+    """An environment in which all that touches the folder hangs, as on a dead mount, while there is a file `hanging`."""
+    marker = place.folder / "hanging"
+    marker.touch()
+    program = HANG.replace("FOLDER", repr(str(folder))).replace("MARKER", repr(str(marker)))
+    (place.folder / "sitecustomize.py").write_text(program)
+    return {"PYTHONPATH": str(place.folder)}
+
+
+def check_with(place: Place, environment: dict[str, str]) -> str:
+    return place.command("check", prefix=["env", *(f"{name}={value}" for name, value in environment.items())]).stdout
 
 
 def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_when_nothing_moves(tmp_path: Path) -> None:

@@ -88,12 +88,12 @@ def test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time(
 
 def test_a_worker_that_cannot_load_ends_the_daemon_with_69_and_the_cause(tmp_path: Path) -> None:
     place = open_place(tmp_path)
-    place.configure({"stages": {"blip": {"options": {"no_such_option": 1}}}})
+    place.configure({"stages": {"blip": {"options": {"load_seconds": -1.0}}}})
     place.drop("a.ppm", picture(1))
     run = place.run_once()
     assert run.returncode == os.EX_UNAVAILABLE
     assert "No worker is left" in run.stderr
-    assert "no_such_option" in run.stderr
+    assert "sleep length must be non-negative" in run.stderr
 
 
 def test_a_device_that_fails_on_every_image_closes_its_seat_and_no_image_is_blamed(

@@ -17,8 +17,9 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from stages.base import Image, Ocr, StageSpec
-from stages.ocr import LONGEST_MAP, WIDEST_LINE, OcrOptions, OcrStage, Plan, bucket, decode, lay_out
+from stages.ocr import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, lay_out
 from stages.onnxfile import WeightsError, weight_files
+from stages.options import OcrOptions
 from tests.stages.pictures import read_photo, wrap_pixels
 
 PHOTOS = [Path(str(find_spec("ultralytics").origin)).parent / "assets" / name for name in ("bus.jpg", "zidane.jpg")]

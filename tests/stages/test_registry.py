@@ -13,8 +13,8 @@ from stages.base import Caption, StageSpec
 
 def test_every_backend_named_is_there_and_runs_its_stage() -> None:
     for stage, backends in registry.BACKENDS.items():
-        for path in backends.values():
-            module, _, name = path.partition(":")
+        for backend in backends.values():
+            module, _, name = backend.place.partition(":")
             assert getattr(import_module(module), name).name == stage
 
 

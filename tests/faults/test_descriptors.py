@@ -1,0 +1,39 @@
+"""Descriptors: the daemon takes as many as it may have and, when they run out, says so, waits and loses nothing."""
+
+from __future__ import annotations
+
+import http.client
+import resource
+from pathlib import Path
+
+from tests.daemon_process import Daemon, Place, wait_for
+
+FILES = resource.RLIMIT_NOFILE
+
+
+def problems_of(connection: http.client.HTTPConnection) -> str:
+    connection.request("GET", "/readyz")
+    return connection.getresponse().read().decode()
+
+
+def test_it_raises_its_own_limit_as_far_as_it_may(tmp_path: Path) -> None:
+    with Daemon(Place(tmp_path), prefix=["prlimit", "--nofile=200:3000"]) as daemon:
+        assert resource.prlimit(daemon.process.pid, FILES) == (3000, 3000)
+
+
+def test_without_descriptors_it_waits_tells_the_cause_and_the_mend_and_goes_on(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "pipeline": {"rescan_seconds": 0.2}})
+    with Daemon(place, WATCHDOG_USEC="150000") as daemon:  # which it feeds through a new socket each time
+        connection, (_, most) = daemon.dial(), resource.prlimit(daemon.process.pid, FILES)
+        assert "[]" in problems_of(connection)
+        resource.prlimit(daemon.process.pid, FILES, (3, most))  # what is open stays so, and nothing more is opened
+        place.drop_many(range(5))
+        cause = "the daemon may open no more files at once (EMFILE); raise its limit (LimitNOFILE="
+        told = (f'"{cause}', f"inbox {place.inbox()} cannot be read: {cause}")
+        wait_for(lambda: all(text in problems_of(connection) for text in told), "the cause of both")
+        assert "cannot be written" not in problems_of(connection)
+        connection.close()
+        resource.prlimit(daemon.process.pid, FILES, (most, most))
+        daemon.wait_idle(5)
+        assert daemon.get("/readyz") == (200, {"ready": True, "problems": []})
+    place.assert_kept(DONE=5)
