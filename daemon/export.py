@@ -116,16 +116,21 @@ def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         yield partial
         os.replace(partial, file)
-        fd = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)  # else the old file may be back after a power failure
-        finally:
-            os.close(fd)
+        sync_folder(file.parent)
     except OSError as error:
         raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have a renaming in it outlive a power failure; without, the old file may be back. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
