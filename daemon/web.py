@@ -81,7 +81,7 @@ async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger
             finally:
                 for server in servers:
                     server.should_exit = server.force_exit = True
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # what is left over the next daemon removes
         os.unlink(control)
 
 
@@ -229,9 +229,9 @@ def listen(http: Http) -> socket.socket:
 
 def _listen_control(path: Path) -> socket.socket:
     """The state folder is locked for this process, so what lies there is a left-over."""
-    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
+        path.unlink(missing_ok=True)
         listener.bind(str(path))
     except OSError as error:
         raise ConfigError([f"state.path: a socket cannot be made at {path}: {error.strerror or error}."]) from error

@@ -182,7 +182,7 @@ ROWS = [
         {"kills": 100, "files": 5_000}, {"kills": 2, "files": 200}),
     Row("8", "second daemon on the same state", "exit 75 in < 1 s",
         by_tests(f"{FAULTS}test_lifecycle.py", "-k", "second_daemon"), {}),
-    Row("9", "the n-th write, fsync, rename or open fails", "0 violations", fail_calls, {"calls": 1_000}, {"calls": 3}),
+    Row("9", "the n-th call that changes files fails", "0 violations", fail_calls, {"calls": 1_000}, {"calls": 3}),
     Row("10", "power loss at each flush", "0 DONE rows that cannot be emitted", fail_power, {"files": 600}, {"files": 150}),
     Row("11", "results or state file system full", "pauses, says why, goes on in ≤ 10 s",
         by_tests(f"{FAULTS}test_disk.py", "-k", "full"), {}),
