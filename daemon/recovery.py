@@ -87,11 +87,11 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
             finding = _find(sink.folder_of(record), record)
             if mend and finding.kind != "whole":
                 write_sidecar(sink.folder_of(record), record)
-            known |= {finding.file, record.location} if record.status is JobStatus.FAILED else {finding.file}
+            known.add(finding.file)
             yield finding
     for record in reader.pending():  # until its end what was said of its last failure stands
         if sink := sinks.get(record.inbox_path):
-            known |= {*sidecar_paths(sink.failed, record.path), record.location}
+            known.update(sidecar_paths(sink.failed, record.path))
     if mend:
         sync_folders(sinks.values())
     yield from (Finding("foreign", file) for file in _list_sidecars(*_folders(sinks.values())) if file not in known)
