@@ -120,7 +120,10 @@ class Pages:
 
     async def metrics(self, request: Request) -> Response:
         await self._status.refresh()
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except TypeError:  # which the library raises for a version that is no number
+            return Response("there is no such version of the format\n", 406)
         body = await to_thread.run_sync(encode, self._metrics.registry)
         return Response(body, headers={"content-type": content_type})
 
@@ -201,7 +204,14 @@ def _configure(app: Starlette, http: Http | None = None) -> uvicorn.Config:
         check_certificate(http)
         tls = {"ssl_certfile": http.tls_certificate, "ssl_keyfile": http.tls_key or None, "ssl_ciphers": CIPHERS}
     return uvicorn.Config(
-        app, http=Connection, ws="none", lifespan="off", log_config=None, limit_concurrency=MOST_CONNECTIONS, **tls
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # else whoever sends nonsense fills the log
+        limit_concurrency=MOST_CONNECTIONS,
+        **tls,
     )
 
 

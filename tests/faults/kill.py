@@ -84,7 +84,7 @@ def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *,
     readings.count()
     verdict = place.judge()
     verdict.double += [f"{name} was DONE, and was read again" for name in readings.needless]
-    figures = {"under load": under_load, "images read again": readings.times.total() - files}
+    figures = {"under load": under_load, "images read again at each": (readings.times.total() - files) / kills}
     return Outcome(kills, orphans, verdict, time.monotonic() - started, figures)
 
 
