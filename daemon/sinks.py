@@ -311,7 +311,7 @@ def _take(record: Record, target: bytes) -> None:
     name = os.path.basename(record.location)
     with _opened_folder(record) as folder:
         os.rename(name, target, src_dir_fd=folder)
-        if not _is_same(record, target):
+        if not _is_version(record, os.lstat(target), at_source=True):  # its inode came along
             os.rename(target, name, dst_dir_fd=folder)
             raise OSError(errno.EAGAIN, "it was replaced meanwhile", record.location)
 

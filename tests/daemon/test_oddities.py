@@ -168,6 +168,25 @@ def test_a_newer_version_of_the_same_size_and_time_stays(tmp_path: Path, on_succ
 
 
 @pytest.mark.parametrize("on_success", ["delete", "move"])
+def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
+) -> None:
+    record = drop(tmp_path, data=b"image")
+    (tmp_path / "newer").write_bytes(b"IMAGE")
+    os.utime(tmp_path / "newer", ns=(record.version.mtime_ns,) * 2)
+    rename = os.rename
+
+    def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
+        if (tmp_path / "newer").exists() and old == b"a.jpg":
+            rename(tmp_path / "newer", record.location)
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "rename", rename_too_late)
+    open_sink(tmp_path, on_success=on_success).publish(record)
+    assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
+
+
+@pytest.mark.parametrize("on_success", ["delete", "move"])
 def test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
