@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -340,7 +339,7 @@ def _copy(record: Record, target: bytes) -> None:
         if _is_version(record, status, at_source=True):
             shutil.copyfileobj(source, copy, COPIED_BYTES)
             copy.flush()
-            os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+            os.fchmod(copy.fileno(), status.st_mode & 0o777)  # the copy is ours: set-user-id would lend our rights
             os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(copy.fileno())  # the source may be deleted next
     if _is_same(record, temporary):

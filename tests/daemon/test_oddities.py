@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,6 +217,14 @@ def test_a_failed_image_whose_name_could_be_that_of_anothers_reason_stays_where_
     assert (tmp_path / "inbox" / "b.jpg.json").read_bytes() == b"half an image"
     assert (tmp_path / "failed" / "b.jpg").read_bytes() == b"the other half"
     assert (tmp_path / "failed" / "b.jpg.json").read_bytes() == second.encode()
+
+
+@pytest.mark.parametrize(("mode", "kept"), [(0o640, 0o640), (0o6755, 0o755)])
+def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Path, mode: int, kept: int) -> None:
+    record = drop(tmp_path)
+    os.chmod(record.location, mode)
+    open_sink(tmp_path, "copy").publish(record)
+    assert stat.S_IMODE((tmp_path / "bins" / "A" / "a.jpg").stat().st_mode) == kept
 
 
 # Two versions with the same figures
