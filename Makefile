@@ -4,9 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 UV := 0.13.8
+AUDIT := pip-audit@2.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types faults bench gpu-test gpu-bench lock docs clean
+.PHONY: help setup demo test lint types faults bench gpu-test gpu-bench lock audit docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -33,7 +34,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-faults: $(STAMP)  ## every fault of the catalogue in full, and a table (half an hour; FAULTS="--only 9,10" for some)
+faults: $(STAMP)  ## every fault of the catalogue in full, and a table (an hour; FAULTS="--only 9,10" for some)
 	$(BIN)/python -m tests.faults $(FAULTS)
 
 bench: $(STAMP)  ## what the daemon costs beside a bare loop, with fake stages
@@ -48,6 +49,9 @@ gpu-bench: $(STAMP)  ## the standard job on this machine, beside one image at a 
 lock: $(STAMP)  ## resolve the dependencies anew
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra parquet \
 	  --extra train --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
+
+audit: $(STAMP)  ## known weaknesses of what requirements.lock names; wants a network, and fails where it cannot ask of a package
+	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict
 
 docs: $(STAMP)  ## what is generated: the configuration reference and the dashboard
 	$(BIN)/python -m daemon.reference > docs/configuration.md

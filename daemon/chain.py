@@ -104,7 +104,7 @@ class Chain:
         """Every image through every stage that it still needs. Raises DeviceLost when this process is no use any more."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
         runs: list[StageRun] = []
-        for group in _groups(entries):
+        for group in _groups(entries, self._allowances["decoding"].most):
             if self._decode:
                 self._give_pixels(self._decode, [entry for entry in group if self._remaining(entry)])
             for stage in self._stages:
@@ -215,13 +215,14 @@ def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:
     return decode_entries
 
 
-def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
-    """The batch in runs of bounded pixels, so that one huge image neither fails nor crowds out its mates."""
+def _groups(entries: list[Entry], most: int) -> Iterator[list[Entry]]:
+    """The batch in runs of bounded pixels, so that one huge image neither fails nor crowds out its mates, and of at most
+    so many images."""
     group: list[Entry] = []
     pixels = 0
     for entry in entries:
         area = entry.header.width * entry.header.height if entry.header else 0
-        if group and pixels + area > GROUP_PIXELS:
+        if len(group) == most or (group and pixels + area > GROUP_PIXELS):
             yield group
             group, pixels = [], 0
         group.append(entry)

@@ -68,7 +68,15 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
-            uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, limit_concurrency=MOST_CONNECTIONS)
+            uvicorn.Config(
+                app,
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",  # else whoever sends nonsense fills the log
+                limit_concurrency=MOST_CONNECTIONS,
+            )
         )
         listener.setblocking(False)
         listener.listen(self.config.backlog)

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -44,6 +45,7 @@ COLUMNS = {
     "notice": str,
 }
 CHUNK = 4096  # rows in a Parquet row group
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # a cell's start: some programs drop spaces before it, or take wide signs
 STDOUT = Path("-")
 FORMATS = ("csv", "jsonl", "parquet")
 BINS = ("A", "B", "C")  # of the built-in rule; a user's own may have others
@@ -104,16 +106,21 @@ def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         yield partial
         os.replace(partial, file)
-        fd = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)  # else the old file may be back after a power failure
-        finally:
-            os.close(fd)
+        sync_folder(file.parent)
     except OSError as error:
         raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have a renaming in it outlive a power failure; without, the old file may be back. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -206,7 +213,7 @@ def _write_csv(out: BinaryIO, records: Iterable[Record]) -> int:
 
 def _harmless(value: Any) -> Any:
     """A spreadsheet would run a cell that starts like a formula, and images say what their makers like."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def _write_jsonl(out: BinaryIO, records: Iterable[Record]) -> int:

@@ -193,6 +193,10 @@ WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
     AND (image.status = 2 AND later.status <> 4 OR later.status = 1)
 ) AND status IN (1, 2) ORDER BY image.id LIMIT ?;
 
+-- name: pending
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE status = 0 AND image.id > ? ORDER BY image.id LIMIT ?;
+
 -- name: restore
 INSERT INTO image (id, inbox, path, device, inode, size, mtime_ns, ctime_ns, status, seen_at, attempts, location, digest,
     models, bin, criteria, reason, detail, finished_at, priority, emitted)

@@ -167,6 +167,10 @@ class Reader:
         """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
         return self._walk("published", 256)
 
+    def pending(self) -> Iterator[Record]:
+        """Every image that has no end yet."""
+        return self._walk("pending", 256)
+
     def check(self) -> None:
         """Read the file from end to end. Raises LedgerDamaged."""
         found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]

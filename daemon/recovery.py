@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from daemon.config import Config
 from daemon.control import open_reader
 from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, WrongArgument
-from daemon.export import STDOUT, written_whole
+from daemon.export import STDOUT, sync_folder, written_whole
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
 from daemon.records import Model, Reader, Record
@@ -52,9 +52,9 @@ class Finding:
 def verify(config: Config) -> Iterator[Finding]:
     """Hold every sidecar and reason of failure against the ledger.
 
-    Raises AlreadyRunning, NothingFound without a ledger, LedgerDamaged.
+    Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged.
     """
-    with lock_state(config.state.path), open_reader(config) as reader:
+    with open_reader(config) as reader, lock_state(config.state.path):  # in this order: a lock makes the folder
         reader.check()
         yield from _compare(reader, config)
 
@@ -64,6 +64,7 @@ def repair(config: Config) -> Iterator[Finding]:
 
     Raises AlreadyRunning, LedgerUnusable, NotWritable, NothingFound when there is neither.
     """
+    _check_source(config)
     try:
         with lock_state(config.state.path):
             with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
@@ -88,10 +89,12 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
                 write_sidecar(sink.folder_of(record), record)
             known.add(finding.file)
             yield finding
+    for record in reader.pending():  # until its end what was said of its last failure stands
+        if sink := sinks.get(record.inbox_path):
+            known.update(sidecar_paths(sink.failed, record.path))
     if mend:
         sync_folders(sinks.values())
-    for sink in sinks.values():
-        yield from (Finding("foreign", file) for file in _list_sidecars(sink.results) if file not in known)
+    yield from (Finding("foreign", file) for file in _list_sidecars(*_folders(sinks.values())) if file not in known)
 
 
 def _find(folder: bytes, record: Record) -> Finding:
@@ -111,8 +114,13 @@ def _holds(path: bytes, data: bytes) -> bool:
         return file.read() == data
 
 
-def _list_sidecars(folder: bytes) -> Iterator[bytes]:
-    for where, _, names in os.walk(folder):
+def _folders(sinks: Iterable[Sink]) -> list[bytes]:
+    """Where sidecars and reasons of failure are."""
+    return [folder for sink in sinks for folder in (sink.results, sink.failed)]
+
+
+def _list_sidecars(*folders: bytes) -> Iterator[bytes]:
+    for where, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
         yield from (os.path.join(where, name) for name in names if name.endswith(b".json"))
 
 
@@ -130,14 +138,19 @@ def back_up(config: Config, file: Path) -> None:
 # The ledger from its sidecars. What was pending is found again by the daemon's scan of the inboxes.
 
 
-def _rebuild(config: Config) -> Iterator[Finding]:
+def _check_source(config: Config) -> None:
+    """Raises NothingFound when there is neither a ledger nor a sidecar."""
     path = config.state.path / LEDGER
-    folders = [folder for sink in (Sink.of(inbox, config) for inbox in config.inbox) for folder in (sink.results, sink.failed)]
-    if not path.exists() and not any(next(_list_sidecars(folder), None) for folder in folders):
+    folders = _folders(Sink.of(inbox, config) for inbox in config.inbox)
+    if not path.exists() and not any(_list_sidecars(*folders)):
         raise NothingFound(
             f"There is neither a ledger at {path} nor a sidecar in {config.output.results}: is this the right configuration? "
             "`visiond run` begins anew."
         )
+
+
+def _rebuild(config: Config) -> Iterator[Finding]:
+    path = config.state.path / LEDGER
     fresh = path.with_name(f"{LEDGER}.new")
     for suffix in DATABASE:
         Path(f"{fresh}{suffix}").unlink(missing_ok=True)  # of a try that was interrupted
@@ -145,15 +158,17 @@ def _rebuild(config: Config) -> Iterator[Finding]:
         for number, inbox in enumerate(config.inbox, 1):
             sink = Sink.of(inbox, config)
             connection.execute(SQL["add_inbox"], (sink.inbox,))
-            for folder in (sink.results, sink.failed):
+            for folder in _folders([sink]):
                 files = _list_sidecars(folder)
-                while some := list(islice(files, CHUNK)):
+                while some := list(itertools.islice(files, CHUNK)):
                     yield from _restore(connection, some, folder, number, sink)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
     for suffix in DATABASE:
+        keep = os.rename if suffix else os.link  # without a ledger, if only for a moment, a daemon would begin anew
         with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{path}{suffix}", f"{kept}{suffix}")
+            keep(f"{path}{suffix}", f"{kept}{suffix}")
     fresh.rename(path)
+    sync_folder(path.parent)
 
 
 def _restore(
@@ -208,6 +223,8 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
     )
     if record.id < 1 or max(record.id, record.version.size, record.attempts, record.width, record.height) > MOST:
         raise ValueError("it has a number that no image has")
+    if source.inbox != sink.inbox.decode(errors="replace"):
+        raise ValueError(f"it is of the inbox {source.inbox}, and this is the folder of {os.fsdecode(sink.inbox)}")
     if sidecar.schema != SCHEMA or file not in sidecar_paths(sink.folder_of(record), record.path):
         raise ValueError(f"it is no {SCHEMA} sidecar of a file of that name")
     return record

@@ -13,8 +13,7 @@ import hashlib
 import itertools
 import os
 import shutil
-import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon.beneath import READ, open_beneath
 from daemon.config import Config
 from daemon.errors import SCARCE
 from daemon.jobs import JobStatus, Placed, Version
@@ -75,6 +75,7 @@ class Sink:
         """Where its source belongs once it is published; None: where it is."""
         if record.status is not JobStatus.DONE:
             stays = self.on_success == "keep" and self.bins_mode != "move"
+            stays |= record.path.endswith(b".json")  # else it would have the name of another one's reason
             return None if stays else os.path.join(self.failed, record.path)
         if self.bins_mode == "move":
             return self._bin_of(record)
@@ -308,10 +309,25 @@ def _is_copy(record: Record, path: bytes) -> bool:
 
 def _take(record: Record, target: bytes) -> None:
     """Rename the source to `target`; it goes back should another version have slipped in at the last moment."""
-    os.rename(record.location, target)
-    if not _is_same(record, target):
-        os.rename(target, record.location)
-        raise OSError(errno.EAGAIN, "it was replaced meanwhile", record.location)
+    name = os.path.basename(record.location)
+    with _opened_folder(record) as folder:
+        os.rename(name, target, src_dir_fd=folder)
+        if not _is_version(record, os.lstat(target), at_source=True):  # its inode came along
+            os.rename(target, name, dst_dir_fd=folder)
+            raise OSError(errno.EAGAIN, "it was replaced meanwhile", record.location)
+
+
+@contextlib.contextmanager
+def _opened_folder(record: Record) -> Iterator[int]:
+    """A descriptor of the folder that holds the source: no other file of that name is taken, whatever link is laid on the
+    way to it meanwhile."""
+    in_inbox = record.location == os.path.join(record.inbox_path, record.path)
+    folder = os.path.dirname(record.path if in_inbox else record.location)
+    fd = open_beneath(record.inbox_path, folder or b".") if in_inbox else os.open(folder, READ)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _copy(record: Record, target: bytes) -> None:
@@ -320,13 +336,12 @@ def _copy(record: Record, target: bytes) -> None:
         return
     temporary = _temporary(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(record.location, flags), "rb") as source, open(temporary, "wb") as copy:
+    with open(os.open(record.location, READ), "rb") as source, open(temporary, "wb") as copy:
         status = os.fstat(source.fileno())
         if _is_version(record, status, at_source=True):
             shutil.copyfileobj(source, copy, COPIED_BYTES)
             copy.flush()
-            os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+            os.fchmod(copy.fileno(), status.st_mode & 0o777)  # the copy is ours: set-user-id would lend our rights
             os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(copy.fileno())  # the source may be deleted next
     if _is_same(record, temporary):

@@ -81,7 +81,7 @@ async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger
             finally:
                 for server in servers:
                     server.should_exit = server.force_exit = True
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # what is left over the next daemon removes
         os.unlink(control)
 
 
@@ -120,7 +120,10 @@ class Pages:
 
     async def metrics(self, request: Request) -> Response:
         await self._status.refresh()
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except TypeError:  # which the library raises for a version that is no number
+            return Response("there is no such version of the format\n", 406)
         body = await to_thread.run_sync(encode, self._metrics.registry)
         return Response(body, headers={"content-type": content_type})
 
@@ -214,9 +217,9 @@ def listen(http: Http) -> socket.socket:
 
 def _listen_control(path: Path) -> socket.socket:
     """The state folder is locked for this process, so what lies there is a left-over."""
-    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
+        path.unlink(missing_ok=True)
         listener.bind(str(path))
     except OSError as error:
         raise ConfigError([f"state.path: a socket cannot be made at {path}: {error.strerror or error}."]) from error

@@ -23,6 +23,9 @@ WIDTH_TAG, HEIGHT_TAG, ORIENTATION_TAG = 0x100, 0x101, 0x112
 NUMBER_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}  # TIFF's unsigned integers, by type code
 EXIF = b"Exif\0\0"  # what precedes the TIFF structure in JPEG, and at times elsewhere
 CHUNKS = 4096  # most chunks of a PNG or WebP that are walked in search of its EXIF
+# Most small parts of any other file that are walked in search of its size; each costs about a microsecond, and may have a
+# few bytes only. No camera or program writes as many.
+PARTS = 1 << 18
 
 
 # TIFF, which is also EXIF's shape ------------------------------------------------------------------------------------
@@ -40,7 +43,7 @@ def read_tags(data: memoryview) -> dict[int, int]:
         (start,) = struct.unpack_from(order + "I", data, 4)
         (count,) = struct.unpack_from(order + "H", data, start)
         entry, start = struct.Struct(order + "HHI4s"), start + 2
-    end = start + count * entry.size
+    end = start + min(count, PARTS) * entry.size
     if end > len(data):
         raise IndexError("the directory lies past the end")
     return {
@@ -107,11 +110,11 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
 
     Raises ImageError: HEADER, FORMAT, TRUNCATED.
     """
-    frame, orientation, transform = None, 1, None
+    frame, orientation, transform = None, 0, None
     for marker, start, end in _segments(data):
         if marker in SOF_MARKERS:
             frame = _read_sof(marker, data[start:end])
-        elif marker == APP1 and orientation == 1 and bytes(data[start : start + 6]) == EXIF:
+        elif marker == APP1 and not orientation and bytes(data[start : start + 6]) == EXIF:
             orientation = read_orientation(data[start:end])
         elif marker == APP14 and end - start >= 12 and bytes(data[start : start + 5]) == b"Adobe":
             transform = data[start + 11]
@@ -120,14 +123,14 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
                 raise ImageError(Reason.HEADER, "the JPEG has pixels before its size")
             if bytes(data[-2:]) != EOI and EOI not in bytes(data[end:]):
                 raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker")
-            return frame._replace(orientation=orientation, transform=transform)
+            return frame._replace(orientation=orientation or 1, transform=transform)
     raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
 
 
 def _segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
     """(marker, start, end) of each segment's payload, up to and with the first scan's header."""
-    at, marker = 2, 0
-    while marker != SOS:
+    at = 2
+    for _ in range(PARTS):
         found = NEXT_MARKER.search(data, at)  # skips padding and, as every decoder does, junk
         if found is None:
             raise IndexError("no marker")
@@ -142,7 +145,10 @@ def _segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
         if at + length > len(data):
             raise IndexError("segment cut")
         yield marker, at + 2, at + length
+        if marker == SOS:
+            return
         at += length
+    raise ImageError(Reason.HEADER, "the JPEG has too many segments before its picture")
 
 
 def _read_sof(marker: int, segment: memoryview) -> Jpeg:
@@ -206,15 +212,21 @@ def read_gif(data: memoryview) -> Size:
     """The screen's size, widened where the first frame reaches past it, as Pillow does."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-    while (block := data[at]) != 0x2C:  # an image descriptor
-        if block == 0x3B:
+    is_extension = False  # in its sub-blocks, up to an empty one
+    for _ in range(PARTS):
+        block = data[at]
+        if is_extension:
+            is_extension = block > 0
+            at += block + 1
+        elif block == 0x2C:  # an image descriptor
+            break
+        elif block == 0x3B:
             raise ImageError(Reason.HEADER, "the GIF holds no picture")
-        at += 1
-        if block == 0x21:  # an extension: a label, then sub-blocks up to an empty one
-            at += 1
-            while length := data[at]:
-                at += length + 1
-            at += 1
+        else:
+            is_extension = block == 0x21
+            at += 2 if is_extension else 1  # an extension has a label
+    else:
+        raise ImageError(Reason.HEADER, "the GIF has too many blocks before its picture")
     left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, at + 1)
     return max(width, left + frame_width), max(height, top + frame_height), 1
 
@@ -334,7 +346,7 @@ def _property_numbers(table: memoryview, wanted: int) -> list[int]:
     wide = table[3] & 1
     (entries,) = struct.unpack_from(">I", table, 4)
     at = 8
-    for _ in range(entries):
+    for _ in range(min(entries, PARTS)):
         (item,) = struct.unpack_from(item_format, table, at)
         at += struct.calcsize(item_format)
         count = table[at]

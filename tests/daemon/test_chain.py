@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 from daemon import chain as module
-from daemon.chain import REGROW_CALLS, Allowance, Chain
+from daemon.chain import REGROW_CALLS, Allowance, Chain, Entry
 from daemon.messages import Batch, Item, Setup
-from stages.base import Header, Limits, StageSpec
+from stages.base import Header, Limits, OutOfMemory, StageSpec
 from tests.daemon_process import picture
 
 
@@ -41,6 +42,22 @@ def test_more_is_tried_again_after_a_while() -> None:
         allowance.note_fit(5)  # a small batch says nothing of a large one
         allowance.note_fit(32)
     assert allowance.most == 64
+
+
+def test_when_the_pixels_of_a_batch_do_not_fit_fewer_are_held_at_once_from_then_on() -> None:
+    chain, batch = open_chain(8, oom_above=8)
+    seen: list[Entry] = []
+
+    def decode(entries: Sequence[Entry]) -> list[str]:
+        held = [entry for entry in seen if entry.image]
+        if len(held) + len(entries) > 4:
+            raise OutOfMemory
+        seen.extend(entries)
+        return ["pixels"] * len(entries)
+
+    chain._decode = decode
+    assert [outcome.reason for outcome in chain.run(batch).outcomes] == [""] * 4 + ["memory"] * 4
+    assert [outcome.reason for outcome in chain.run(batch).outcomes] == [""] * 8
 
 
 def test_one_image_that_never_fits_fails_alone_and_is_tried_again_later() -> None:

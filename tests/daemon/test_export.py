@@ -139,7 +139,7 @@ async def test_progress_is_told_with_the_total(reader: Reader, tmp_path: Path) -
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize("start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "＝1"])
 async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(ledger: Ledger, tmp_path: Path, start: str) -> None:
     jobs = await admit(ledger, start.encode() + b".jpg")
     caption = {"text": start, "similarity": -0.5}

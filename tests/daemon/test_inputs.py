@@ -57,7 +57,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Verdict]:
 
 
 def mix(folder: Path, copies: int, good: int, chance: random.Random) -> Place:
-    place = Place(folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}})
+    """CLIP is no fake here: a stage that looks at pixels has everything decoded."""
+    place = Place(folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}, "stages": {"clip": {"backend": ""}}})
     drops = [(name_of(item, copy).encode(), data) for item in CATALOGUE for data in [item.make()] for copy in range(copies)]
     drops += [(b"good-%04d.ppm" % number, picture(number)) for number in range(good)]
     drops += [(path, picture(10**6 + number)) for number, path in enumerate(NAMES.values())]
@@ -99,7 +100,7 @@ def test_every_good_image_is_done(mixed: tuple[Place, Verdict]) -> None:
     assert len([path for path in done if path.startswith(b"good-")]) == GOOD + 1
 
 
-@pytest.mark.parametrize("item", [item for item in BAD if item.shows_in_header], ids=lambda item: item.name)
+@pytest.mark.parametrize("item", BAD, ids=lambda item: item.name)
 def test_a_bad_input_fails_with_its_reason(item: Input, mixed: tuple[Place, Verdict]) -> None:
     failed = mixed[1].reasons("FAILED")
     assert {failed.get(name_of(item, copy).encode()) for copy in range(COPIES)} == {item.reason}

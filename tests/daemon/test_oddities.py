@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import sqlite3
+import stat
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,10 +105,10 @@ def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pyte
     record = drop(tmp_path)
     rename = os.rename
 
-    def refuse(old: bytes, new: bytes) -> None:
-        if old == record.location:
+    def refuse(old: bytes, new: bytes, **folders: int) -> None:
+        if old == b"a.jpg":
             raise PermissionError(13, "Permission denied")
-        rename(old, new)
+        rename(old, new, **folders)
 
     monkeypatch.setattr(os, "rename", refuse)
     assert open_sink(tmp_path, on_success="delete").publish(record) == Placed(record.id)
@@ -164,6 +166,65 @@ def test_a_newer_version_of_the_same_size_and_time_stays(tmp_path: Path, on_succ
     os.rename(tmp_path / "newer", tmp_path / "inbox" / "a.jpg")
     open_sink(tmp_path, on_success=on_success).publish(record)
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
+
+
+@pytest.mark.parametrize("on_success", ["delete", "move"])
+def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
+) -> None:
+    record = drop(tmp_path, data=b"image")
+    (tmp_path / "newer").write_bytes(b"IMAGE")
+    os.utime(tmp_path / "newer", ns=(record.version.mtime_ns,) * 2)
+    rename = os.rename
+
+    def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
+        if (tmp_path / "newer").exists() and old == b"a.jpg":
+            rename(tmp_path / "newer", record.location)
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "rename", rename_too_late)
+    open_sink(tmp_path, on_success=on_success).publish(record)
+    assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
+
+
+@pytest.mark.parametrize("on_success", ["delete", "move"])
+def test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
+) -> None:
+    sink, record = open_sink(tmp_path, on_success=on_success), drop(tmp_path, b"sub/a.jpg")
+    folder, other = tmp_path / "inbox" / "sub", tmp_path / "other"
+    shutil.copytree(folder, other)  # a file of the same name, size and time
+    rename = os.rename
+
+    def exchange(old: bytes, new: bytes, **folders: int) -> None:
+        if os.path.basename(old) == b"a.jpg":
+            rename(folder, tmp_path / "aside")
+            folder.symlink_to(other)
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "rename", exchange)
+    sink.publish(record)
+    assert (other / "a.jpg").read_bytes() == b"image"
+    assert not (tmp_path / "aside" / "a.jpg").exists()
+
+
+def test_a_failed_image_whose_name_could_be_that_of_anothers_reason_stays_where_it_is(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path, on_success="move")
+    first = drop(tmp_path, b"b.jpg.json", b"half an image", status=JobStatus.FAILED)
+    second = drop(tmp_path, b"b.jpg", b"the other half", id=8, status=JobStatus.FAILED)
+    for record in (first, second):
+        sink.publish(record)
+    assert (tmp_path / "inbox" / "b.jpg.json").read_bytes() == b"half an image"
+    assert (tmp_path / "failed" / "b.jpg").read_bytes() == b"the other half"
+    assert (tmp_path / "failed" / "b.jpg.json").read_bytes() == second.encode()
+
+
+@pytest.mark.parametrize(("mode", "kept"), [(0o640, 0o640), (0o6755, 0o755)])
+def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Path, mode: int, kept: int) -> None:
+    record = drop(tmp_path)
+    os.chmod(record.location, mode)
+    open_sink(tmp_path, "copy").publish(record)
+    assert stat.S_IMODE((tmp_path / "bins" / "A" / "a.jpg").stat().st_mode) == kept
 
 
 # Two versions with the same figures

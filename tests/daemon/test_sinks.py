@@ -358,10 +358,10 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
     sink, record = open_sink(tmp_path, bins, on_success), drop(tmp_path)
     rename = os.rename
 
-    def rename_too_late(old: bytes, new: bytes) -> None:
-        if old == record.location:
-            Path(os.fsdecode(old)).write_bytes(b"newer image")
-        rename(old, new)
+    def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
+        if old == b"a.jpg":
+            Path(os.fsdecode(record.location)).write_bytes(b"newer image")
+        rename(old, new, **folders)
 
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
         patch.setattr(os, "rename", rename_too_late)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.daemon_process import Place
+from tests.faults.kill import INBOXES
 from tests.faults.syscalls import Call, Supervisor
 
-FILES = 3
-FAULTS = {"write": errno.ENOSPC, "open": errno.EIO, "fsync": errno.EIO, "syncfs": errno.EIO, "rename": errno.EIO}
+FAULTS = dict.fromkeys(("open", "fsync", "syncfs", "rename", "unlink", "truncate"), errno.EIO)
+FAULTS |= dict.fromkeys(("write", "mkdir", "link"), errno.ENOSPC)
 
 
 @dataclass
@@ -32,15 +33,18 @@ def count_calls(folder: Path) -> int:
 
 
 def make_place(folder: Path) -> Place:
+    """An image for each thing that may become of a source."""
     folder.mkdir()
-    place = Place(folder)
-    place.drop_many(range(FILES))
+    inboxes = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in INBOXES]
+    place = Place(folder, {"inbox": inboxes, "output": {"bins": "copy"}})
+    for number, name in enumerate(INBOXES):
+        place.drop_many(range(number, number + 1), name)
     return place
 
 
 def concerns(place: Place, call: Call) -> bool:
     """Whether it is one on the ledger, the results or the images."""
-    return call.path.split(os.fsencode(place.folder) + b"/")[1].startswith((b"state", b"results", b"inbox"))
+    return call.path.split(os.fsencode(place.folder) + b"/")[1].startswith((b"state", b"results", b"inbox", b"done", b"bins"))
 
 
 def fail_call(folder: Path, number: int, tally: Tally) -> None:

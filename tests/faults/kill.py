@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import random
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncinotify import Inotify, Mask
+
 from tests import checker
 from tests.daemon_process import Daemon, Place, wait_for
 
@@ -22,6 +25,7 @@ STARTS = 0.25  # share of the kills that may strike while the daemon starts
 SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that there is work to be killed
 SLOWER = 4  # times that, under which workers are killed
 DRAIN_SECONDS = 10.0
+DONE_PATHS = f"SELECT path FROM image WHERE status = {checker.DONE}"
 
 
 @dataclass
@@ -64,6 +68,7 @@ def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *,
     """
     started = time.monotonic()
     shares = drop_shares(place, kills, files)
+    readings = Readings(place)
     orphans = under_load = 0
     next(shares)
     for _ in range(kills):
@@ -74,8 +79,13 @@ def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *,
             daemon.kill(group=chance.random() < 0.5 if group is None else group)
             under_load += count_sidecars(place) < sum(map(len, place.dropped.values()))
             orphans += end_orphans(place)
+        readings.count()
     finish(place, files)
-    return Outcome(kills, orphans, place.judge(), time.monotonic() - started, {"under load": under_load})
+    readings.count()
+    verdict = place.judge()
+    verdict.double += [f"{name} was DONE, and was read again" for name in readings.needless]
+    figures = {"under load": under_load, "images read again at each": (readings.times.total() - files) / kills}
+    return Outcome(kills, orphans, verdict, time.monotonic() - started, figures)
 
 
 def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -> Outcome:
@@ -130,6 +140,28 @@ def kill_a_worker(daemon: Daemon, chance: random.Random) -> tuple[dict[str, Any]
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: len(list(daemon.events("worker lost"))) > losses, "its loss")
     return before, daemon.wait_until(all_ready, "its successor")
+
+
+class Readings:
+    """How often each image of a place is opened, as the kernel tells it. What a kill found in hand may be read again by the
+    next daemon; what was DONE by then may not."""
+
+    def __init__(self, place: Place) -> None:
+        self.times: collections.Counter[str] = collections.Counter()
+        self.needless: set[str] = set()
+        self._place = place
+        self._done: set[str] = set()
+        self._inotify = Inotify(sync_timeout=0)
+        for name in place.dropped:
+            self._inotify.add_watch(place.inbox(name), Mask.OPEN)
+
+    def count(self) -> None:
+        """Between two daemons."""
+        opened = [str(event.name) for event in self._inotify if not event.mask & Mask.ISDIR]
+        self.times.update(opened)
+        self.needless |= self._done.intersection(opened)
+        exists = self._place.site.ledger.exists()  # a daemon may be killed before it has made one
+        self._done = {os.fsdecode(path) for (path,) in self._place.rows(DONE_PATHS)} if exists else set()
 
 
 class Rate:

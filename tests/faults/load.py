@@ -110,6 +110,21 @@ def drop_while_stopped(folder: Path, files: int) -> float:
     return seconds
 
 
+def lose_the_ledger(folder: Path, files: int) -> float:
+    """Seconds until `visiond repair` has the ledger of so many images again, whose sources are gone."""
+    place = Place(folder, {"inbox": [{"on_success": "delete", "settle_seconds": 0}]})
+    with Daemon(place) as daemon:
+        place.drop_many(range(files))
+        daemon.wait_idle(files, 600)
+        assert daemon.stop() == 0
+    place.site.ledger.unlink()
+    started = time.monotonic()
+    assert place.command("repair").returncode == 0
+    seconds = time.monotonic() - started
+    place.assert_kept(DONE=files)
+    return seconds
+
+
 def lose_a_device(folder: Path) -> str:
     """The workers of one of two seats die until it is closed; the other goes on."""
     place = Place(folder, {"pipeline": {"workers_per_device": 2}})

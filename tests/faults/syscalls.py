@@ -36,8 +36,16 @@ CALLS = {  # of x86-64, by number; the argument that is its path, or None where 
     20: ("write", None),  # writev
     74: ("fsync", None),
     75: ("fsync", None),  # fdatasync
+    76: ("truncate", 0),
+    77: ("truncate", None),  # ftruncate
     82: ("rename", 1),
+    83: ("mkdir", 0),
+    86: ("link", 1),
+    87: ("unlink", 0),
+    88: ("link", 1),  # symlink
     257: ("open", 1),  # openat
+    263: ("unlink", 1),  # unlinkat
+    264: ("rename", 3),  # renameat
     306: ("syncfs", None),
     437: ("open", 1),  # openat2
 }
@@ -107,7 +115,7 @@ class Supervisor:
             else:
                 path = _read_string(pid, arguments[position])
                 if not path.startswith(b"/"):  # it is below a folder that is open
-                    path = os.path.join(os.readlink(b"/proc/%d/fd/%d" % (pid, arguments[0])), path)
+                    path = os.path.join(os.readlink(b"/proc/%d/fd/%d" % (pid, arguments[position - 1])), path)
         except OSError:
             return 0
         if not path.startswith(self._folder):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,24 @@ def test_our_own_names_are_answered(server: Server, host: str) -> None:
 )
 def test_no_path_of_a_request_is_ever_opened(server: Server, path: str) -> None:
     assert server.ask(path)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("request_line", "headers", "status"),
+    [
+        ("GET /metrics HTTP/1.1", "Accept: application/openmetrics-text; version=x", 406),
+        ("GET / HTTP/1.1", "Upgrade: websocket\r\nConnection: Upgrade, close", 200),
+        ("\x16\x03\x01", "", 400),
+    ],
+    ids=["a version that is no number", "a protocol that is not spoken", "TLS"],
+)
+def test_nonsense_is_refused_and_leaves_the_log_as_it_was(server: Server, request_line: str, headers: str, status: int) -> None:
+    before = server.daemon.log_text()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(f"{request_line}\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n\r\n".encode())
+        assert client.recv(12) == f"HTTP/1.1 {status}".encode()
+    assert server.json("/api/status")[0] == 200
+    assert server.daemon.log_text() == before
 
 
 def test_health_and_readiness_follow_the_death_and_the_return_of_a_worker(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.daemon_process import Daemon, Notice, Place, counts_of, picture
+from tests.faults.syscalls import Call, Supervisor
 
 SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}}  # 50 images a second
 DRAIN_SECONDS = 10.0
@@ -124,6 +128,20 @@ def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path:
     (place.site.results / temporary_of("a.ppm")).unlink()
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=1)
+
+
+@pytest.mark.parametrize(("nth", "status", "said"), [(1, os.EX_CONFIG, "a socket cannot be made at"), (2, os.EX_OK, "")])
+def test_a_control_socket_that_cannot_be_removed_is_told_at_the_start_and_of_no_matter_at_the_end(
+    tmp_path: Path, nth: int, status: int, said: str
+) -> None:
+    place = Place(tmp_path)
+    removal = Call("unlink", os.fsencode(tmp_path / "state" / "control.sock"))
+    with Supervisor(tmp_path, lambda call: errno.EIO if call == removal and seen.count(removal) == nth else 0) as supervisor:
+        seen = supervisor.calls
+        run = place.run_once(prefix=supervisor.prefix)
+    assert run.returncode == status
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
 
 
 def test_every_problem_of_the_configuration_is_told_at_once_with_78(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
-from tests.faults.syscalls import Supervisor
+from tests.faults.syscalls import Call, Supervisor
 
 ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]  # a name too long for its sidecar, one that is not UTF-8
 NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}  # whatever a model is asked fails
@@ -76,22 +76,43 @@ def test_the_same_bytes_asked_again_leave_sidecars_as_the_ledger_has_them(tmp_pa
     assert told(place, "verify") == (0, {"whole": 3})
 
 
-def test_where_there_is_nothing_nothing_is_repaired(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["verify", "repair", "status", "list", "show a", "retry --all", "export a.csv", "backup a.sqlite", "check", "plan", "gpus"],
+)
+def test_in_a_wrong_folder_no_command_makes_anything(tmp_path: Path, command: str) -> None:
     place = Place(tmp_path)
-    refused = place.command("repair")
-    assert refused.returncode == os.EX_NOINPUT
-    assert "There is neither a ledger at" in refused.stderr
-    assert not place.site.ledger.exists()
+    before = sorted(tmp_path.rglob("*"))
+    refused = place.command(*command.split())
+    assert sorted(tmp_path.rglob("*")) == before
+    if command not in ("check", "plan", "gpus"):
+        assert refused.returncode == os.EX_NOINPUT
+        assert "ledger at" in refused.stderr
 
 
-def test_a_sidecar_of_no_image_is_named_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["results", "failed"])
+def test_a_sidecar_of_no_image_is_named_and_left_alone(tmp_path: Path, folder: str) -> None:
     place = finished(tmp_path, 1)
-    foreign = place.site.results / "copy.json"
+    foreign = tmp_path / folder / "copy.json"
     foreign.write_bytes((place.site.results / "00000.ppm.json").read_bytes())
     assert told(place, "verify") == told(place, "verify") == (1, {"whole": 5, "foreign": 1})
     assert told(place, "repair")[0] == 0
     assert foreign.exists()
     assert "copy.json" in place.command("verify").stdout
+
+
+@pytest.mark.parametrize("on_success", ["keep", "move"])
+def test_what_is_told_of_a_failure_is_not_foreign_while_its_image_waits_for_another_try(
+    tmp_path: Path, on_success: str
+) -> None:
+    place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
+    place.drop("cut.json", b"P6\n8 8\n255\n")  # an image whose own name is like a sidecar's, moved beside its reason
+    place.drop("bad.jpg", b"no picture")
+    place.configure({"stages": {"ocr": {"options": {"fail": {"": "error"}}}}, "pipeline": {"max_attempts": 1}})
+    assert place.run_once().returncode == 1
+    assert told(place, "verify") == (0, {"whole": 2})
+    assert place.command("retry", "--all").stdout == "2 images pending again\n"
+    assert told(place, "verify") == (0, {})
 
 
 def test_while_a_daemon_runs_nothing_is_verified_or_repaired(tmp_path: Path) -> None:
@@ -166,6 +187,37 @@ def test_an_image_that_changed_since_its_sidecar_was_written_is_taken_for_the_ne
     (row,) = place.rows("SELECT COUNT(*) FROM image WHERE status = 1 AND path = CAST('00000.ppm' AS BLOB)")
     assert row == (2,)
     assert place.sidecar("00000.ppm")["source"]["digest"].removeprefix("sha256:") == place.dropped[""][b"00000.ppm"][-1]
+
+
+def test_a_sidecar_in_the_folder_of_another_inbox_is_left_out(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"name": name, "settle_seconds": 0.1} for name in ("a", "b")]})
+    for number, name in enumerate(("a", "b")):
+        place.drop("same.ppm", picture(number), name)
+    assert place.run_once().returncode == 0
+    place.site.ledger.unlink()
+    for old, new in (("a", "aside"), ("b", "a"), ("aside", "b")):
+        os.rename(place.site.results / old, place.site.results / new)
+    amiss = json.loads(place.command("repair", "--json").stdout)["amiss"]
+    assert [(entry["kind"], "it is of the inbox" in entry["detail"]) for entry in amiss] == [("left out", True)] * 2
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=2)
+
+
+def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_power_failure(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    zero_the_head(place.site.ledger)
+
+    absent: list[Call] = []
+
+    def decide(call: Call) -> int:
+        absent.extend([] if place.site.ledger.exists() else [call])  # a daemon that is started now would begin anew
+        return 0
+
+    with Supervisor(tmp_path, decide) as supervisor:
+        assert place.command("repair", prefix=supervisor.prefix).returncode == 0
+    assert absent == []
+    renamed = supervisor.calls.index(Call("rename", os.fsencode(place.site.ledger)))
+    assert Call("fsync", os.fsencode(place.site.ledger.parent)) in supervisor.calls[renamed:]
 
 
 def test_what_is_no_sidecar_is_left_out_and_named(tmp_path: Path) -> None:

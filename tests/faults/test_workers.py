@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,9 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon import pool
+from daemon import pool, service
 from daemon.config import parse
 from daemon.errors import NoWorkersLeft
+from daemon.gpus import Gpu
 from daemon.service import run_service
 from tests.checker import Verdict
 from tests.daemon_process import GLANCE, TOKEN, Daemon, Place, counts_of, picture, wait_for
@@ -105,6 +107,21 @@ def test_a_device_that_fails_on_every_image_closes_its_seat_and_no_image_is_blam
     with pytest.raises(NoWorkersLeft, match="No worker is left"):
         anyio.run(run_service, parse(place.settings, tmp_path))
     assert counts_of(place) == {"PENDING": 12}
+
+
+@pytest.mark.parametrize("others", [["cpu"], []], ids=["one of two", "the last one"])
+def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_no_image_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], others: list[str]
+) -> None:
+    """The workers are real ones: CLIP finds no device."""
+    monkeypatch.setattr(service, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())])
+    slow = {"options": {"latency_per_image_seconds": 0.5}}  # so that the others have not done all before its seat is closed
+    place = Place(tmp_path, {"stages": {"clip": {"backend": ""}, "blip": slow}, "pipeline": {"devices": ["cuda:0", *others]}})
+    place.drop_many(range(12))
+    with contextlib.nullcontext() if others else pytest.raises(NoWorkersLeft, match="No worker is left"):
+        anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True))
+    assert "seat closed" in "".join(capfd.readouterr())
+    assert counts_of(place) == {"DONE" if others else "PENDING": 12}
 
 
 def test_workers_that_die_before_they_answer_anything_end_the_daemon_with_69(

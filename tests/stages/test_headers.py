@@ -3,12 +3,13 @@ from __future__ import annotations
 import io
 import struct
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from PIL import Image, ImageOps
 
 from stages.base import Header, ImageError, Limits, Reason
-from stages.headers import read_avif, read_jpeg, read_jpeg_frame, read_orientation, read_tiff
+from stages.headers import HEIGHT_TAG, PARTS, WIDTH_TAG, read_avif, read_jpeg, read_jpeg_frame, read_orientation, read_tiff
 from stages.images import inspect
 from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg, oriented, ycck_jpeg
 
@@ -81,6 +82,44 @@ def test_boxes_nested_without_end_are_refused_without_recursion() -> None:
     nested = b"".join(struct.pack(">I4s4x", size - 12 * depth, b"meta") for depth in range(size // 12))
     with pytest.raises(ImageError) as refused:
         read_avif(memoryview(nested + bytes(size - len(nested))))
+    assert refused.value.reason is Reason.HEADER
+
+
+def big_tiff_of(entries: bytes) -> bytes:
+    return struct.pack("<2sHHHQQ", b"II", 43, 8, 0, 16, len(entries) // 20) + entries
+
+
+def avif_of(associations: bytes) -> bytes:
+    def box(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I4s", 8 + len(data), kind) + data
+
+    table = struct.pack(">II", 0, len(associations) // 3) + associations
+    properties = box(b"ipco", box(b"ispe", struct.pack(">III", 0, 96, 64))) + box(b"ipma", table)
+    meta = bytes(4) + box(b"pitm", struct.pack(">IH", 0, 1)) + box(b"iprp", properties)
+    return box(b"ftyp", b"avif" * 3) + box(b"meta", meta)
+
+
+GIF_SCREEN = b"GIF89a" + struct.pack("<HHBBB", 96, 64, 0, 0, 0)
+GIF_FRAME = b"\x2c" + struct.pack("<HHHH", 0, 0, 96, 64)
+TIFF_SIZE = struct.pack("<HHQQHHQQ", WIDTH_TAG, 4, 1, 96, HEIGHT_TAG, 4, 1, 64)
+ENDLESS: dict[
+    str, Callable[[int], bytes]
+] = {  # what is walked in search of a size: so many small parts, and what would tell the size behind them
+    "JPEG, bare markers": lambda parts: b"\xff\xd8" + b"\xff\x01" * parts + jpeg()[2:],
+    "JPEG, empty segments": lambda parts: b"\xff\xd8" + b"\xff\xe5\0\2" * parts + jpeg()[2:],
+    "GIF, comments": lambda parts: GIF_SCREEN + b"\x21\xfe\0" * parts + GIF_FRAME,
+    "GIF, sub-blocks": lambda parts: GIF_SCREEN + b"\x21\xfe" + b"\1\1" * parts + b"\0" + GIF_FRAME,
+    "BigTIFF": lambda parts: big_tiff_of(bytes(20) * parts + TIFF_SIZE),
+    "AVIF": lambda parts: avif_of(b"\0\7\0" * parts + b"\0\1\1\1"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_size_behind_very_many_small_parts_is_not_searched_for_to_the_end(kind: str) -> None:
+    few = inspect(memoryview(ENDLESS[kind](10)), LIMITS)
+    assert (few.width, few.height) == (96, 64)
+    with pytest.raises(ImageError) as refused:
+        inspect(memoryview(ENDLESS[kind](PARTS + 1)), LIMITS)
     assert refused.value.reason is Reason.HEADER
 
 

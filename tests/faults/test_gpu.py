@@ -1,0 +1,93 @@
+"""What only a real GPU can do to the daemon. Where there is none, fakes stand in for it: test_workers.py and load.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from daemon.chain import Chain
+from daemon.messages import Batch, Item, Setup
+from stages.base import Limits
+from stages.packs import open_pack, resolve
+from tests.daemon_process import STAGES, Daemon, Place
+from tests.inputs import jpeg, picture
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.timeout(900),  # kernels may have to be compiled first
+]
+
+LOADED_SECONDS = 600.0
+BATCH = 256
+
+ASSERTING = """
+import os, torch
+from stages.base import DeviceLost
+from stages.devices import device_errors, settle
+
+for attempt in ("an index out of range", "and nothing works any more"):
+    try:
+        with device_errors():
+            torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")]
+            settle("cuda")
+    except DeviceLost:
+        print(attempt, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def chain() -> Iterator[Chain]:
+    """One stage on the device, whose batches of BATCH images have been tried once."""
+    spec = resolve(open_pack("mini", Path()), "yolo", {"batch_size": BATCH})
+    opened = Chain(Setup("w", "cuda:0", [spec], 0, 1, 1, Limits(), None, ["yolo"]), memoryview(jpeg(picture(320, 240))))
+    opened.load()
+    opened.run(make_batch(opened))
+    yield opened
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def make_batch(chain: Chain) -> Batch:
+    return Batch(0, [Item(0, len(chain._slab), {})] * BATCH)
+
+
+def test_a_batch_that_a_real_gpu_has_no_memory_for_is_halved_and_no_image_fails(chain: Chain) -> None:
+    """As if another process held the rest of the card: the memory that there is shrinks until a batch does not fit."""
+    torch.cuda.reset_peak_memory_stats()
+    chain.run(make_batch(chain))
+    needed = torch.cuda.max_memory_allocated() / torch.cuda.get_device_properties(0).total_memory
+    for percent in range(100, 50, -2):
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(needed * percent / 100)
+        reply = chain.run(make_batch(chain))
+        if reply.out_of_memory:
+            break
+    assert reply.out_of_memory
+    assert {outcome.reason for outcome in reply.outcomes} == {""}
+    assert chain.run(make_batch(chain)).out_of_memory == 0  # what did not fit is not asked for again
+
+
+def test_a_real_device_side_assert_is_a_lost_device_and_stays_one() -> None:
+    told = subprocess.run([sys.executable, "-c", ASSERTING], capture_output=True, text=True, check=False, timeout=300)
+    assert told.stdout.splitlines() == ["an index out of range", "and nothing works any more"]
+
+
+def test_a_worker_killed_on_a_real_gpu_is_replaced_there_and_its_images_are_done(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"stages": {name: {"backend": ""} for name in STAGES}, "pipeline": {"devices": ["cuda:0"]}})
+    place.drop_many(range(40))
+    place.captions.clear()  # which are the fake's
+    with Daemon(place, ready=False) as daemon:
+        daemon.wait_ready(LOADED_SECONDS)
+        os.kill(*daemon.workers(), signal.SIGKILL)
+        daemon.wait_event("worker lost", cause="killed by SIGKILL")
+        daemon.wait_idle(40, LOADED_SECONDS)
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=40)
