@@ -6,6 +6,7 @@ a sidecar is written once its result is durable, so the sidecars' times tell whe
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -51,6 +52,7 @@ folder = {models}
 [stages.blip]
 options = {{ max_new_tokens = {tokens}, force_tokens = {tokens} }}
 [pipeline]
+reuse_results = false
 {pipeline}
 """
 
@@ -141,6 +143,12 @@ class Place:
         inbox = make_once(self.folder / f"images-{count}", lambda part: standard_job(part, count, seed=0))
         return [path for path in sorted(inbox.iterdir()) if path.name != TRUTH]
 
+    def make_inbox(self, images: Sequence[Path], repeat: int) -> Path:
+        """A folder that holds each image under `repeat` names; for the daemon each is an image of its own."""
+        if repeat == 1:
+            return images[0].parent
+        return make_once(self.folder / f"images-{len(images)}x{repeat}", lambda part: link_images(images, repeat, part))
+
     def prepare(self, inbox: Path, *, cold: bool = False) -> Config:
         """No ledger, no results, and a configuration. Compiled kernels stay unless it is to be cold."""
         for path in (self.home / "results", *self.home.glob("state/*")):
@@ -161,16 +169,27 @@ class Place:
 
 
 def run_bench(
-    place: Place, count: int, *, cold: int, warm: int, sample: int, single: int, memory_seconds: float, tell: Tell
+    place: Place,
+    count: int,
+    *,
+    repeat: int = 1,
+    cold: int,
+    warm: int,
+    sample: int,
+    single: int,
+    memory_seconds: float,
+    tell: Tell,
 ) -> Report:
-    """All of it, one after another. memory_seconds: how long workers are fed from memory; 0: not at all."""
+    """All of it, one after another. repeat: under how many names each image lies in the inbox. memory_seconds: how long
+    workers are fed from memory; 0: not at all."""
     tell("images and weights")
     place.make_pack()
     images = place.make_images(count)
+    inbox = place.make_inbox(images, repeat)
     runs: list[Run] = []
     for is_cold in [True] * cold + [False] * warm:
         tell(f"run {len(runs) + 1} of {cold + warm}, {'cold' if is_cold else 'warm'}")
-        runs.append(run_job(place, images, cold=is_cold))
+        runs.append(run_job(place, inbox, cold=is_cold))
     rate = statistics.median(run.images_per_second for run in representative(runs))
     tell("single images on an idle daemon")
     latency = time_single_images(place, images[: WARM_UP + single])
@@ -187,7 +206,7 @@ def run_bench(
         commit=find_commit(),
         machine=Machine.this(),
         pack=place.pack,
-        images=count,
+        images=count * repeat,
         images_per_second=rate,
         ratio=rate / timings.images_per_second,
         runs=runs,
@@ -202,9 +221,9 @@ def representative(runs: Sequence[Run]) -> Sequence[Run]:
     return [run for run in runs if not run.cold] or runs
 
 
-def run_job(place: Place, images: Sequence[Path], *, cold: bool) -> Run:
-    """`visiond run --once` over these images, in an inbox of their own. Raises VisiondError unless that goes well."""
-    config = place.prepare(images[0].parent, cold=cold)
+def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
+    """`visiond run --once` over a folder's images. Raises VisiondError unless that goes well."""
+    config = place.prepare(inbox, cold=cold)
     with place.start("--once") as daemon, Meter(daemon.pid, config) as meter:
         status = daemon.wait()
         ended = time.time()
@@ -273,6 +292,12 @@ def time_one_at_a_time(config: Config, images: Sequence[Path]) -> Timings:
     spent: dict[str, float] = json.loads(told.splitlines()[-1])
     timed = len(images) - 1
     return Timings(timed, timed / sum(spent.values()), spent)
+
+
+def link_images(images: Sequence[Path], repeat: int, folder: Path) -> None:
+    folder.mkdir()
+    for copy, image in itertools.product(range(repeat), images):
+        (folder / f"{copy:04}-{image.name}").hardlink_to(image)
 
 
 def make_once(target: Path, make: Callable[[Path], object]) -> Path:

@@ -20,13 +20,14 @@ def bench(
         "bench"
     ),
     count: Annotated[int, typer.Option("--count", "-n", min=2, help="Images of the job.")] = 500,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Under how many names each image lies there.")] = 1,
     pack: Annotated[
         str, typer.Option("--pack", help="Weights, as models.pack names them; by default random ones of the published sizes.")
     ] = "",
     cold: Annotated[int, typer.Option("--cold", min=0, help="Runs without compiled kernels at hand.")] = 1,
     warm: Annotated[int, typer.Option("--warm", min=0, help="Runs with them.")] = 3,
     sample: Annotated[int, typer.Option("--sample", min=1, help="Images that are taken one at a time.")] = 20,
-    single: Annotated[int, typer.Option("--single", min=2, help="Images dropped singly on an idle daemon.")] = 50,
+    single: Annotated[int, typer.Option("--single", min=2, help="Images dropped singly on an idle daemon.")] = 100,
     memory: Annotated[
         float, typer.Option("--memory", min=0, help="Feed the same workers from memory, for so many seconds.")
     ] = 0,
@@ -51,7 +52,15 @@ def bench(
         raise typer.BadParameter(f"--sample and --single take their images from the job's: --count must be {least} or more")
     place = Place(folder, pack, pipeline or ())
     report = run_bench(
-        place, count, cold=cold, warm=warm, sample=sample, single=single, memory_seconds=memory, tell=errors.print
+        place,
+        count,
+        repeat=repeat,
+        cold=cold,
+        warm=warm,
+        sample=sample,
+        single=single,
+        memory_seconds=memory,
+        tell=errors.print,
     )
     print_report(report)
     try:

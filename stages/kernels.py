@@ -109,29 +109,29 @@ def filter_kernel(
     ACROSS: tl.constexpr,
     TOP: tl.constexpr,
     LEFT: tl.constexpr,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A pixel of a tile stands for two, one below the other, as most of what one reads the other reads too."""
+    """A program makes a piece of two rows, as most of what one reads the other reads too."""
     tile, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    row, column = find_pixels(tile, columns, ROWS, COLUMNS)
-    row *= 2
-    above, below = (row < rows) & (column < columns), (row + 1 < rows) & (column < columns)
+    across = tl.cdiv(columns, COLUMNS)
+    piece = tl.arange(0, COLUMNS)
+    row, column = tile // across * 2 + 0 * piece, tile % across * COLUMNS + piece
+    above, below = column < columns, (column < columns) & (row + 1 < rows)
     limit = find_limit(widths, image, width)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     told = channel < CHANNELS
     source = pixels + image * height * width * CHANNELS + channel[None, :]
-    upper = tl.zeros([ROWS * COLUMNS, BLOCK], dtype=tl.float32) + tl.load(bias + channel, mask=told, other=0.0)[None, :]
+    upper = tl.zeros([COLUMNS, BLOCK], dtype=tl.float32) + tl.load(bias + channel, mask=told, other=0.0)[None, :]
     lower = upper
     for down in range(TALL + DOWN):  # not unrolled: a 7×7 kernel's loads would take more registers than there are
         y = row * DOWN - TOP + down
-        for across in tl.static_range(WIDE):
-            x = column * ACROSS - LEFT + across
+        for right in tl.static_range(WIDE):
+            x = column * ACROSS - LEFT + right
             seen = above & (y >= 0) & (y < height) & (x >= 0) & (x < limit)
             values = tl.load(source + (y * width + x)[:, None] * CHANNELS, mask=seen[:, None] & told[None, :], other=0.0)
             values = values.to(tl.float32)
-            tap = weight + (down * WIDE + across) * CHANNELS + channel
+            tap = weight + (down * WIDE + right) * CHANNELS + channel
             upper += values * tl.load(tap, mask=told & (down < TALL), other=0.0)[None, :]
             lower += values * tl.load(tap - DOWN * WIDE * CHANNELS, mask=told & (down >= DOWN), other=0.0)[None, :]
     target = out + (image * rows * columns + row * columns + column)[:, None] * CHANNELS + channel[None, :]
@@ -224,8 +224,7 @@ def join_kernel(
             pixels, gates = half, half_gates
         if part == 3:
             pixels, gates = whole, whole_gates
-        factor: tl.constexpr = 8 >> part
-        near = (image * (rows // factor) + row // factor) * (columns // factor) + column // factor
+        near = (image * (rows >> 3 - part) + (row >> 3 - part)) * (columns >> 3 - part) + (column >> 3 - part)
         values = tl.load(pixels + near[:, None] * CHANNELS + channel[None, :], mask=kept, other=0.0).to(tl.float32)
         values *= tl.load(gates + image * CHANNELS + channel, mask=told, other=0.0)[None, :]
         target = out + ((image * rows * columns + place)[:, None] * 4 + part) * CHANNELS + channel[None, :]

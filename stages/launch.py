@@ -21,6 +21,7 @@ from stages.layers import STEP, Convolution, Depthwise, Excitation, Head, Mixer,
 
 PIXELS = 128  # of an output that one program makes
 TILE = {"ROWS": 4, "COLUMNS": 32}  # of them, where a program reads their neighbours too
+FILTERED_COLUMNS = 64
 MIXED_PIXELS, GATED_PIXELS, MERGED_PIXELS = 64, 32, 64
 PROJECT_TUNING = {  # by the block of outputs
     128: {"PIXELS": 128, "STEP": 64, "num_warps": 8, "num_stages": 3},
@@ -82,7 +83,7 @@ def filter_channels(
     count, height, width, channels = pixels.shape
     rows, columns = output_size(layer.shape, height, width)
     out = pixels.new_empty(count, rows, columns, channels)
-    tile, tiles = tiles_of(-(-rows // 2), columns)
+    tiles = triton.cdiv(rows, 2) * triton.cdiv(columns, FILTERED_COLUMNS)
     sums = out.new_empty(count, tiles, channels, dtype=torch.float32) if want_sums else None
     block = 16 if channels == 48 else 32
     kernels.filter_kernel[tiles, triton.cdiv(channels, block), count](
@@ -97,8 +98,9 @@ def filter_channels(
         rows,
         columns,
         **layer.shape,
-        **tile,
+        COLUMNS=FILTERED_COLUMNS,
         BLOCK=block,
+        num_warps=2 if layer.shape["WIDE"] > 3 else 4,
     )
     return out, sums
 

@@ -142,7 +142,7 @@ def test_no_path_of_a_request_is_ever_opened(server: Server, path: str) -> None:
 )
 def test_nonsense_is_refused_and_leaves_the_log_as_it_was(server: Server, request_line: str, headers: str, status: int) -> None:
     before = server.daemon.log_text()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", server.daemon.port), timeout=20) as client:
         client.sendall(f"{request_line}\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n\r\n".encode())
         assert client.recv(12) == f"HTTP/1.1 {status}".encode()
     assert server.json("/api/status")[0] == 200

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from stages import layers
+from stages import launch
 from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
 from stages.devices import dtype_of, has_kernels, hold_device, pixels_of, split_batches
 
@@ -65,7 +65,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         raise error
 
     has_kernels.cache_clear()
-    monkeypatch.setattr(layers, "try_project", fail)
+    monkeypatch.setattr(launch, "try_project", fail)
 
 
 def test_kernels_are_used_where_one_has_run() -> None:

@@ -1,0 +1,68 @@
+"""Every kernel compiles for the GPUs that it is meant for, which takes no GPU: in a process without the interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys, torch
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+from stages import kernels, launch, pointwise, warp, warpkernel
+from stages.fused import FusedDetector, FusedRecognizer
+from stages.ocr import lay_out
+from stages.onnxfile import weight_files
+from stages.ppocr import load_detector, load_recognizer
+
+TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
+         torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
+compiled = {}
+
+class Compiling:  # in place of a kernel: compiles for what it is called with, once with sums and widths, and runs nothing
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return self.compile
+
+    def compile(self, *arguments, **named):
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        given = dict(zip(self.kernel.arg_names, arguments)) | named
+        constants = {p.name: given[p.name] for p in self.kernel.params if p.is_constexpr or given[p.name] is None}
+        key = self.kernel.__name__, tuple(name for name, value in constants.items() if value is None)
+        if key in compiled:
+            return
+        types = {name: TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32" for name, value in given.items()}
+        source = ASTSource(self.kernel, types | dict.fromkeys(constants, "constexpr"), constants)
+        compiled[key] = compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=options).asm["cubin"]
+
+found = [(module, name) for module in (kernels, pointwise, warpkernel) for name in vars(module)
+         if name.endswith("_kernel") and isinstance(vars(module)[name], JITFunction)]
+for module, name in found:
+    setattr(module, name, Compiling(getattr(module, name)))
+warp.has_kernels_for = lambda pixels: True
+files, line = weight_files(), [[[30, 20], [230, 20], [230, 60], [30, 60]]]
+FusedDetector(load_detector(files["det"])).look(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
+widths = torch.tensor([40, 64])
+FusedRecognizer(load_recognizer(files["rec"])[0]).look(torch.zeros(2, 48, 64, 3, dtype=torch.uint8), widths, widths)
+page = warp.interleave(torch.zeros(3, 300, 400, dtype=torch.uint8))
+warp.cut_with_kernel([page], lay_out(0, torch.tensor(line, dtype=torch.float32).numpy()), 48, 320)
+hidden = torch.zeros(4, 768, dtype=torch.bfloat16)
+launch.add_norm(hidden, hidden, torch.nn.LayerNorm(768, dtype=torch.bfloat16))
+launch.add_bias_silu(torch.zeros(1, 16, 8, 8, dtype=torch.bfloat16), hidden[0, :16])
+print(*sorted({name for _, name in found} - {name for name, _ in compiled}))
+"""
+
+
+@pytest.mark.parametrize("capability", [80, 90])  # of Ampere and of Hopper
+def test_every_kernel_compiles(capability: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(capability)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "\n"), ended.stderr  # no kernel is left that was not compiled
