@@ -217,7 +217,8 @@ def add_norm_kernel(
 @triton.jit(do_not_specialize=["count"])
 def bias_silu_kernel(values, bias, count, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
     """A convolution's bias and SiLU in place, the channels last. The sum is rounded before the SiLU, as torch's is."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    start, lane = tl.program_id(0).to(tl.int64) * BLOCK, tl.arange(0, BLOCK)
+    place, channel = start + lane, ((start % CHANNELS).to(tl.int32) + lane) % CHANNELS
     value = tl.load(values + place, mask=place < count, other=0.0)
-    value = (value.to(tl.float32) + tl.load(bias + place % CHANNELS).to(tl.float32)).to(value.dtype).to(tl.float32)
+    value = (value.to(tl.float32) + tl.load(bias + channel).to(tl.float32)).to(value.dtype).to(tl.float32)
     tl.store(values + place, (value * tl.sigmoid(value)).to(values.dtype.element_ty), mask=place < count)

@@ -143,36 +143,61 @@ def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tens
 
 
 def cut_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+    """An upright line is read off its page; one that is not, half of those that scans hold, is cropped first."""
     from stages.warpkernel import cut_kernel
 
     device, count = pages[0].device, len(lines)
-    upright = (lines.corners == lines.corners[:, :1] + frames(lines)).all(axis=(1, 2))
+    slanting = (lines.corners != lines.corners[:, :1] + frames(lines)).any(axis=(1, 2))
+    crops, starts = warp_with_kernel(pages, lines[np.flatnonzero(slanting).tolist()])
+    places = np.stack([*locate_pages(pages, lines), *lines.corners[:, 0].T.astype(np.int64), lines.width, lines.height])
+    places[:, slanting] = [
+        crops.data_ptr() + 3 * starts,
+        lines.height[slanting],
+        lines.width[slanting],
+        *np.zeros((2, len(starts)), dtype=np.int64),
+        lines.width[slanting],
+        lines.height[slanting],
+    ]
     turned = lines.height >= TALL * lines.width
     across, down = np.where(turned, (lines.height, lines.width), (lines.width, lines.height))
-    scales = 1 / (lines.resized / across), 1 / (height / down)
-    table = np.concatenate([[lines.width, lines.height, *scales], find_maps(lines), [upright]])
-    addresses = [page.data_ptr() for page in pages]
-    sizes = [page.shape[:2] for page in pages]
+    scales = np.stack([1 / (lines.resized / across), 1 / (height / down)])
     out = torch.empty(count, height, columns, 3, dtype=torch.uint8, device=device)
     cut_kernel[-(-height * columns // PIXELS), count](
-        torch.tensor(addresses, dtype=torch.int64, device=device),
-        torch.tensor(sizes, dtype=torch.int32, device=device),
-        torch.from_numpy(lines.page.astype(np.int32)).to(device),
-        torch.from_numpy(table).to(device),
+        torch.from_numpy(np.concatenate([places, [turned]])).to(device),
+        torch.from_numpy(scales).to(device),
         out,
         count,
         height,
         columns,
-        TALL=TALL,
         UNIT=WEIGHT_UNIT,
         PIXELS=PIXELS,
     )
     return out
 
 
+def warp_with_kernel(pages: Sequence[Tensor], lines: Lines) -> tuple[Tensor, NDArray[np.int64]]:
+    """The lines' pixels [pixels, 3], one line behind the other, and where each begins."""
+    from stages.warpkernel import warp_kernel
+
+    areas, device = lines.width * lines.height, pages[0].device
+    ends = np.cumsum(areas)
+    crops = torch.empty(int(areas.sum()), 3, dtype=torch.uint8, device=device)
+    if len(lines):
+        places = np.stack([*locate_pages(pages, lines), lines.width, lines.height, ends - areas])
+        tables = torch.from_numpy(places).to(device), torch.from_numpy(np.ascontiguousarray(find_maps(lines))).to(device)
+        warp_kernel[-(-int(areas.max()) // PIXELS), len(lines)](*tables, crops, len(lines), PIXELS=PIXELS)
+    return crops, ends - areas
+
+
+def locate_pages(pages: Sequence[Tensor], lines: Lines) -> NDArray[np.int64]:
+    """The address, height and width of each line's page, [3, N]."""
+    return np.array([[page.data_ptr(), *page.shape[:2]] for page in pages], dtype=np.int64)[lines.page].T
+
+
 def frames(lines: Lines) -> NDArray[np.float32]:
     """Each line's own corners, [N, 4, 2]."""
-    return np.array([frame(*size) for size in zip(lines.width, lines.height, strict=True)], dtype=np.float32).reshape(-1, 4, 2)
+    sizes = np.stack([lines.width, lines.height], axis=1).astype(np.float32)
+    return sizes[:, None] * np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)
 
 
 def find_maps(lines: Lines) -> NDArray[np.float64]:

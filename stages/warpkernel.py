@@ -1,4 +1,4 @@
-"""Device code: the crop of lines of text, as one kernel that warp.py starts."""
+"""Device code that warp.py starts: crops of lines of text, and pictures from planes to pixels."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -8,56 +8,66 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["rows", "columns", "count"])
-def cut_kernel(
-    pages,
-    sizes,
-    owners,
-    table,
-    out,
-    count,
-    rows,
-    columns,
-    TALL: tl.constexpr,
-    UNIT: tl.constexpr,
-    PIXELS: tl.constexpr,
-):
-    """Upright lines from pages that lie anywhere: cv2's perspective crop, bicubic, then its bilinear resize, in bytes.
+def cut_kernel(places, scales, out, count, rows, columns, UNIT: tl.constexpr, PIXELS: tl.constexpr):
+    """Upright lines from pages that lie anywhere, by cv2's bilinear resize, in bytes.
 
-    pages: addresses of uint8 [height, width, 3]. sizes: int32 [pages, 2]. owners: int32 [N], each line's page.
-    table: float64 [14, N]; a line's width and height, by what its upright self is shrunk across and down, the nine numbers of
-    its perspective, and 1 where that only moves its pixels.
+    places: int64 [8, N]; the address of each line's page, uint8 [height, width, 3], that height and width, the line's left,
+    top, width and height there, and 1 where it runs down and is to be turned. scales: float64 [2, N]; by what it is shrunk
+    across and down once it is upright.
     """
     line = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     row, column = place // columns, place % columns
-    table += line
-    wide, tall = tl.load(table), tl.load(table + count)
-    turned = tall >= TALL * wide
-    across, down = tl.where(turned, tall, wide), tl.where(turned, wide, tall)  # of the line once it is upright
-    left, left_weight, right_weight = find_tap(column, across, tl.load(table + 2 * count), UNIT, True)
-    upper, upper_weight, lower_weight = find_tap(row, down, tl.load(table + 3 * count), UNIT, False)
-    owner = tl.load(owners + line)
-    page = tl.load(pages + owner).to(tl.pointer_type(tl.uint8))
-    height, width = tl.load(sizes + 2 * owner), tl.load(sizes + 2 * owner + 1)
-    is_upright = tl.load(table + 13 * count) > 0
+    places += line
+    page = tl.load(places).to(tl.pointer_type(tl.uint8))
+    height, width = tl.load(places + count).to(tl.int32), tl.load(places + 2 * count).to(tl.int32)
+    left, top = tl.load(places + 3 * count).to(tl.int32), tl.load(places + 4 * count).to(tl.int32)
+    wide, tall = tl.load(places + 5 * count).to(tl.int32), tl.load(places + 6 * count).to(tl.int32)
+    turned = tl.load(places + 7 * count) > 0
+    across, down = tl.where(turned, tall, wide), tl.where(turned, wide, tall)
+    first, first_weight, second_weight = find_tap(column, across, tl.load(scales + line), UNIT, True)
+    upper, upper_weight, lower_weight = find_tap(row, down, tl.load(scales + count + line), UNIT, False)
     channel = tl.arange(0, 4)
     levels = tl.zeros([PIXELS, 4], dtype=tl.int32)
     for below in tl.static_range(2):
-        y = tl.minimum(tl.maximum(upper + below, 0), down.to(tl.int32) - 1)
+        y = tl.minimum(tl.maximum(upper + below, 0), down - 1)
         blended = tl.zeros([PIXELS, 4], dtype=tl.int32)
         for beside in tl.static_range(2):
-            x = tl.minimum(tl.maximum(left + beside, 0), across.to(tl.int32) - 1)
-            crop_x, crop_y = tl.where(turned, wide.to(tl.int32) - 1 - y, x), tl.where(turned, x, y)
-            if is_upright:  # most lines are: one pixel in place of sixteen, and no arithmetic in float64
-                level = sample_moved(page, height, width, table + 4 * count, count, crop_x, crop_y, channel)
-            else:
-                level = sample_warped(page, height, width, table + 4 * count, count, crop_x, crop_y, channel)
-            weight = right_weight if beside else left_weight
+            x = tl.minimum(tl.maximum(first + beside, 0), across - 1)
+            page_x, page_y = left + tl.where(turned, wide - 1 - y, x), top + tl.where(turned, x, y)
+            inside_x, inside_y = tl.minimum(tl.maximum(page_x, 0), width - 1), tl.minimum(tl.maximum(page_y, 0), height - 1)
+            source = page + (inside_y * width + inside_x)[:, None] * 3 + channel[None, :]
+            level = tl.load(source, mask=(channel < 3)[None, :], other=0).to(tl.int32)
+            weight = second_weight if beside else first_weight
             blended += level * weight[:, None]
         weight = lower_weight if below else upper_weight
         levels += (blended >> 4) * weight[:, None] >> 16
     target = out + (line * rows * columns + place)[:, None] * 3 + channel[None, :]
     tl.store(target, (levels + 2 >> 2).to(tl.uint8), mask=(place < rows * columns)[:, None] & (channel < 3)[None, :])
+
+
+@triton.jit(do_not_specialize=["count"])
+def warp_kernel(places, maps, out, count, PIXELS: tl.constexpr):
+    """Lines by cv2's perspective crop, bicubic, in bytes, one behind the other.
+
+    places: int64 [6, N]; the address of each line's page, uint8 [height, width, 3], that height and width, the crop's width and
+    height, and where in `out` it begins, in pixels. maps: float64 [9, N]; from the crop's pixels to the page's.
+    """
+    line = tl.program_id(1).to(tl.int64)
+    places += line
+    maps += line
+    page = tl.load(places).to(tl.pointer_type(tl.uint8))
+    height, width = tl.load(places + count).to(tl.int32), tl.load(places + 2 * count).to(tl.int32)
+    wide, tall = tl.load(places + 3 * count).to(tl.int32), tl.load(places + 4 * count).to(tl.int32)
+    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    x, y = (place % wide).to(tl.float64), (place // wide).to(tl.float64)
+    across = tl.load(maps) * x + tl.load(maps + count) * y + tl.load(maps + 2 * count)
+    down = tl.load(maps + 3 * count) * x + tl.load(maps + 4 * count) * y + tl.load(maps + 5 * count)
+    depth = tl.load(maps + 6 * count) * x + tl.load(maps + 7 * count) * y + tl.load(maps + 8 * count)
+    channel = tl.arange(0, 4)
+    levels = sample_bicubic(page, height, width, across / depth, down / depth, channel)
+    target = out + (tl.load(places + 5 * count) + place)[:, None] * 3 + channel[None, :]
+    tl.store(target, levels.to(tl.uint8), mask=(place < wide * tall)[:, None] & (channel < 3)[None, :])
 
 
 @triton.jit
@@ -76,26 +86,6 @@ def find_tap(output, source, scale, UNIT: tl.constexpr, CLAMP: tl.constexpr):
 def round_half_even(value):
     """Of 0 ≤ value < 2²²: float32 has no digits behind the point beyond 2²³."""
     return (value + 8388608.0 - 8388608.0).to(tl.int32)
-
-
-@triton.jit
-def sample_moved(page, height, width, numbers, count, x, y, channel):
-    """The page's own pixels, where a perspective only moves them: levels [pixels, 4]."""
-    column = x + (tl.load(numbers + 2 * count) + 0.5).to(tl.int32)
-    row = y + (tl.load(numbers + 5 * count) + 0.5).to(tl.int32)
-    column, row = tl.minimum(tl.maximum(column, 0), width - 1), tl.minimum(tl.maximum(row, 0), height - 1)
-    source = page + (row * width + column)[:, None] * 3 + channel[None, :]
-    return tl.load(source, mask=(channel < 3)[None, :], other=0).to(tl.int32)
-
-
-@triton.jit
-def sample_warped(page, height, width, numbers, count, x, y, channel):
-    """The page where a perspective of nine numbers, `count` apart, takes pixels of the crop: levels [pixels, 4]."""
-    x, y = x.to(tl.float64), y.to(tl.float64)
-    across = tl.load(numbers) * x + tl.load(numbers + count) * y + tl.load(numbers + 2 * count)
-    down = tl.load(numbers + 3 * count) * x + tl.load(numbers + 4 * count) * y + tl.load(numbers + 5 * count)
-    depth = tl.load(numbers + 6 * count) * x + tl.load(numbers + 7 * count) * y + tl.load(numbers + 8 * count)
-    return sample_bicubic(page, height, width, across / depth, down / depth, channel)
 
 
 @triton.jit

@@ -47,12 +47,12 @@ found = [(module, name) for module in (kernels, pointwise, warpkernel) for name 
 for module, name in found:
     setattr(module, name, Compiling(getattr(module, name)))
 warp.has_kernels_for = lambda pixels: True
-files, line = weight_files(), [[[30, 20], [230, 20], [230, 60], [30, 60]]]
+files, lines = weight_files(), [[[30, 20], [230, 20], [230, 60], [30, 60]], [[30, 90], [230, 99], [229, 139], [29, 130]]]
 FusedDetector(load_detector(files["det"])).look(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
 widths = torch.tensor([40, 64])
 FusedRecognizer(load_recognizer(files["rec"])[0]).look(torch.zeros(2, 48, 64, 3, dtype=torch.uint8), widths, widths)
 page = warp.interleave(torch.zeros(3, 300, 400, dtype=torch.uint8))
-warp.cut_with_kernel([page], lay_out(0, torch.tensor(line, dtype=torch.float32).numpy()), 48, 320)
+warp.cut_with_kernel([page], lay_out(0, torch.tensor(lines, dtype=torch.float32).numpy()), 48, 320)
 hidden = torch.zeros(4, 768, dtype=torch.bfloat16)
 launch.add_norm(hidden, hidden, torch.nn.LayerNorm(768, dtype=torch.bfloat16))
 launch.add_bias_silu(torch.zeros(1, 16, 8, 8, dtype=torch.bfloat16), hidden[0, :16])
