@@ -14,11 +14,14 @@ from daemon.config import Config
 from daemon.gpus import Gpu
 
 # Share of the time of one image by stage, measured on an H200 with full-size models. Only the ratios count.
-COSTS = {"ocr": 0.49, "yolo": 0.05, "clip": 0.03, "blip": 0.43}
+COSTS = {"ocr": 0.60, "yolo": 0.08, "clip": 0.03, "blip": 0.29}
 
-# GPU memory of a worker beside its weights: the CUDA context and cuDNN, and the activations of one batch of 64 images.
+# GPU memory of a worker beside its weights: the CUDA context and its libraries, and the activations of each image of a
+# batch, measured on an H200 with images of 1280×960 in batches of 128.
 CONTEXT_BYTES = 1 << 30
-ACTIVATION_BYTES = 6 << 30
+IMAGE_BYTES = 90 << 20
+MODELS_BYTES = 2 << 30  # what a batch leaves for the weights, of which nothing is known yet when it is chosen
+GPU_BATCHES = (128, 64, 32, 16, 8)
 GPU_WORKERS = 4  # on one GPU: one interpreter does not keep an H200 busy
 CORES_PER_WORKER = 3
 
@@ -37,11 +40,18 @@ class Placement:
     why: str
 
 
-def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores: int) -> Placement:
+def choose_batch(gpus: Sequence[Gpu]) -> int:
+    """Images: the most of which the smallest GPU has room for two workers."""
+    room = min(gpu.total_bytes for gpu in gpus) // 2 - CONTEXT_BYTES - MODELS_BYTES
+    return next((batch for batch in GPU_BATCHES if batch * IMAGE_BYTES <= room), GPU_BATCHES[-1])
+
+
+def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores: int, batch: int) -> Placement:
     """The placement that the configuration asks for, on the devices that are there.
 
-    weights: bytes of each stage's weights on the device; cores: of the CPU.
+    weights: bytes of each stage's weights on the device; cores: of the CPU; batch: images of the largest one.
     """
+    need = sum(weights.values()) + CONTEXT_BYTES + batch * IMAGE_BYTES
     stages = tuple(config.stage_names)
     if config.pipeline.segment:
         segments = tuple(
@@ -49,17 +59,16 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores:
         )
         return Placement(segments, "as the [[pipeline.segment]] tables say")
     devices = config.pipeline.devices or [f"cuda:{gpu.index}" for gpu in gpus] or ["cpu"]
-    mode, why = _choose(config.pipeline.placement, devices, gpus, weights)
+    mode, why = _choose(config.pipeline.placement, devices, gpus, need)
     if mode == "pipelined":
         return Placement(_spread(stages, devices, config.pipeline.workers_per_device or 1), why)
-    workers = config.pipeline.workers_per_device or _workers(devices, gpus, weights, cores)
+    workers = config.pipeline.workers_per_device or _workers(devices, gpus, need, cores)
     return Placement((Segment(stages, _repeat(devices, workers)),), f"{why}; workers on each device: {workers}")
 
 
-def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], weights: Mapping[str, int]) -> tuple[str, str]:
+def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], need: int) -> tuple[str, str]:
     if mode != "auto":
         return mode, f'placement = "{mode}"'
-    need = sum(weights.values()) + CONTEXT_BYTES + ACTIVATION_BYTES
     small = [gpu.name for gpu in gpus if f"cuda:{gpu.index}" in devices and gpu.free_bytes < need]
     if small and len(devices) > 1:
         return "pipelined", f"all stages need {need >> 20} MiB, more than is free on {', '.join(small)}"
@@ -68,12 +77,12 @@ def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], weights: Map
     return "replicated", "every device has memory for all stages" if gpus else "no GPU: the CPU holds all stages"
 
 
-def _workers(devices: Sequence[str], gpus: Sequence[Gpu], weights: Mapping[str, int], cores: int) -> int:
+def _workers(devices: Sequence[str], gpus: Sequence[Gpu], need: int, cores: int) -> int:
     """As many processes on a GPU as its memory and the cores allow; one on a CPU, whose models use all its cores."""
     free = [gpu.free_bytes for gpu in gpus if f"cuda:{gpu.index}" in devices]
     if not free:
         return 1
-    by_memory = min(free) // (sum(weights.values()) + CONTEXT_BYTES + ACTIVATION_BYTES)
+    by_memory = min(free) // need
     by_cores = cores // (CORES_PER_WORKER * len(devices))
     return int(max(1, min(GPU_WORKERS, by_memory, by_cores)))
 

@@ -179,7 +179,7 @@ class StageSection(Section):
         "auto",
         description="auto: bfloat16 on GPUs from Ampere on (ocr: float16), float16 on older ones, float32 on a CPU.",
     )
-    batch_size: int = Field(0, ge=0, description="Most images in one forward pass; 0: 64 on a GPU, 8 on a CPU.")
+    batch_size: int = Field(0, ge=0, description="Most images in one forward pass; 0: 8 on a CPU, up to 128 on a GPU, by its memory.")
     options: dict[str, Any] = Field({}, description="The backend's own settings.")
 
 

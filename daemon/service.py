@@ -25,7 +25,7 @@ from daemon.ledger import Ledger
 from daemon.messages import Setup
 from daemon.metrics import Metrics
 from daemon.pipeline import Lane, Pipeline
-from daemon.placement import Placement, Segment, plan
+from daemon.placement import Placement, Segment, choose_batch, plan
 from daemon.pool import Pool, PoolSettings, Seat
 from daemon.records import Model, Reader
 from daemon.sinks import Journal, Sink
@@ -44,7 +44,7 @@ from stages.registry import UnknownName, check_options
 
 log = structlog.get_logger()
 
-GPU_BATCH, CPU_BATCH = 128, 8
+CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without one
 KERNELS = "kernels"  # folder in the state's for compiled GPU kernels, so that only the first start compiles them
 # Threads of a CPU worker that wait do not spin, and its tensors' memory is kept for the next ones instead of going back to
@@ -228,10 +228,11 @@ def check_inboxes(config: Config) -> None:
 def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
     """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable, ConfigError."""
     on_gpu = bool(gpus) and not any(device.startswith("cpu") for device in config.pipeline.devices)
+    batch = choose_batch(gpus) if on_gpu else CPU_BATCH
     overrides = {}
     for name in config.stage_names:
         section = getattr(config.stages, name).model_dump()
-        section["batch_size"] = section["batch_size"] or (GPU_BATCH if on_gpu else CPU_BATCH)
+        section["batch_size"] = section["batch_size"] or batch
         section["dtype"] = section["dtype"] if section["dtype"] != "auto" else _natural_dtype(name, gpus if on_gpu else [])
         overrides[name] = section
     try:
@@ -272,7 +273,8 @@ def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
 
 def plan_placement(config: Config, gpus: list[Gpu], specs: dict[str, StageSpec]) -> Placement:
     """The placement on these GPUs and this machine's cores. Raises ConfigError when it names a device that there is not."""
-    placement = plan(config, gpus, weights_of(specs.values()), len(os.sched_getaffinity(0)))
+    batch = max(spec.batch_size for spec in specs.values())
+    placement = plan(config, gpus, weights_of(specs.values()), len(os.sched_getaffinity(0)), batch)
     for device in {device: None for segment in placement.segments for device in segment.devices}:
         address_device(device, gpus, LEAST_CPU_THREADS)
     return placement

@@ -338,7 +338,7 @@ def test_a_marker_file_and_a_large_archive_are_skipped_like_any_other_that_claim
 
 def test_one_gpu_that_is_too_small_is_not_said_to_have_the_memory() -> None:
     gpus = [Gpu(0, "GPU-0", "small card", 1 << 30, 1 << 30, 0, "8.0", None, ())]
-    assert "every device has memory" not in plan(parse({}, Path("/srv")), gpus, {"ocr": 1 << 30}, 8).why
+    assert "every device has memory" not in plan(parse({}, Path("/srv")), gpus, {"ocr": 1 << 30}, 8, 128).why
 
 
 def test_a_sidecars_name_is_cut_between_characters() -> None:
