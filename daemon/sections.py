@@ -179,7 +179,9 @@ class StageSection(Section):
         "auto",
         description="auto: bfloat16 on GPUs from Ampere on (ocr: float16), float16 on older ones, float32 on a CPU.",
     )
-    batch_size: int = Field(0, ge=0, description="Most images in one forward pass; 0: 8 on a CPU, up to 128 on a GPU, by its memory.")
+    batch_size: int = Field(
+        0, ge=0, description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU."
+    )
     options: dict[str, Any] = Field({}, description="The backend's own settings.")
 
 
