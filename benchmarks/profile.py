@@ -1,0 +1,124 @@
+"""Where a worker's time goes, by stage and by the GPU's kernels: batches of the standard job from memory, in one process.
+
+    python -m benchmarks.profile --count 1000 --batch 128
+
+`visiond bench` tells how fast the daemon is; this tells what to look at next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from daemon.bench import Place
+from daemon.chain import Chain
+from daemon.gpus import list_gpus
+from daemon.messages import Batch, Item, Setup
+from daemon.service import KERNELS, resolve_models
+
+WARM_UP, PROFILED = 3, 4  # batches
+NAME = 100  # characters of a kernel's name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("bench"), help="of images and weights, as visiond bench has it")
+    parser.add_argument("--count", type=int, default=512, help="different images")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each number of threads")
+    parser.add_argument("--top", type=int, default=40, help="kernels to list")
+    arguments = parser.parse_args()
+    chain, batches = load(Place(arguments.folder), arguments.count, arguments.batch)
+    for batch in batches[:WARM_UP]:
+        chain.run(batch)
+    for threads in (1, 2, 3):
+        print(f"{threads} threads: {measure_rate(chain, batches, threads, arguments.seconds):.1f} images/s", flush=True)
+    print_stages(chain, batches[:PROFILED])
+    if torch.cuda.is_available():
+        print_kernels(chain, batches[:PROFILED], arguments.top)
+
+
+def load(place: Place, count: int, size: int) -> tuple[Chain, list[Batch]]:
+    """A worker's chain, as the daemon would make it, and its batches, in memory."""
+    place.make_pack()
+    images = place.make_images(count)
+    config = place.prepare(images[0].parent)
+    os.environ["TRITON_CACHE_DIR"] = str(config.state.path / KERNELS)
+    gpus = list_gpus()
+    specs, _ = resolve_models(config, gpus)
+    files = [image.read_bytes() for image in images]
+    ends = list(itertools.accumulate(map(len, files)))
+    items = [Item(end - len(file), len(file), {}) for file, end in zip(files, ends, strict=True)]
+    setup = Setup(
+        name="profile",
+        device="cuda:0" if gpus else "cpu",
+        stages=[msgspec.structs.replace(specs[name], batch_size=size) for name in config.stage_names],
+        slab_bytes=ends[-1],
+        threads=1,
+        decoders=1,
+        limits=config.pipeline.limits(),
+        cascade=None,
+        pipeline=config.stage_names,
+    )
+    chain = Chain(setup, memoryview(b"".join(files)))
+    chain.load()
+    return chain, [Batch(start, items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def measure_rate(chain: Chain, batches: Sequence[Batch], threads: int, seconds: float) -> float:
+    """Images a second by so many threads of this process."""
+    supply, lock, done = itertools.cycle(batches), threading.Lock(), Counter[str]()
+    started = time.perf_counter()
+
+    def work() -> None:
+        while time.perf_counter() < started + seconds:
+            with lock:
+                batch = next(supply)
+            chain.run(batch)
+            with lock:
+                done["images"] += len(batch.items)
+
+    team = [threading.Thread(target=work) for _ in range(threads)]
+    for thread in team:
+        thread.start()
+    for thread in team:
+        thread.join()
+    return done["images"] / (time.perf_counter() - started)
+
+
+def print_stages(chain: Chain, batches: Sequence[Batch]) -> None:
+    spent = Counter[str]()
+    for run in itertools.chain.from_iterable(chain.run(batch).runs for batch in batches):
+        spent[run.stage] += run.seconds
+    images = sum(len(batch.items) for batch in batches)
+    print("ms an image, one thread:", ", ".join(f"{stage} {1000 * seconds / images:.2f}" for stage, seconds in spent.items()))
+
+
+def print_kernels(chain: Chain, batches: Sequence[Batch], top: int) -> None:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for batch in batches:
+            chain.run(batch)
+        torch.cuda.synchronize()
+    spent, calls = Counter[str](), Counter[str]()
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent[event.name] += event.device_time_total
+            calls[event.name] += 1
+    images = sum(len(batch.items) for batch in batches)
+    print(f"{spent.total() / images:.0f} µs of the GPU an image, {calls.total() / images:.1f} kernels")
+    for name, microseconds in spent.most_common(top):
+        print(f"{microseconds / images:9.2f} µs {calls[name]:6} × {name[:NAME]}")
+
+
+if __name__ == "__main__":
+    main()
