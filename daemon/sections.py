@@ -5,8 +5,6 @@ docs/configuration.md is made from the descriptions here.
 
 from __future__ import annotations
 
-import fnmatch
-import os
 import re
 from ipaddress import ip_address
 from pathlib import Path
@@ -88,11 +86,6 @@ class Inbox(Section):
     watch: Literal["auto", "inotify", "poll"] = Field(
         "auto", description="How changes are noticed; auto polls network file systems, which send no events."
     )
-
-    def ignores(self, path: bytes) -> bool:
-        """Whether any part of a relative path matches an ignored pattern."""
-        parts = os.fsdecode(path).split("/")
-        return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in self.ignore)
 
 
 class Output(Section):

@@ -7,7 +7,6 @@ import pytest
 
 from daemon.config import Config, load, parse
 from daemon.errors import ConfigError
-from daemon.sections import Inbox
 from stages.base import Limits
 from stages.binning import Thresholds
 
@@ -268,29 +267,3 @@ def test_segments_fit_the_stages_that_are_asked_for() -> None:
 def test_a_segment_without_a_device_is_refused() -> None:
     tables = [{"stages": ["ocr", "yolo", "clip", "blip"], "devices": []}]
     assert problems_of({"pipeline": {"segment": tables}})[0].startswith("pipeline.segment[0].devices: ")
-
-
-# Ignoring
-
-
-@pytest.mark.parametrize(
-    ("path", "ignored"),
-    [
-        (b"a.jpg", False),
-        (b".hidden.jpg", True),
-        (b"deep/.git/a.jpg", True),
-        (b"a.jpg.part", True),
-        (b"a.jpg~", True),
-        (b"\xff.jpg", False),
-        (b"upload.tmp/a.jpg", True),
-        (b"template.jpg", False),
-    ],
-)
-def test_temporary_names_are_passed_over_in_every_part_of_a_path(path: bytes, ignored: bool) -> None:
-    assert Inbox().ignores(path) is ignored
-
-
-def test_patterns_of_ones_own_replace_the_usual_ones() -> None:
-    inbox = Inbox(ignore=["thumb_*"])
-    assert inbox.ignores(b"x/thumb_1.jpg")
-    assert not inbox.ignores(b".hidden.jpg")
