@@ -21,12 +21,13 @@ from pathlib import Path
 
 import msgspec
 
-from daemon import __version__, control
+from daemon import __version__
 from daemon.ceiling import measure_ceiling
 from daemon.config import Config, load
+from daemon.control import find_snapshot, open_reader
 from daemon.errors import VisiondError
 from daemon.gpus import driver_version, list_gpus
-from daemon.meter import Meter, Sample, find_snapshot
+from daemon.meter import Meter, Sample
 from daemon.service import KERNELS, resolve_models
 from stages.training.truth import TRUTH
 
@@ -229,7 +230,7 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
         ended = time.time()
     if status:
         raise VisiondError(f"`visiond run --once` left with status {status}; what it says of it is above.")
-    with control.open_reader(config) as reader:
+    with open_reader(config) as reader:
         records = list(reader.finished())
     results = os.fsencode(config.output.results)
     published = [os.stat(os.path.join(results, record.path + b".json")).st_mtime for record in records]

@@ -56,13 +56,20 @@ def open_reader(config: Config) -> Iterator[Reader]:
         yield reader
 
 
-def find_status(config: Config) -> Snapshot:
-    """The running daemon's own account or, when none runs, the ledger's counts."""
+def find_snapshot(config: Config) -> Snapshot | None:
+    """The running daemon's own account; None while none answers."""
     try:
         return msgspec.convert(ask(config.state.path / CONTROL, "GET", "/api/status"), Snapshot)
     except NotRunning:
-        with open_reader(config) as reader:
-            counts = reader.counts()
+        return None
+
+
+def find_status(config: Config) -> Snapshot:
+    """The running daemon's own account or, when none runs, the ledger's counts."""
+    if snapshot := find_snapshot(config):
+        return snapshot
+    with open_reader(config) as reader:
+        counts = reader.counts()
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],

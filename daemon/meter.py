@@ -10,11 +10,8 @@ import msgspec
 import psutil
 
 from daemon.config import Config
-from daemon.control import ask
-from daemon.errors import NotRunning
+from daemon.control import find_snapshot
 from daemon.gpus import list_gpus
-from daemon.snapshot import Snapshot
-from daemon.state import CONTROL
 
 INTERVAL_SECONDS = 0.1
 
@@ -80,11 +77,3 @@ def anonymous_bytes(process: psutil.Process) -> int:
     except psutil.NoSuchProcess:
         return 0
     return int(memory.rss - memory.shared)
-
-
-def find_snapshot(config: Config) -> Snapshot | None:
-    """The daemon's own account; None while it does not answer."""
-    try:
-        return msgspec.convert(ask(config.state.path / CONTROL, "GET", "/api/status"), Snapshot)
-    except NotRunning:
-        return None
