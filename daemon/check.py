@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import shutil
@@ -14,15 +13,13 @@ from pathlib import Path
 from daemon.config import Config
 from daemon.control import ask, open_reader
 from daemon.display import quantity
-from daemon.errors import ConfigError, ModelsUnusable, NothingFound, VisiondError
+from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.gpus import list_gpus
 from daemon.service import judge_of, plan_placement, resolve_models, size_slab
 from daemon.state import CONTROL, LEDGER
 from daemon.watcher import is_network_mount, is_there
 from daemon.web import listen, load_certificate, read_token, risks
-from stages.manifest import PackError
 from stages.packs import open_pack
-from stages.registry import UnknownName
 
 LEAST_FREE_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
@@ -41,15 +38,6 @@ def examine(config: Config, file: Path | None) -> list[Finding]:
     source = f"the configuration is {file.absolute()}." if file else "there is no daemon.toml here: all is at its default."
     examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _models, _rules)
     return [Finding("ok", source), *(finding for examination in examinations for finding in examination(config))]
-
-
-@contextlib.contextmanager
-def as_model_errors() -> Iterator[None]:
-    """What goes wrong with packs, as an error with an exit status."""
-    try:
-        yield
-    except (PackError, UnknownName) as error:
-        raise ModelsUnusable(str(error)) from error
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:

@@ -59,12 +59,12 @@ def pull_models(config: ConfigOption = None) -> None:
 
     Example: visiond models pull
     """
-    from daemon.check import as_model_errors
+    from daemon.service import pack_errors
     from stages import packs
 
     settings = read_config(config)
-    with as_model_errors():
-        pack = packs.pull_standard(settings.models.folder, lambda line: print(line))
+    with pack_errors():
+        pack = packs.pull_standard(settings.models.folder)
     print(f"standard pack in {pack.folder}")
 
 
@@ -74,11 +74,11 @@ def verify_models(config: ConfigOption = None) -> None:
 
     Example: visiond models verify
     """
-    from daemon.check import as_model_errors
+    from daemon.service import pack_errors
     from stages import packs
 
     settings = read_config(config)
-    with as_model_errors():
+    with pack_errors():
         pack = packs.open_pack(settings.models.pack, settings.models.folder)
         packs.verify(pack)
     print(f"{pack.name}: {quantity(len(pack.manifest.digests), 'file')} as recorded")

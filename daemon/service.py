@@ -225,6 +225,15 @@ def check_inboxes(config: Config) -> None:
         raise ConfigError([f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing])
 
 
+@contextlib.contextmanager
+def pack_errors() -> Iterator[None]:
+    """What is wrong with a pack, as ModelsUnusable."""
+    try:
+        yield
+    except (PackError, UnknownName) as error:
+        raise ModelsUnusable(str(error)) from error
+
+
 def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
     """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable, ConfigError."""
     on_gpu = bool(gpus) and not any(device.startswith("cpu") for device in config.pipeline.devices)
@@ -235,14 +244,12 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec
         section["batch_size"] = section["batch_size"] or batch
         section["dtype"] = section["dtype"] if section["dtype"] != "auto" else _natural_dtype(name, gpus if on_gpu else [])
         overrides[name] = section
-    try:
+    with pack_errors():
         if all(section["backend"] == "fake" for section in overrides.values()):
             pack = packs.Pack(config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder)
         else:
             pack = packs.open_pack(config.models.pack, config.models.folder)
         specs = packs.resolve_all(pack, config.stage_names, overrides)
-    except (PackError, UnknownName) as error:
-        raise ModelsUnusable(str(error)) from error
     if problems := check_options(specs):
         raise ConfigError(problems)
     return {spec.name: spec for spec in specs}, pack.notice
