@@ -219,7 +219,7 @@ def gpus(as_json: JsonOption = False) -> None:
 
     found = list_gpus()
     if as_json:
-        print_json([gpu.as_dict() for gpu in found])
+        print_json(found)
     elif not found:
         print("No NVIDIA GPU is visible; stages run on the CPU.")
     else:
@@ -254,7 +254,7 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     specs, _ = resolve_models(settings, gpus)
     placement = plan_placement(settings, gpus, specs)
     if as_json:
-        print_json({"segments": [{"stages": s.stages, "devices": s.devices} for s in placement.segments], "why": placement.why})
+        print_json(placement)
         return
     print_table(("stages", "devices"), ((" → ".join(s.stages), ", ".join(s.devices)) for s in placement.segments))
     print(placement.why)

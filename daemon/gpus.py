@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pynvml
@@ -24,9 +24,6 @@ class Gpu:
     compute_capability: str  # "9.0"
     utilisation: float | None  # 0..1; None where the driver does not tell
     processes: tuple[int, ...]  # PIDs with a context on it
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def list_gpus() -> list[Gpu]:
