@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 import anyio.abc
@@ -26,6 +25,8 @@ import structlog
 from daemon.errors import NoWorkersLeft, WorkerLost
 from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Ready, Reply, Setup, Stop, decode_from_worker, frame
 from daemon.metrics import Metrics
+from daemon.sections import PipelineSection
+from daemon.snapshot import WorkerState
 
 log = structlog.get_logger()
 
@@ -211,16 +212,10 @@ class Seat:
         return self.state == "ready" and worker is not None and time.monotonic() - worker.heard_at < SILENCE_SECONDS
 
 
-@dataclass(slots=True)
-class PoolSettings:
-    load_timeout_seconds: float
-    batch_timeout_seconds: float
-
-
 class Pool:
     """All workers of a segment, lent out by the slot: who has reserved one may send one batch."""
 
-    def __init__(self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PoolSettings, metrics: Metrics) -> None:
+    def __init__(self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PipelineSection, metrics: Metrics) -> None:
         self.name = name
         self.seats = list(seats)
         self._slab_fd = slab_fd
@@ -288,15 +283,15 @@ class Pool:
             if seat.worker:
                 seat.worker.dismiss()
 
-    def health(self) -> list[dict[str, Any]]:
+    def health(self) -> list[WorkerState]:
         return [
-            {
-                "name": seat.setup.name,
-                "device": seat.device,
-                "state": seat.state if seat.state != "ready" or seat.healthy else "silent",
-                "batches": seat.worker.answered if seat.worker else 0,
-                "cause": seat.last_cause,
-            }
+            WorkerState(
+                name=seat.setup.name,
+                device=seat.device,
+                state=seat.state if seat.state != "ready" or seat.healthy else "silent",
+                batches=seat.worker.answered if seat.worker else 0,
+                cause=seat.last_cause,
+            )
             for seat in self.seats
         ]
 

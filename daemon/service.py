@@ -26,7 +26,7 @@ from daemon.messages import Setup
 from daemon.metrics import Metrics
 from daemon.pipeline import Lane, Pipeline
 from daemon.placement import Placement, Segment, choose_batch, plan
-from daemon.pool import Pool, PoolSettings, Seat
+from daemon.pool import Pool, Seat
 from daemon.records import Model, Reader
 from daemon.sinks import Journal, Sink
 from daemon.slab import Slab
@@ -330,8 +330,7 @@ def open_lane(
         )
         environment["TRITON_CACHE_DIR"] = str(config.state.path / KERNELS)
         seats.append(Seat(setup, device, environment))
-    settings = PoolSettings(config.pipeline.load_timeout_seconds, config.pipeline.batch_timeout_seconds)
-    pool = Pool(name, seats, slab.fd, settings, metrics)
+    pool = Pool(name, seats, slab.fd, config.pipeline, metrics)
     batch = max(specs[stage].batch_size for stage in segment.stages)
     return Lane(name, segment.stages, batch, pool, asyncio.Queue(config.pipeline.queue_images))
 

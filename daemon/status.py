@@ -50,7 +50,7 @@ class Status:
             obstacles=pipeline.watcher.obstacles() + pipeline.persist.obstacles(),
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
-            workers=[WorkerState(**state) for lane in pipeline.lanes for state in lane.pool.health()],
+            workers=self._workers(),
             uptime_seconds=round(time.monotonic() - self._started, 1),
         )
 
@@ -59,7 +59,7 @@ class Status:
         oldest = await self._ledger.oldest_pending()
         self._metrics.oldest_pending.set(time.time() - oldest if oldest else 0.0)
         for lane in self._pipeline.lanes:
-            states = [state["state"] for state in lane.pool.health()]
+            states = [worker.state for worker in lane.pool.health()]
             for state in ("loading", "ready", "silent", "waiting", "closed"):
                 self._metrics.workers.labels(lane.name, state).set(states.count(state))
             for seat in lane.pool.seats:
@@ -72,16 +72,15 @@ class Status:
     def ailments(self) -> list[str]:
         """Why the daemon is not healthy: a worker that is gone or silent. Empty when it is."""
         return [
-            f"{state['name']} on {state['device']} is {state['state']}" + (f": {state['cause']}" if state["cause"] else "")
-            for lane in self._pipeline.lanes
-            for state in lane.pool.health()
-            if state["state"] != "ready"
+            f"{worker.name} on {worker.device} is {worker.state}" + (f": {worker.cause}" if worker.cause else "")
+            for worker in self._workers()
+            if worker.state != "ready"
         ]
 
     def is_dead(self) -> bool:
         """Whether some segment has no worker left, and none that is still starting."""
         return any(
-            all(state["state"] not in ("ready", "loading") for state in lane.pool.health()) for lane in self._pipeline.lanes
+            all(worker.state not in ("ready", "loading") for worker in lane.pool.health()) for lane in self._pipeline.lanes
         )
 
     def retried(self, images: int) -> None:
@@ -98,6 +97,9 @@ class Status:
             if not any(seat.healthy for seat in lane.pool.seats)
         ]
         return stuck + self._pipeline.watcher.obstacles() + self._pipeline.persist.obstacles()
+
+    def _workers(self) -> list[WorkerState]:
+        return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]
 
     def _rate(self) -> float:
         now, done = time.monotonic(), self._ended(JobStatus.DONE) + self._ended(JobStatus.FAILED)

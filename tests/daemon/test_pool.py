@@ -13,7 +13,8 @@ import pytest
 from daemon import pool
 from daemon.messages import Setup
 from daemon.metrics import Metrics
-from daemon.pool import Pool, PoolSettings, Seat
+from daemon.pool import Pool, Seat
+from daemon.sections import PipelineSection
 from daemon.slab import Slab
 from stages.base import Limits
 from tests.daemon_process import GLANCE, PATIENCE
@@ -36,7 +37,8 @@ async def running() -> AsyncIterator[Seat]:
     seat = Seat(setup, "cpu", {})
     with contextlib.closing(Slab(1 << 20)) as slab:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Pool("w", [seat], slab.fd, PoolSettings(PATIENCE, PATIENCE), Metrics()).run)
+            settings = PipelineSection(load_timeout_seconds=PATIENCE, batch_timeout_seconds=PATIENCE)
+            tasks.start_soon(Pool("w", [seat], slab.fd, settings, Metrics()).run)
             yield seat
             tasks.cancel_scope.cancel()
 

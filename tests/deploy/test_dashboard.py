@@ -20,8 +20,8 @@ from daemon.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.metrics import Metrics
 from daemon.persistence import Persistence
-from daemon.pool import Pool, PoolSettings, Seat, Worker
-from daemon.sections import Http
+from daemon.pool import Pool, Seat, Worker
+from daemon.sections import Http, PipelineSection
 from daemon.slab import Slab
 from daemon.status import Status
 from stages.base import Limits, Reason
@@ -74,7 +74,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
 def pool_with_a_past(metrics: Metrics) -> Pool:
     """A pool with a worker that was lost once and is ready again."""
     setup = Setup("ocr/0", "cuda:0", [], 1 << 20, 2, 1, Limits(), None)
-    pool = Pool("ocr", [Seat(setup, "cuda:0", {})], -1, PoolSettings(1.0, 1.0), metrics)
+    pool = Pool("ocr", [Seat(setup, "cuda:0", {})], -1, PipelineSection(), metrics)
     metrics.worker_restarts.labels("cuda:0", "died").inc()
     metrics.model_load_seconds.labels("cuda:0", "ocr").set(1.0)
     worker = Worker(setup, "cuda:0", SimpleNamespace(returncode=None), SimpleNamespace())  # type: ignore[arg-type]
