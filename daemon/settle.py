@@ -28,7 +28,7 @@ class _Wait:
 
 
 class Settling:
-    """Files seen but not yet whole. Bounded: what does not fit is left to the next scan, and `overflowed` says so.
+    """Files of one inbox seen but not yet whole. Bounded: what does not fit is left to the next scan, and `overflowed` says so.
 
     Times are passed in, so that nothing here waits: `now` is monotonic, `clock` Unix seconds.
     """
@@ -36,37 +36,36 @@ class Settling:
     def __init__(self, limit: int = 20_000) -> None:
         self.limit = limit
         self.overflowed = False
-        self._waiting: dict[tuple[int, bytes], _Wait] = {}
+        self._waiting: dict[bytes, _Wait] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def is_whole(self, file: File, patience: Patience, now: float, clock: float, *, renamed: bool = False) -> bool:
         """Whether this version of the file may be read now; if not, it is remembered for `due`."""
-        key = (file.inbox, file.path)
-        wait = self._waiting.get(key)
+        wait = self._waiting.get(file.path)
         if wait is None or wait.version != file.version:
             wait = _Wait(file.version, now, now)
         age = clock - file.version.ctime_ns / 1e9
         quiet = max(now - wait.since, age if patience.trusts_clock else 0.0)
         if renamed or not file.regular or quiet >= patience.settle_seconds:
-            self._waiting.pop(key, None)
+            self._waiting.pop(file.path, None)
             return True
         wait.due = now + patience.settle_seconds - max(quiet, 0.0)
-        if key in self._waiting or len(self._waiting) < self.limit:
-            self._waiting[key] = wait
+        if file.path in self._waiting or len(self._waiting) < self.limit:
+            self._waiting[file.path] = wait
         else:
             self.overflowed = True
         return False
 
-    def due(self, now: float) -> list[tuple[int, bytes]]:
-        """Files (inbox, path) that it is time to look at again."""
-        return [key for key, wait in self._waiting.items() if wait.due <= now]
+    def due(self, now: float) -> list[bytes]:
+        """Paths of files that it is time to look at again."""
+        return [path for path, wait in self._waiting.items() if wait.due <= now]
 
     def seconds_to_next(self, now: float) -> float | None:
         """How long until some file is due; None when none waits."""
         return max(0.0, min(wait.due for wait in self._waiting.values()) - now) if self._waiting else None
 
-    def forget(self, key: tuple[int, bytes]) -> None:
+    def forget(self, path: bytes) -> None:
         """The file is no longer there."""
-        self._waiting.pop(key, None)
+        self._waiting.pop(path, None)

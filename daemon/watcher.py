@@ -326,7 +326,7 @@ class Watcher:
             return
         files = await folder.look(self._look, folder, paths)
         for path in paths - {file.path for file in files}:
-            folder.settling.forget((folder.number, path))
+            folder.settling.forget(path)
         if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
             await admit(whole)
 
@@ -368,7 +368,7 @@ def _open_folder(number: int, inbox: Inbox) -> Folder:
 
 def _due(folder: Folder) -> list[Hint]:
     """Files that have had their time to settle."""
-    return [Hint(path) for _, path in folder.settling.due(time.monotonic())]
+    return [Hint(path) for path in folder.settling.due(time.monotonic())]
 
 
 def _stat_of(folder: Folder, path: bytes) -> Callable[..., os.stat_result]:

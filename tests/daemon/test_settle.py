@@ -31,7 +31,7 @@ class Watch:
         return self.settling.is_whole(file, self.patience, 50.0 + self.now, NOON + self.now, renamed=renamed)
 
     def due(self) -> list[bytes]:
-        return [path for _, path in self.settling.due(50.0 + self.now)]
+        return self.settling.due(50.0 + self.now)
 
     def pause(self) -> float | None:
         return self.settling.seconds_to_next(50.0 + self.now)
@@ -92,17 +92,9 @@ def test_a_whole_or_vanished_file_is_waited_for_no_longer() -> None:
     watch.sees(b"whole.jpg")
     watch.sees(b"vanished.jpg")
     assert watch.at(2.0).sees(b"whole.jpg")
-    watch.settling.forget((1, b"vanished.jpg"))
-    watch.settling.forget((1, b"never seen.jpg"))
+    watch.settling.forget(b"vanished.jpg")
+    watch.settling.forget(b"never seen.jpg")
     assert len(watch.settling) == 0
-
-
-def test_files_of_the_same_name_in_two_inboxes_settle_apart() -> None:
-    settling = Settling()
-    for inbox in (1, 2):
-        assert not settling.is_whole(make_file(inbox=inbox), MOUNT, 0.0, NOON)
-    assert settling.is_whole(make_file(inbox=1), MOUNT, 2.0, NOON)
-    assert settling.due(9.0) == [(2, b"a.jpg")]
 
 
 def test_what_does_not_fit_is_left_to_the_next_scan_and_said() -> None:
