@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
@@ -146,15 +146,14 @@ class _Process(Collector):
 class _Gpus(Collector):
     """Memory and utilisation of the GPUs, asked of the driver when Prometheus asks, at most once a second."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._asked = -GPU_SECONDS
         self._families: list[Metric] = []
         self._peaks: dict[str, int] = {}
 
     def collect(self) -> Iterable[Metric]:
-        if self._clock() - self._asked >= GPU_SECONDS:
-            self._asked = self._clock()
+        if (now := time.monotonic()) - self._asked >= GPU_SECONDS:
+            self._asked = now
             self._families = list(self._ask())
         return self._families
 
