@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import math
 import os
 import random
@@ -63,13 +64,21 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     counts = reader.bin_counts()
     _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
-    total = sum(wanted.values())
-    records = _counted(_pick(reader.finished(bin_name), counts, wanted) if ratio else reader.finished(bin_name), step, total)
+    found, total, written = reader.finished(bin_name), sum(wanted.values()), 0
+
+    def count() -> Iterator[Record]:
+        nonlocal written
+        for written, record in enumerate(_pick(found, counts, wanted) if ratio else found, 1):
+            yield record
+            step(written, total)
+
     write = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format]
     if file == STDOUT:
-        return write(sys.stdout.buffer, records)
-    with written_whole(file, reader.path) as partial, partial.open("wb") as out:
-        return write(out, records)
+        write(sys.stdout.buffer, count())
+    else:
+        with written_whole(file, reader.path) as partial, partial.open("wb") as out:
+            write(out, count())
+    return written
 
 
 def format_of(file: Path) -> str:
@@ -193,22 +202,13 @@ def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, i
         left[record.bin] -= 1
 
 
-def _counted(records: Iterable[Record], step: Step, total: int) -> Iterator[Record]:
-    for done, record in enumerate(records, 1):
-        yield record
-        step(done, total)
-
-
-def _write_csv(out: BinaryIO, records: Iterable[Record]) -> int:
-    written = 0
+def _write_csv(out: BinaryIO, records: Iterator[Record]) -> None:
     text = io.TextIOWrapper(out, encoding="utf-8", newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     for record in records:
         writer.writerow({key: _harmless(value) for key, value in row_of(record).items()})
-        written += 1
     text.detach()  # flushes, and leaves `out` open
-    return written
 
 
 def _harmless(value: Any) -> Any:
@@ -216,15 +216,11 @@ def _harmless(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
-def _write_jsonl(out: BinaryIO, records: Iterable[Record]) -> int:
-    written = 0
-    for record in records:
-        out.write(record.encode())
-        written += 1
-    return written
+def _write_jsonl(out: BinaryIO, records: Iterator[Record]) -> None:
+    out.writelines(record.encode() for record in records)
 
 
-def _write_parquet(out: BinaryIO, records: Iterable[Record]) -> int:
+def _write_parquet(out: BinaryIO, records: Iterator[Record]) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -232,20 +228,6 @@ def _write_parquet(out: BinaryIO, records: Iterable[Record]) -> int:
         raise MissingLibrary("Parquet wants pyarrow: pip install 'visiond[parquet]', or take --format jsonl.") from error
     types = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
     schema = pyarrow.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
-    written = 0
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:
-        for rows in _chunks(map(row_of, records)):
+        while rows := [row_of(record) for record in itertools.islice(records, CHUNK)]:
             writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-            written += len(rows)
-    return written
-
-
-def _chunks(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
