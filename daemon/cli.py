@@ -195,7 +195,8 @@ def export(
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """
     from daemon import control
-    from daemon.export import STDOUT, export_records, format_of, parse_ratio
+    from daemon.export import export_records, format_of, parse_ratio
+    from daemon.files import STDOUT
     from daemon.progress import Progress
 
     chosen = format.value if format else format_of(file)
@@ -288,7 +289,7 @@ def samples(
 
     Example: visiond samples inbox --count 100 --seed 1
     """
-    from daemon.export import written_into
+    from daemon.files import written_into
     from daemon.progress import Progress
     from stages.training import scenes
 
@@ -309,7 +310,7 @@ def demo(
     """
     from daemon.demo import run_demo
 
-    run_demo(folder, count, console)
+    run_demo(folder, count)
 
 
 app.command()(bench)

@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from daemon import control
 from daemon.config import load
-from daemon.display import print_outcomes, quantity
-from daemon.export import written_into
+from daemon.display import console, print_outcomes, quantity, say
+from daemon.files import written_into
 from daemon.jobs import JobStatus
-from daemon.log import escape
 from daemon.progress import Progress
 from daemon.records import Record
 from stages.training import scenes
@@ -48,7 +45,7 @@ level = "info"
 """
 
 
-def run_demo(folder: Path, count: int, console: Console) -> None:
+def run_demo(folder: Path, count: int) -> None:
     """Fill `folder`/inbox, run the daemon over it once, print the table. What was done before is not done again."""
     inbox = folder / "inbox"
     config_file = folder / "daemon.toml"
@@ -66,7 +63,7 @@ def run_demo(folder: Path, count: int, console: Console) -> None:
         outcomes = control.run(config, once=True, show=progress.show)
     with control.open_reader(config) as reader:
         records = list(reader.newest(JobStatus.DONE, ROWS))
-    print_records(records, console)
+    print_records(records)
     console.print()
     print_outcomes(outcomes, progress, config)
     command = os.path.relpath(sys.argv[0]) if shutil.which("visiond") is None else "visiond"
@@ -96,7 +93,7 @@ def drop_images(folder: Path, count: int) -> int:
     return len(missing)
 
 
-def print_records(records: list[Record], console: Console) -> None:
+def print_records(records: list[Record]) -> None:
     """A row for each image: file, bin, caption, text, objects; with the notice of the models that spoke."""
     title = "What came out" + (f" last, of {ROWS} images" if len(records) == ROWS else "")
     table = Table("file", "bin", "caption", "text", "objects", title=title, title_justify="left")
@@ -112,10 +109,10 @@ def print_records(records: list[Record], console: Console) -> None:
             " / ".join(line["text"] for line in document["ocr"]["lines"]),
             ", ".join(f"{number} {label}" if number > 1 else label for label, number in labels.items()),
         )
-        table.add_row(*(escape_markup(shorten(escape(cell))) for cell in cells))
+        table.add_row(*(say(shorten(cell)) for cell in cells))
     console.print(table)
     for notice in sorted(notices):
-        console.print(f"[yellow]Note: {escape_markup(notice)}[/yellow]")
+        console.print(f"[yellow]Note: {say(notice)}[/yellow]")
 
 
 def shorten(text: str) -> str:

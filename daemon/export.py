@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import itertools
 import math
-import os
 import random
 import re
 import sys
@@ -17,9 +15,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from daemon.errors import MissingLibrary, NotWritable, WrongArgument
+from daemon.errors import MissingLibrary, WrongArgument
+from daemon.files import STDOUT, written_whole
 from daemon.records import Reader, Record
-from daemon.state import DATABASE
 
 COLUMNS = {
     "id": int,
@@ -47,7 +45,6 @@ COLUMNS = {
 }
 CHUNK = 4096  # rows in a Parquet row group
 FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # a cell's start: some programs drop spaces before it, or take wide signs
-STDOUT = Path("-")
 FORMATS = ("csv", "jsonl", "parquet")
 BINS = ("A", "B", "C")  # of the built-in rule; a user's own may have others
 SEED = 0  # which images are left out of a mix is the same every time
@@ -97,48 +94,6 @@ def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float
         raise WrongArgument("--bin takes one bin and --ratio mixes several; give one of them.")
     if file == STDOUT and format == "parquet":
         raise WrongArgument("Parquet cannot be written to standard output; name a file, or take --format csv or jsonl.")
-
-
-@contextlib.contextmanager
-def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
-    """Another name beside `file` to write under; at the end of the context it is renamed.
-
-    Raises NotWritable, and WrongArgument for the ledger's own files: a daemon would go on writing to what was replaced.
-    """
-    file = file.resolve()
-    if file in [Path(f"{ledger.resolve()}{suffix}") for suffix in DATABASE]:
-        raise WrongArgument(f"{file} is the ledger itself; name another file.")
-    if file.exists() and not file.is_file():
-        raise NotWritable(f"{file} is no regular file; it is written beside and renamed. Name a file.")
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        partial.unlink(missing_ok=True)
-        yield partial
-        os.replace(partial, file)
-        sync_folder(file.parent)
-    except OSError as error:
-        raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have a renaming in it outlive a power failure; without, the old file may be back. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def written_into(folder: Path) -> Iterator[None]:
-    """What cannot be made in the folder, or the folder itself, as NotWritable."""
-    try:
-        yield
-    except OSError as error:
-        raise NotWritable(f"{error.filename or folder} cannot be written: {error.strerror or error}.") from error
 
 
 def parse_ratio(text: str) -> dict[str, float]:

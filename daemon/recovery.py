@@ -23,7 +23,7 @@ import msgspec
 from daemon.config import Config
 from daemon.control import open_reader
 from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, WrongArgument
-from daemon.export import STDOUT, sync_folder, written_whole
+from daemon.files import STDOUT, sync_folder, written_whole
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
 from daemon.records import Model, Reader, Record

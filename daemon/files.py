@@ -1,0 +1,55 @@
+"""The files that commands write: whole or not at all, and what goes wrong as an error of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from daemon.errors import NotWritable, WrongArgument
+from daemon.state import DATABASE
+
+STDOUT = Path("-")
+
+
+@contextlib.contextmanager
+def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
+    """Another name beside `file` to write under; at the end of the context it is renamed.
+
+    Raises NotWritable, and WrongArgument for the ledger's own files: a daemon would go on writing to what was replaced.
+    """
+    file = file.resolve()
+    if file in [Path(f"{ledger.resolve()}{suffix}") for suffix in DATABASE]:
+        raise WrongArgument(f"{file} is the ledger itself; name another file.")
+    if file.exists() and not file.is_file():
+        raise NotWritable(f"{file} is no regular file; it is written beside and renamed. Name a file.")
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        yield partial
+        os.replace(partial, file)
+        sync_folder(file.parent)
+    except OSError as error:
+        raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have a renaming in it outlive a power failure; without, the old file may be back. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def written_into(folder: Path) -> Iterator[None]:
+    """What cannot be made in the folder, or the folder itself, as NotWritable."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritable(f"{error.filename or folder} cannot be written: {error.strerror or error}.") from error
