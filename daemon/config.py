@@ -20,13 +20,13 @@ from daemon.sections import (
     Http,
     Inbox,
     Log,
-    Models,
-    Output,
+    ModelsSection,
+    OutputSection,
     PipelineSection,
     Section,
     StageSection,
     StageTables,
-    State,
+    StateSection,
 )
 from stages.registry import ORDER
 
@@ -35,10 +35,10 @@ class Config(Section):
     """The whole of daemon.toml. Relative paths are relative to the file's own folder."""
 
     inbox: list[Inbox] = Field([Inbox()], min_length=1, description="A [[inbox]] table for each folder to watch.")
-    output: Output = Output()
-    state: State = State()
+    output: OutputSection = OutputSection()
+    state: StateSection = StateSection()
     pipeline: PipelineSection = PipelineSection()
-    models: Models = Models()
+    models: ModelsSection = ModelsSection()
     stages: StageTables = StageTables()
     binning: BinningSection = BinningSection()
     http: Http = Http()

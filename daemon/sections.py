@@ -88,7 +88,7 @@ class Inbox(Section):
     )
 
 
-class Output(Section):
+class OutputSection(Section):
     results: Path = Field(Path("results"), description="Where sidecars go: <path in the inbox>.json.")
     failed: Path = Field(
         Path("failed"),
@@ -105,7 +105,7 @@ class Output(Section):
     )
 
 
-class State(Section):
+class StateSection(Section):
     path: Path = Field(Path("state"), description="The daemon's own folder: ledger, lock, control socket, compile caches.")
 
 
@@ -157,7 +157,7 @@ class PipelineSection(Section):
         return Limits(self.max_pixels, self.max_aspect_ratio, self.decode_seconds, self.decode_bytes)
 
 
-class Models(Section):
+class ModelsSection(Section):
     pack: str = Field(
         "mini",
         description='Which weights: "mini" (inside the package), "standard" (pulled once), or a folder\'s path, with a slash.',
