@@ -29,8 +29,6 @@ REGROW_CALLS = 100  # that fitted, before more is tried at once
 Input = TypeVar("Input")
 Answers = Sequence[Any]  # one for each input: what was asked for, or an ImageError
 
-_encode = msgspec.json.Encoder().encode
-
 
 @dataclass(slots=True)
 class Entry:
@@ -162,7 +160,7 @@ class Chain:
 
     def _take(self, stage: Stage, entry: Entry, image: Image, answer: Result, seconds: float) -> None:
         """Keep an answer, if what will be stored can be read again: JSON has no NaN."""
-        payload = _encode(answer)
+        payload = msgspec.json.encode(answer)
         try:
             registry.decode(stage.name, payload)
         except msgspec.DecodeError as error:

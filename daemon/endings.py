@@ -23,8 +23,6 @@ IMAGE_SUFFIXES = frozenset(
 )
 LONGEST_PAUSE_SECONDS = 600.0
 
-_encode = msgspec.json.Encoder().encode
-
 
 class Judge:
     """Decides on the bin by the thresholds or the user's rule, and on another try by the number of tries so far.
@@ -73,7 +71,7 @@ class Judge:
                 name = apply_rule(self._rule, _document(job, verdict))
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
                 return self._failed(job, Failure(Reason.RULE, f"{type(error).__name__}: {error}"), now)
-        return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, _encode(verdict.criteria))
+        return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, msgspec.json.encode(verdict.criteria))
 
     def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
         attempts = job.attempts + 1

@@ -7,6 +7,7 @@ each with a `Reply`. Bytes of images do not travel: an `Item` names a stretch of
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import msgspec
 
@@ -104,20 +105,11 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 ToWorker = Setup | Batch | Stop
 FromWorker = Ready | Reply | Beat | Farewell
 
-_encoder = msgspec.msgpack.Encoder()
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
     """The message as it goes over the socket, its length in front (32 bits, little endian)."""
-    body = _encoder.encode(message)
+    body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
-
-
-def decode_to_worker(body: bytes) -> ToWorker:
-    return _to_worker.decode(body)
-
-
-def decode_from_worker(body: bytes) -> FromWorker:
-    return _from_worker.decode(body)

@@ -22,8 +22,6 @@ from daemon.sidecar import SCHEMA
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
 
-_encode = msgspec.json.Encoder().encode
-
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -83,7 +81,7 @@ class Record:
 
     @cached_property
     def _encoded(self) -> bytes:
-        return _encode(self.document()) + b"\n"  # once, for the sidecar and the journal
+        return msgspec.json.encode(self.document()) + b"\n"  # once, for the sidecar and the journal
 
     def _source(self) -> dict[str, Any]:
         inbox = self.inbox_path.decode(errors="replace")

@@ -19,7 +19,7 @@ import time
 import traceback
 
 from daemon.chain import Chain
-from daemon.messages import LENGTH, Batch, Beat, Farewell, FromWorker, Ready, Setup, Stop, decode_to_worker, frame
+from daemon.messages import LENGTH, Batch, Beat, Farewell, FromWorker, Ready, Setup, ToWorker, decode_to_worker, frame
 from stages.base import DeviceLost, OutOfMemory
 
 BEAT_SECONDS = 1.0
@@ -37,7 +37,7 @@ class Line:
         with self._lock:
             self._connection.sendall(frame(message))
 
-    def receive(self) -> Setup | Batch | Stop:
+    def receive(self) -> ToWorker:
         """The next message. Raises EOFError when the daemon has gone."""
         head = self._reader.read(LENGTH.size)
         body = self._reader.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
