@@ -153,7 +153,7 @@ def show(
     with control.open_reader(read_config(config)) as reader:
         record = control.find_image(reader, image)
     if as_json:
-        sys.stdout.buffer.write(record.encode())
+        sys.stdout.buffer.write(record.sidecar)
     else:
         show_record(record)
 

@@ -99,7 +99,7 @@ def print_records(records: list[Record]) -> None:
     table = Table("file", "bin", "caption", "text", "objects", title=title, title_justify="left")
     notices: set[str] = set()
     for record in sorted(records, key=lambda record: record.path):
-        document: dict[str, Any] = msgspec.json.decode(record.encode())
+        document: dict[str, Any] = msgspec.json.decode(record.sidecar)
         notices |= {document["notice"]} if "notice" in document else set()
         labels = Counter(found["label"] for found in document["objects"]["detections"])
         cells = (

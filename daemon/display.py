@@ -87,7 +87,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title:
 
 def show_record(record: Record) -> None:
     """All that is known of one image."""
-    document: dict[str, Any] = msgspec.json.decode(record.encode())
+    document: dict[str, Any] = msgspec.json.decode(record.sidecar)
     console.print(f"[bold]{say(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
     console.print(
         f"file  {say(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"

@@ -109,7 +109,7 @@ def parse_ratio(text: str) -> dict[str, float]:
 
 def row_of(record: Record) -> dict[str, Any]:
     """A record as one flat row with the keys of COLUMNS; what a stage did not say is None."""
-    document: dict[str, Any] = msgspec.json.decode(record.encode())
+    document: dict[str, Any] = msgspec.json.decode(record.sidecar)
     source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
     caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
     return {
@@ -172,7 +172,7 @@ def _harmless(value: Any) -> Any:
 
 
 def _write_jsonl(out: BinaryIO, records: Iterator[Record]) -> None:
-    out.writelines(record.encode() for record in records)
+    out.writelines(record.sidecar for record in records)
 
 
 def _write_parquet(out: BinaryIO, records: Iterator[Record]) -> None:

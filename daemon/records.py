@@ -75,13 +75,10 @@ class Record:
         document["finished_at"] = _timestamp(self.finished_at) if self.finished_at else None
         return document
 
-    def encode(self) -> bytes:
-        """The sidecar: one JSON object and a newline."""
-        return self._encoded
-
     @cached_property
-    def _encoded(self) -> bytes:
-        return msgspec.json.encode(self.document()) + b"\n"  # once, for the sidecar and the journal
+    def sidecar(self) -> bytes:
+        """One JSON object and a newline, made once for the sidecar's file and the journal."""
+        return msgspec.json.encode(self.document()) + b"\n"
 
     def _source(self) -> dict[str, Any]:
         inbox = self.inbox_path.decode(errors="replace")

@@ -99,7 +99,7 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
 
 def _find(folder: bytes, record: Record) -> Finding:
     """The record's sidecar, under either of its names."""
-    paths, data = sidecar_paths(folder, record.path), record.encode()
+    paths, data = sidecar_paths(folder, record.path), record.sidecar
     for path in paths:
         if _holds(path, data):
             return Finding("whole", path)

@@ -163,11 +163,11 @@ def write_sidecar(folder: bytes, record: Record) -> None:
     the second."""
     first, second = sidecar_paths(folder, record.path)
     try:
-        write_whole(first, record.encode())
+        write_whole(first, record.sidecar)
     except OSError as error:
         if error.errno in _DISK_TROUBLE:
             raise
-        write_whole(second, record.encode())
+        write_whole(second, record.sidecar)
 
 
 class Journal:
@@ -179,7 +179,7 @@ class Journal:
 
     async def append(self, records: Sequence[Record]) -> None:
         """Durable when it returns; a line that a crash has torn is ended first. Raises OSError."""
-        lines = b"".join(record.encode() for record in records if record.status is JobStatus.DONE)
+        lines = b"".join(record.sidecar for record in records if record.status is JobStatus.DONE)
         if not lines:
             return
         async with self._lock, aiofiles.open(self.path, "ab+") as file:

@@ -110,7 +110,7 @@ async def test_all_formats_tell_the_same(reader: Reader, tmp_path: Path) -> None
     assert read_rows(tmp_path / "all.csv") == [
         {key: "" if value is None else str(value) for key, value in row.items()} for row in expected
     ]
-    assert (tmp_path / "all.jsonl").read_bytes() == b"".join(record.encode() for record in reader.finished())
+    assert (tmp_path / "all.jsonl").read_bytes() == b"".join(record.sidecar for record in reader.finished())
 
 
 async def test_a_table_of_many_row_groups_is_whole(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ async def reopened(ledger: Ledger, inbox: Path, models: list[Model] = MODELS) ->
 
 
 def sidecars(records: Iterable[Record]) -> list[bytes]:
-    return [record.encode() for record in records]
+    return [record.sidecar for record in records]
 
 
 def paths(jobs: list[Job]) -> list[bytes]:

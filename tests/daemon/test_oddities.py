@@ -98,7 +98,7 @@ def test_what_stands_in_the_way_in_a_bin_does_not_stop_the_daemon(tmp_path: Path
     path.mkdir() if blocker.endswith("/") else path.write_bytes(b"")
     record = drop(tmp_path, b"sub/a.jpg")
     open_sink(tmp_path, bins).publish(record)
-    assert (tmp_path / "results" / "sub" / "a.jpg.json").read_bytes() == record.encode()
+    assert (tmp_path / "results" / "sub" / "a.jpg.json").read_bytes() == record.sidecar
 
 
 def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_a_failed_image_whose_name_could_be_that_of_anothers_reason_stays_where_
         sink.publish(record)
     assert (tmp_path / "inbox" / "b.jpg.json").read_bytes() == b"half an image"
     assert (tmp_path / "failed" / "b.jpg").read_bytes() == b"the other half"
-    assert (tmp_path / "failed" / "b.jpg.json").read_bytes() == second.encode()
+    assert (tmp_path / "failed" / "b.jpg.json").read_bytes() == second.sidecar
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(0o640, 0o640), (0o6755, 0o755)])
@@ -262,7 +262,7 @@ async def test_a_failed_images_reason_is_the_same_when_it_is_written_again(ledge
     job.outputs = make_outputs(stages=["ocr"])
     [record] = await complete(ledger, failed(job))
     [again] = await ledger.owed(0, 9)
-    assert again.encode() == record.encode()
+    assert again.sidecar == record.sidecar
 
 
 # Export while the daemon goes on
@@ -379,7 +379,7 @@ def test_a_path_too_long_for_the_failed_folder_does_not_stop_the_daemon(tmp_path
     long = b"/".join([b"d" * 250] * 16) + b"/a.jpg"
     record = dataclasses.replace(record, path=long)
     open_sink(tmp_path).publish(record)
-    assert [path.read_bytes() for path in (tmp_path / "results").iterdir()] == [record.encode()]
+    assert [path.read_bytes() for path in (tmp_path / "results").iterdir()] == [record.sidecar]
 
 
 async def test_what_failed_is_not_tried_again_before_its_file_is_where_it_belongs(ledger: Ledger) -> None:

@@ -71,7 +71,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 def test_a_sidecar_lies_under_the_images_own_path(tmp_path: Path) -> None:
     record = drop(tmp_path, b"2026/11/a.jpg")
     assert open_sink(tmp_path).publish(record) == Placed(record.id)
-    assert tree(tmp_path) == {"inbox/2026/11/a.jpg": b"image", "results/2026/11/a.jpg.json": record.encode()}
+    assert tree(tmp_path) == {"inbox/2026/11/a.jpg": b"image", "results/2026/11/a.jpg.json": record.sidecar}
 
 
 def test_images_that_differ_in_their_suffix_have_sidecars_of_their_own(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_an_image_of_the_longest_name_has_a_sidecar(tmp_path: Path) -> None:
     record = drop(tmp_path, b"x" * 251 + b".jpg")
     open_sink(tmp_path).publish(record)
     [name] = os.listdir(tmp_path / "results")
-    assert (tmp_path / "results" / name).read_bytes() == record.encode()
+    assert (tmp_path / "results" / name).read_bytes() == record.sidecar
 
 
 def block_by_folder(results: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_sidecar_whose_place_is_taken_goes_to_the_top_under_a_digest(
     for record in records * 2:
         write_sidecar(os.fsencode(results), record)
     sidecars = [file for file in results.iterdir() if file.is_file() and file.name.startswith("~")]
-    assert {file.read_bytes() for file in sidecars} == {record.encode() for record in records}
+    assert {file.read_bytes() for file in sidecars} == {record.sidecar for record in records}
     assert len(sidecars) == len(records)
     assert not list(results.rglob(".visiond-*"))
 
@@ -226,9 +226,9 @@ def test_a_failed_image_has_its_reason_beside_it_and_is_never_deleted(
     record = drop(tmp_path, b"sub/a.jpg", **FAILED)
     placed = open_sink(tmp_path, bins, on_success).publish(record)
     source = "failed/sub/a.jpg" if moved else "inbox/sub/a.jpg"
-    assert tree(tmp_path) == {source: b"image", "failed/sub/a.jpg.json": record.encode()}
+    assert tree(tmp_path) == {source: b"image", "failed/sub/a.jpg.json": record.sidecar}
     assert (placed.location is not None) is moved
-    assert msgspec.json.decode(record.encode())["reason"] == "truncated"
+    assert msgspec.json.decode(record.sidecar)["reason"] == "truncated"
 
 
 def test_an_image_that_comes_to_be_done_leaves_the_failed_folder(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_an_image_that_comes_to_be_done_leaves_the_failed_folder(tmp_path: Path)
     assert placed.version is not None
     retried = make_record(tmp_path / "inbox", location=placed.location, version=placed.version)
     sink.publish(retried)
-    assert tree(tmp_path) == {"done/a.jpg": b"image", "results/a.jpg.json": retried.encode()}
+    assert tree(tmp_path) == {"done/a.jpg": b"image", "results/a.jpg.json": retried.sidecar}
 
 
 def test_an_image_that_fails_again_stays_where_its_first_failure_put_it(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_an_image_that_fails_again_stays_where_its_first_failure_put_it(tmp_path
     again = drop(tmp_path, **FAILED, location=placed.location, version=placed.version)
     (tmp_path / "inbox" / "a.jpg").unlink()
     sink.publish(again)
-    assert tree(tmp_path) == {"failed/a.jpg": b"image", "failed/a.jpg.json": again.encode()}
+    assert tree(tmp_path) == {"failed/a.jpg": b"image", "failed/a.jpg.json": again.sidecar}
 
 
 # The source and the bins
@@ -277,7 +277,7 @@ def test_a_source_that_is_kept_stays_the_version_it_was(tmp_path: Path, bins: st
 def test_source_and_bin_are_as_configured(tmp_path: Path, bins: str, on_success: str, files: dict[str, bytes]) -> None:
     record = drop(tmp_path, b"sub/a.jpg")
     open_sink(tmp_path, bins, on_success).publish(record)
-    assert tree(tmp_path) == files | {"results/sub/a.jpg.json": record.encode()}
+    assert tree(tmp_path) == files | {"results/sub/a.jpg.json": record.sidecar}
 
 
 @pytest.mark.parametrize(("bins", "on_success", "folder"), [("none", "move", "done"), ("move", "keep", "bins/A")])
@@ -319,7 +319,7 @@ def test_a_source_that_cannot_be_moved_stays_and_it_is_said(tmp_path: Path) -> N
         assert sink.publish(record) == Placed(record.id)
     assert [entry["event"] for entry in logs] == ["source stays where it is"]
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"image"
-    assert (tmp_path / "results" / "a.jpg.json").read_bytes() == record.encode()
+    assert (tmp_path / "results" / "a.jpg.json").read_bytes() == record.sidecar
 
 
 @pytest.mark.parametrize(("bins", "folder"), [("none", "done"), ("move", "bins")])
@@ -347,7 +347,7 @@ def test_a_newer_version_is_neither_moved_nor_copied_nor_deleted(tmp_path: Path,
     assert open_sink(tmp_path, bins, on_success).publish(record) == Placed(record.id)
     files = tree(tmp_path)
     assert files.pop("inbox/a.jpg") == b"newer image"
-    assert files.pop("results/a.jpg.json") == record.encode()
+    assert files.pop("results/a.jpg.json") == record.sidecar
     assert set(files.values()) <= {b"-> inbox/a.jpg"}
 
 
@@ -367,7 +367,7 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
         patch.setattr(os, "rename", rename_too_late)
         sink.publish(record)
     assert sink.publish(record) == Placed(record.id)
-    assert tree(tmp_path) == {"inbox/a.jpg": b"newer image", "results/a.jpg.json": record.encode()}
+    assert tree(tmp_path) == {"inbox/a.jpg": b"newer image", "results/a.jpg.json": record.sidecar}
 
 
 @pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("copy", "delete")])
@@ -376,7 +376,7 @@ def test_a_source_that_vanished_has_its_result_all_the_same(tmp_path: Path, bins
     record = drop(tmp_path)
     os.unlink(record.location)
     assert open_sink(tmp_path, bins, on_success).publish(record) == Placed(record.id)
-    assert tree(tmp_path)["results/a.jpg.json"] == record.encode()
+    assert tree(tmp_path)["results/a.jpg.json"] == record.sidecar
 
 
 # Crashes
