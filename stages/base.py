@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -191,6 +191,3 @@ class Limits(msgspec.Struct, frozen=True):
     max_aspect_ratio: float = 50.0
     decode_seconds: float = 20.0  # CPU time of the disposable decoder for one image
     decode_bytes: int = 2 << 30  # its address space
-
-
-Results = Mapping[str, Result]

@@ -96,7 +96,7 @@ def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) 
     except ValueError as error:
         raise PackError(f"what the model hub sent cannot be used: {error}") from error
     manifest = describe_standard(partial, revision)
-    write_manifest(partial, manifest)
+    write_manifest(partial / MANIFEST, manifest)
     os.rename(partial, folder)
     progress(f"{folder} is ready.")
     return manifest

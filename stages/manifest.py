@@ -54,12 +54,8 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    write_json(folder / MANIFEST, manifest)
-
-
-def write_json(path: Path, manifest: Manifest) -> None:
-    """Write a manifest whole or not at all."""
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")

@@ -18,10 +18,7 @@ import msgspec
 from stages import registry
 from stages.base import StageSpec
 from stages.hub import Hub, pull
-from stages.manifest import MANIFEST, Manifest, PackError, StageEntry, digest_file, list_files, read_manifest
-from stages.manifest import write_json as write_lock
-
-__all__ = ["Pack", "PackError", "list_packs", "open_pack", "pull_standard", "resolve", "resolve_all", "verify"]
+from stages.manifest import MANIFEST, Manifest, PackError, StageEntry, digest_file, list_files, read_manifest, write_manifest
 
 MINI = Path(__file__).parent / "mini"
 STANDARD = "standard"
@@ -104,7 +101,7 @@ def open_plain(path: Path, models_folder: Path) -> Pack:
         files = sorted({file for place in named for file in list_files(place)})
         digests = {file.relative_to(folder).as_posix(): digest_file(file) for file in files}
         try:
-            write_lock(lock, Manifest(name=path.name, stages=stages, digests=digests))
+            write_manifest(lock, Manifest(name=path.name, stages=stages, digests=digests))
         except OSError as error:
             raise PackError(f"{lock} cannot be written: {error.strerror}. Make {models_folder} writable.") from error
     return Pack(folder, read_manifest(lock), lock, models_folder)

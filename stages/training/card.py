@@ -105,7 +105,7 @@ def write_card(pack: Path, card: Card) -> None:
     manifest = read_manifest(pack / MANIFEST)
     scores = {name: value for name, value in card.scores.items() if name not in ("seconds", "misses")}
     kept = msgspec.to_builtins(msgspec.structs.replace(card, scores=scores))
-    write_manifest(pack, msgspec.structs.replace(manifest, card=kept))
+    write_manifest(pack / MANIFEST, msgspec.structs.replace(manifest, card=kept))
     text = CARD.format(
         files="\n".join(list_files(pack)),
         trainings="\n".join(list_trainings(card.trainings)),

@@ -27,7 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.manifest import Manifest, StageEntry, digest_folder, list_files, write_manifest
+from stages.manifest import MANIFEST, Manifest, StageEntry, digest_folder, list_files, write_manifest
 from stages.training.shapes import LABELS
 from stages.training.truth import TAGS, VOCABULARY
 from stages.yolonet import build_network, halve, read_structure, save_network
@@ -231,7 +231,7 @@ def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
         "blip": StageEntry("transformers", {"model": "blip", "clip": "clip"}),
     }
     manifest = msgspec.structs.replace(manifest, stages=stages, digests=digest_folder(folder))
-    write_manifest(folder, manifest)
+    write_manifest(folder / MANIFEST, manifest)
     return manifest
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages.manifest import Manifest, PackError, StageEntry, digest_folder, write_manifest
+from stages.manifest import MANIFEST, Manifest, PackError, StageEntry, digest_folder, write_manifest
 from stages.packs import MINI, Pack, find_ocr_files, open_pack, resolve, resolve_all, verify
 from stages.registry import ORDER, UnknownName
 
@@ -26,7 +26,7 @@ def pack(tmp_path: Path) -> Pack:
         "clip": StageEntry("transformers", {"model": "clip", "labels": "labels.txt"}),
         "blip": StageEntry("transformers", {"model": "blip", "clip": "clip"}, dtype="float16"),
     }
-    write_manifest(folder, Manifest(name="small", notice="made up", stages=stages, digests=digest_folder(folder)))
+    write_manifest(folder / MANIFEST, Manifest(name="small", notice="made up", stages=stages, digests=digest_folder(folder)))
     return open_pack("small", tmp_path / "models")
 
 
@@ -204,7 +204,7 @@ def test_a_folder_without_weights_is_told_what_should_be_there(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd"])
 def test_a_manifest_that_points_outside_its_pack_is_refused(pack: Pack, name: str) -> None:
     entry = StageEntry("ultralytics", {"weights": name})
-    write_manifest(pack.folder, Manifest(name="evil", stages={"yolo": entry}))
+    write_manifest(pack.folder / MANIFEST, Manifest(name="evil", stages={"yolo": entry}))
     with pytest.raises(PackError, match="lies outside the pack"):
         open_pack("small", pack.models_folder)
 
