@@ -155,5 +155,14 @@ def measure_area(corners: Corners) -> float:
     return abs(math.fsum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in edges)) / 2
 
 
+def measure_dispersion(boxes: Sequence[tuple[float, float, float, float]], area: float) -> float:
+    """Of objects, from their boxes x0, y0, x1, y1: the bounding box of the centres over the area of the image."""
+    if not boxes:
+        return 0.0
+    across = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]
+    down = [(y0 + y1) / 2 for _, y0, _, y1 in boxes]
+    return (max(across) - min(across)) * (max(down) - min(down)) / area
+
+
 def _compare(value: float | None, threshold: float) -> Criterion:
     return Criterion(value, threshold, None if value is None else value > threshold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ import torch
 from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -95,6 +96,14 @@ def pixels_of(images: Sequence[Image]) -> list[torch.Tensor]:
     if len(pixels) < len(images):
         raise ValueError("an image came to a stage that reads pixels without its pixels.")
     return pixels
+
+
+def group_places(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """Where each key stands: the places of what has it, in order."""
+    groups: dict[Key, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(key, []).append(place)
+    return groups
 
 
 def split_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.resize import group_by_size
+from stages.devices import group_places
 
 PADDING = 114  # ultralytics' grey
 
@@ -59,7 +59,7 @@ def fill_canvases(pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tenso
         for canvas, image, box in zip(batch, pixels, boxes, strict=True):
             box.place(canvas, resize_by_cv2(image, box))
     else:
-        for places in group_by_size(pixels).values():
+        for places in group_places(image.shape for image in pixels).values():
             canvases = batch[places]
             boxes[places[0]].place(canvases, resize_by_torch([pixels[place] for place in places], boxes[places[0]]))
             batch[places] = canvases

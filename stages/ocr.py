@@ -9,10 +9,6 @@ rapidocr recognises an image's lines in groups of six of similar shape and pads 
 sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which only its own image
 decides, but is recognised beside lines of any image: in a tensor of just that width on the CPU, and on a GPU in one of
 a few widths, where ppocr.Recognizer keeps apart what lies right of each line's own.
-
-Options: text_score (0.5), mask_threshold (0.3), box_threshold (0.5), unclip_ratio (1.6), max_side (2000),
-min_side (30), map_side (736): rapidocr's text_score, thresh, box_thresh, unclip_ratio, max_side_len, min_side_len and
-limit_side_len.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from torch import Tensor
 
 from stages.base import Image, ImageError, Line, Ocr, Point, Result, Stage
 from stages.dbpost import Quads, area, find_boxes
-from stages.devices import dtype_of, has_kernels, hold_device, settle, split_batches
+from stages.devices import dtype_of, group_places, has_kernels, hold_device, pixels_of, settle, split_batches
 from stages.onnxfile import WeightsError, weight_files
 from stages.options import OcrOptions, read_options
 from stages.ppocr import BLANK, LINE_HEIGHT, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
@@ -130,11 +126,12 @@ class OcrStage(Stage):
 
     def _find(self, images: Sequence[Image], plans: Sequence[Plan]) -> tuple[list[Tensor], list[Quads]]:
         """Each image's page, on the device, and the boxes of its lines, in pixels of the padded page."""
+        pixels = pixels_of(images)
         pages: dict[int, Tensor] = {}
         quads: dict[int, Quads] = {}
         for places in self._batch_maps(plans):
             with hold_device(self.lock):
-                pages.update((i, make_page(images[i], plans[i])) for i in places)
+                pages.update((i, make_page(pixels[i], plans[i])) for i in places)
                 masks, probabilities = self._detect([pages[i] for i in places], plans[places[0]].map)
             for i, mask, probability in zip(places, masks, probabilities, strict=True):
                 size = pages[i].shape[1], pages[i].shape[0]
@@ -143,10 +140,7 @@ class OcrStage(Stage):
 
     def _batch_maps(self, plans: Sequence[Plan]) -> Iterator[Sequence[int]]:
         """Places of images whose maps are of one size, as many as go through the detector at once."""
-        groups: dict[tuple[int, int], list[int]] = {}
-        for i, plan in enumerate(plans):
-            groups.setdefault(plan.map, []).append(i)
-        for (width, height), places in groups.items():
+        for (width, height), places in group_places(plan.map for plan in plans).items():
             most = 1 if self.on_cpu else min(self.spec.batch_size, MAP_PIXELS // (width * height))
             parts = -(-len(places) // max(most, 1))
             yield from split_batches(places, -(-len(places) // parts))
@@ -205,11 +199,9 @@ class OcrStage(Stage):
             self._recognize([page], lay_out(0, line), width)
 
 
-def make_page(image: Image, plan: Plan) -> Tensor:
-    """uint8 [height, width, 3], on the image's device."""
-    if image.pixels is None:
-        raise ValueError("ocr: an image came without its pixels.")
-    page = resize(interleave(image.pixels), *plan.page)
+def make_page(pixels: Tensor, plan: Plan) -> Tensor:
+    """uint8 [height, width, 3] from an image's [3, height, width], on its device."""
+    page = resize(interleave(pixels), *plan.page)
     return F.pad(page, (0, 0, 0, 0, plan.padding, plan.padding)) if plan.padding else page
 
 

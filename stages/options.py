@@ -27,13 +27,15 @@ def read_options(spec: StageSpec, kind: type[Options]) -> Options:
 
 
 class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """rapidocr's, with what it calls them."""
+
     text_score: Fraction = 0.5
-    mask_threshold: Fraction = 0.3
-    box_threshold: Fraction = 0.5
+    mask_threshold: Fraction = 0.3  # thresh
+    box_threshold: Fraction = 0.5  # box_thresh
     unclip_ratio: Annotated[float, Meta(gt=0, le=10)] = 1.6
-    max_side: Side = 2000
-    min_side: Annotated[int, Meta(ge=1, le=736)] = 30
-    map_side: Side = 736
+    max_side: Side = 2000  # max_side_len
+    min_side: Annotated[int, Meta(ge=1, le=736)] = 30  # min_side_len
+    map_side: Side = 736  # limit_side_len
 
 
 class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

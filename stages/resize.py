@@ -16,6 +16,8 @@ import numpy.typing as npt
 import PIL.Image
 import torch
 
+from stages.devices import group_places
+
 Floats = npt.NDArray[np.float64]
 Axis = tuple[torch.Tensor, int, int]  # weights [kept, last - first], first, last
 
@@ -82,7 +84,7 @@ class ImageProcessor:
     def __call__(self, pixels: Sequence[torch.Tensor]) -> torch.Tensor:
         """pixels: uint8 [3, height, width] each, on the device, of unlike sizes."""
         batch = torch.empty(len(pixels), 3, self.height, self.width, device=self._device)
-        for (height, width), places in group_by_size(pixels).items():
+        for (height, width), places in group_places(image.shape[1:] for image in pixels).items():
             batch[places] = self._resize([pixels[place] for place in places], *self._axes(height, width))
         return ((batch - self.mean) / self.deviation).to(self.dtype)
 
@@ -111,11 +113,3 @@ class ImageProcessor:
         if height <= width:
             return self.edge, int(self.edge * width / height)
         return int(self.edge * height / width), self.edge
-
-
-def group_by_size(pixels: Sequence[torch.Tensor]) -> dict[tuple[int, int], list[int]]:
-    """Places in the sequence, by (height, width)."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for place, image in enumerate(pixels):
-        groups.setdefault((image.shape[1], image.shape[2]), []).append(place)
-    return groups

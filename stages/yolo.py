@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from stages.base import Detection, Image, ImageError, Objects, Result, Stage
-from stages.devices import device_errors, dtype_of, has_kernels, hold_device, pixels_of, settle, split_batches
+from stages.binning import measure_dispersion
+from stages.devices import device_errors, dtype_of, group_places, has_kernels, hold_device, pixels_of, settle, split_batches
 from stages.letterbox import Letterbox, fill_canvases
 from stages.options import YoloOptions, read_options
 from stages.yolonet import decode_in_float32, load_network, non_max_suppression, scale_boxes, speed_up_convolutions
@@ -49,11 +50,8 @@ class YoloStage(Stage):
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         boxes = [Letterbox.fit(image.height, image.width, self.size, self.stride) for image in images]
-        canvases: dict[tuple[int, int], list[int]] = {}
-        for place, box in enumerate(boxes):
-            canvases.setdefault(box.canvas, []).append(place)
         results: dict[int, Result | ImageError] = {}
-        for canvas, places in canvases.items():
+        for canvas, places in group_places(box.canvas for box in boxes).items():
             for batch in split_batches(places, self.spec.batch_size):
                 pixels = pixels_of([images[place] for place in batch])
                 with hold_device(self.lock):
@@ -89,7 +87,8 @@ class YoloStage(Stage):
         ]
         detections.sort(key=lambda detection: -detection.score)
         unique = len({detection.label for detection in detections})
-        return Objects(detections, len(detections), unique, measure_dispersion(detections, image.width, image.height))
+        dispersion = measure_dispersion([detection.box for detection in detections], image.width * image.height)
+        return Objects(detections, len(detections), unique, round(dispersion, 6))
 
 
 def keep_confident(predictions: Tensor, confidence: float) -> Tensor:
@@ -102,12 +101,3 @@ def keep_confident(predictions: Tensor, confidence: float) -> Tensor:
     most = int((scores > confidence).sum(dim=1).max())
     kept = scores.topk(min(max(most, FEWEST_CANDIDATES), scores.shape[1]), dim=1).indices
     return predictions.gather(2, kept[:, None].expand(-1, predictions.shape[1], -1))
-
-
-def measure_dispersion(detections: Sequence[Detection], width: int, height: int) -> float:
-    """Area of the box round the detections' centres over the image's area; 0 for fewer than two."""
-    if len(detections) < 2:
-        return 0.0
-    across = [(detection.box[0] + detection.box[2]) / 2 for detection in detections]
-    down = [(detection.box[1] + detection.box[3]) / 2 for detection in detections]
-    return round((max(across) - min(across)) * (max(down) - min(down)) / (width * height), 6)

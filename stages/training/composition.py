@@ -12,11 +12,12 @@ from random import Random
 import cv2
 import numpy as np
 
+from stages.binning import measure_dispersion
 from stages.training import pages
 from stages.training.drawing import COLORS, Backdrop, Pixels, Points, list_backdrops, vary
 from stages.training.shapes import LABELS, LEAN, Sprite, choose_finish, draw_object, fixed_point
 from stages.training.sheets import Sheet, blank_sheet
-from stages.training.truth import Box, TrueObject, measure_spread
+from stages.training.truth import Box, TrueObject
 
 LEGIBLE_PX = 22  # to the em: capitals of 16 px
 DRAWABLE_PX = 8  # to the em: below that, fonts' hinting makes lines too long
@@ -136,8 +137,8 @@ class Arranger:
         for attempt in itertools.count():
             window = self._choose_window(self.rng.uniform(*areas))
             sprites = self._fill_window(members, window, anchored, 0.96**attempt)
-            spread = measure_spread([sprite.extent() for sprite in sprites], self.width * self.height)
-            if sprites and not 0.24 < spread < 0.36:
+            dispersion = measure_dispersion([sprite.extent() for sprite in sprites], self.width * self.height)
+            if sprites and not 0.24 < dispersion < 0.36:
                 return sprites
         raise AssertionError("unreachable")
 

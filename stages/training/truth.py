@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stages.binning import measure_area
+from stages.binning import measure_area, measure_dispersion
 from stages.training.drawing import BACKDROPS, COLORS, Backdrop
 from stages.training.shapes import LABELS
 
@@ -75,16 +75,7 @@ def choose_bin(width: int, height: int, objects: Sequence[TrueObject], lines: Se
         return "A"
     if len({thing.label for thing in objects}) > 3 or len(objects) > 5:
         return "B"
-    return "B" if measure_spread([thing.box for thing in objects], width * height) > 0.3 else "C"
-
-
-def measure_spread(boxes: Sequence[tuple[float, float, float, float]], area: float) -> float:
-    """The dispersion: the bounding box of the boxes' centres over the area of the image."""
-    if not boxes:
-        return 0.0
-    x = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]
-    y = [(y0 + y1) / 2 for _, y0, _, y1 in boxes]
-    return (max(x) - min(x)) * (max(y) - min(y)) / area
+    return "B" if measure_dispersion([thing.box for thing in objects], width * height) > 0.3 else "C"
 
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stages.binning import Bin, Criterion, Thresholds, apply_rule, is_decided, judge, load_rule
+from stages.binning import Bin, Criterion, Thresholds, apply_rule, is_decided, judge, load_rule, measure_dispersion
 from stages.registry import ORDER
 
 T = Thresholds()
@@ -145,3 +145,18 @@ def test_a_rules_bin_is_a_plain_name(name: str) -> None:
 def test_what_could_be_no_folder_of_its_own_is_refused(name: Any) -> None:
     with pytest.raises(ValueError, match="the binning rule returned"):
         apply_rule(lambda record: name, {})
+
+
+@pytest.mark.parametrize(
+    ("boxes", "dispersion"),
+    [
+        ([], 0.0),
+        ([(10, 10, 30, 30)], 0.0),
+        ([(0, 0, 20, 20), (80, 40, 100, 60)], 80 * 40 / (100 * 60)),
+        ([(0, 0, 20, 20), (40, 0, 60, 20)], 0.0),
+    ],
+)
+def test_dispersion_is_the_area_that_the_centres_span(
+    boxes: list[tuple[float, float, float, float]], dispersion: float
+) -> None:
+    assert measure_dispersion(boxes, 100 * 60) == pytest.approx(dispersion)

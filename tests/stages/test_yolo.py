@@ -13,10 +13,10 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
-from stages.base import Detection, DeviceLost, Image, Objects, OutOfMemory, StageSpec
+from stages.base import DeviceLost, Image, Objects, OutOfMemory, StageSpec
 from stages.letterbox import Letterbox, fill_canvases, resize_by_cv2, resize_by_torch
 from stages.packs import Pack, resolve
-from stages.yolo import YoloStage, measure_dispersion
+from stages.yolo import YoloStage
 from stages.yolonet import build_network, convert_checkpoint, decode_in_float32, load_network, save_network
 from tests.stages.pictures import draw_image, read_photo
 
@@ -151,22 +151,6 @@ def test_the_mini_architecture_answers(blank_pack: Pack, mixed_images: list[Imag
         assert isinstance(answer, Objects)
         assert answer.count == 3
         assert {found.label for found in answer.detections} <= set(stage.names)
-
-
-@pytest.mark.parametrize(
-    ("boxes", "dispersion"),
-    [
-        ([], 0.0),
-        ([(10, 10, 30, 30)], 0.0),
-        ([(0, 0, 20, 20), (80, 40, 100, 60)], 80 * 40 / (100 * 60)),
-        ([(0, 0, 20, 20), (40, 0, 60, 20)], 0.0),
-    ],
-)
-def test_dispersion_is_the_area_that_the_centres_span(
-    boxes: list[tuple[float, float, float, float]], dispersion: float
-) -> None:
-    found = [Detection("x", 1.0, box) for box in boxes]
-    assert measure_dispersion(found, 100, 60) == pytest.approx(dispersion, abs=1e-6)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1080, 810), (720, 1280), (1, 3000), (641, 639), (32, 32), (7, 5)])
