@@ -84,7 +84,7 @@ class OneAtATime:
         self.clip_processor = CLIPImageProcessor.from_pretrained(files["model"], local_files_only=True)
         self.tower = TextTower(self.clip_model, files["model"])
         texts = [f"a photo of a {label}" for label in Path(files["labels"]).read_text().splitlines()]
-        self.labels = self.tower.embed(self.tower.tokenize(texts))
+        self.labels = self.tower.embed_texts(texts)
 
     def _load_blip(self, files: dict[str, str]) -> None:
         self.blip_model = load_model(BlipForConditionalGeneration, files["model"], torch.float32, self.device)

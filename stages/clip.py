@@ -70,10 +70,8 @@ class ClipStage(Stage):
 
     def _embed_labels(self, model: CLIPModel, folder: str) -> Tensor:
         """Unit text embeddings of the labels, [labels, dim]."""
-        tower = TextTower(model, folder)
         texts = [self.options.template.replace("{}", label) for label in self.labels]
-        parts = [tower.embed(tower.tokenize(part)) for part in split_batches(texts, TEXTS_AT_ONCE)]
-        return torch.cat(parts) if parts else torch.empty(0, model.config.projection_dim, device=self.device)
+        return TextTower(model, folder).embed_texts(texts)
 
 
 class TextTower:
@@ -96,6 +94,11 @@ class TextTower:
         )["input_ids"]
         wide = min(-(-tokens.shape[1] // TOKENS_ALIGNED_TO) * TOKENS_ALIGNED_TO, self.longest)
         return F.pad(tokens, (0, wide - tokens.shape[1]), value=self.tokenizer.pad_token_id)
+
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """Any number of texts, also none."""
+        parts = [self.embed(self.tokenize(part)) for part in split_batches(texts, TEXTS_AT_ONCE)]
+        return torch.cat(parts) if parts else self.projection.weight.new_empty(0, len(self.projection.weight)).float()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Unit embeddings [texts, dim] in float32. The tower is causal, so padding behind a text changes nothing."""

@@ -41,6 +41,7 @@ SVTR_EPSILON = 1e-5  # of the norms inside the two SVTR blocks; the last norm ha
 
 LINE_HEIGHT = 48  # rows of the recogniser's input
 BLANK = 0  # CTC's blank class
+GROUP_CHANNELS = 32  # of a depthwise convolution that is run as one of groups
 
 KINDS = {"Conv": nn.Conv2d, "ConvTranspose": nn.ConvTranspose2d, "MatMul": nn.Linear, "LayerNorm": nn.LayerNorm}
 
@@ -268,7 +269,7 @@ def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
     return network, characters
 
 
-def group_depthwise(network: Detector, channels: int = 32) -> None:
+def group_depthwise(network: Detector) -> None:
     """Make the neck's 7×7 depthwise convolutions a GPU's tensor cores' work: the same, as convolutions of groups.
 
     In a group of 32 channels all weights but the diagonal are zero. In half precision with the channels last, cuDNN on
@@ -277,9 +278,9 @@ def group_depthwise(network: Detector, channels: int = 32) -> None:
     for layer in network.neck.input_conv:
         narrow = layer.depthwise_convolution
         count = narrow.out_channels
-        wide = nn.Conv2d(count, count, narrow.kernel_size, padding=narrow.padding, groups=count // channels)
+        wide = nn.Conv2d(count, count, narrow.kernel_size, padding=narrow.padding, groups=count // GROUP_CHANNELS)
         wide.weight = freeze(np.zeros(wide.weight.shape, dtype=np.float32))
-        wide.weight[torch.arange(count), torch.arange(count) % channels] = narrow.weight[:, 0]
+        wide.weight[torch.arange(count), torch.arange(count) % GROUP_CHANNELS] = narrow.weight[:, 0]
         wide.bias = narrow.bias
         layer.depthwise_convolution = wide
 

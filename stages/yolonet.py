@@ -55,20 +55,8 @@ def _unpatched() -> Iterator[None]:
 with _unpatched():
     from ultralytics.nn.modules import Conv
     from ultralytics.nn.tasks import DetectionModel, torch_safe_load, yaml_model_load
-    from ultralytics.utils.nms import non_max_suppression
-    from ultralytics.utils.ops import scale_boxes
-
-__all__ = [
-    "build_network",
-    "convert_checkpoint",
-    "decode_in_float32",
-    "load_network",
-    "non_max_suppression",
-    "read_checkpoint",
-    "read_structure",
-    "save_network",
-    "scale_boxes",
-]
+    from ultralytics.utils.nms import non_max_suppression as non_max_suppression  # for yolo.py
+    from ultralytics.utils.ops import scale_boxes as scale_boxes
 
 
 def load_network(files: Mapping[str, str], *, allow_pickle: bool = False) -> tuple[DetectionModel, dict[str, Any]]:
@@ -123,10 +111,7 @@ def read_structure(name: str) -> dict[str, Any]:
 
 def save_network(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
     """Write yolo.safetensors and yolo.json. Matrices are kept in float16, everything else as it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {name: halve(tensor) for name, tensor in model.state_dict().items()}
-    save_file(state, folder / "yolo.safetensors")
-    (folder / "yolo.json").write_text(json.dumps(config, indent=1) + "\n")
+    write_files({name: halve(tensor) for name, tensor in model.state_dict().items()}, config, folder)
 
 
 def halve(tensor: Tensor) -> Tensor:
@@ -137,8 +122,12 @@ def halve(tensor: Tensor) -> Tensor:
 def convert_checkpoint(checkpoint: Path, folder: Path) -> None:
     """Turn an ultralytics .pt file into yolo.safetensors and yolo.json. Raises what `read_checkpoint` does."""
     state, config = read_checkpoint(checkpoint)
+    write_files({name: tensor.contiguous() for name, tensor in state.items()}, config, folder)
+
+
+def write_files(state: dict[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "yolo.safetensors")
+    save_file(state, folder / "yolo.safetensors")
     (folder / "yolo.json").write_text(json.dumps(config, indent=1) + "\n")
 
 

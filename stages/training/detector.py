@@ -124,7 +124,7 @@ def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -
     }
 
 
-def validate_detector(weights: Path, dataset: Path, workdir: Path, batch_size: int = 64, workers: int = 8) -> dict[str, float]:
+def validate_detector(weights: Path, dataset: Path, workdir: Path) -> dict[str, float]:
     """mAP50 and mAP50-95 of a pack's detector. weights: the folder of yolo.safetensors. dataset: a data.yaml."""
     files = {"weights": str(weights / "yolo.safetensors"), "config": str(weights / "yolo.json")}
     network, config = yolonet.load_network(files)
@@ -132,8 +132,8 @@ def validate_detector(weights: Path, dataset: Path, workdir: Path, batch_size: i
     settings = {
         "data": str(dataset),
         "imgsz": config["imgsz"],
-        "batch": batch_size,
-        "workers": workers,
+        "batch": 64,
+        "workers": 8,
         "project": str(workdir),
         "name": "validation",
         "exist_ok": True,

@@ -95,10 +95,10 @@ class Models:
     vocabulary: Vocabulary
 
 
-def make_blank_pack(folder: Path, seed: int, vocabulary: Vocabulary | None = None, sizes: Sizes | None = None) -> Manifest:
-    """Write a pack of the mini architectures with random weights. vocabulary: that of the synthetic scenes if None."""
+def make_blank_pack(folder: Path, seed: int, sizes: Sizes | None = None) -> Manifest:
+    """Write a pack of the mini architectures with random weights."""
     return save_models(
-        make_models(seed, vocabulary or Vocabulary.of_scenes(), sizes or Sizes()),
+        make_models(seed, Vocabulary.of_scenes(), sizes or Sizes()),
         folder,
         Manifest(name="mini", description="Small blank models.", trained=False, notice=BLANK_NOTICE),
     )

@@ -287,13 +287,12 @@ def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
     from transformers import CLIPModel
 
     from stages.checkpoints import load_model
-    from stages.clip import TEXTS_AT_ONCE, TextTower
+    from stages.clip import TextTower
 
     tower = TextTower(load_model(CLIPModel, str(pack / "clip"), torch.float32, "cpu"), str(pack / "clip"))
     captions = list(dict.fromkeys(truth.captions[0] for truth in truths))
     with torch.inference_mode():
-        parts = [tower.embed(tower.tokenize(part)) for part in split_batches(captions, TEXTS_AT_ONCE)]
-    return dict(zip(captions, torch.cat(parts), strict=True))
+        return dict(zip(captions, tower.embed_texts(captions), strict=True))
 
 
 def pick_captions(images: Tensor, texts: Mapping[str, Tensor], truths: Sequence[Truth]) -> list[bool]:
