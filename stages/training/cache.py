@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from stages.training.drawing import COLORS, Pixels
 from stages.training.examples import PIXELS, Example, Spot, open_pixels, squeeze, write_lines
 from stages.training.scenes import encode_scene, make_scene
 from stages.training.shapes import LABELS
-from stages.training.truth import TEXT_KINDS, TrueObject, Truth
+from stages.training.truth import TEXT_KINDS, Truth
 
 CHUNK = 64  # scenes that a process makes between two looks at the clock
 VALIDATED_EVERY = 100  # scenes, of which one is kept for ultralytics' own validation
@@ -61,19 +61,22 @@ class Plan:
 def write_cache(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> int:
     """Make the scenes 0, 1, … of the plan's seed. Returns how many there are. progress: called with how many so far."""
     open_pixels(plan.folder, plan.scenes, plan.edge)
-    for kind in ("images", "labels"):
-        for split in ("train", "val"):
-            (plan.detector_folder / kind / split).mkdir(parents=True, exist_ok=True)
-    names = "\n".join(f"  {number}: {label}" for number, label in enumerate(LABELS))
-    (plan.detector_folder / "data.yaml").write_text(
-        f"path: {plan.detector_folder.absolute()}\ntrain: images/train\nval: images/val\nnames:\n{names}\n"
-    )
+    open_dataset(plan.detector_folder, train="train")
     lines: list[bytes] = []
     for chunk in map_chunks(plan):
         lines += chunk
         progress(len(lines))
     write_lines(plan.folder, lines)
     return len(lines)
+
+
+def open_dataset(folder: Path, train: str) -> None:
+    """A dataset as ultralytics takes it, still empty. train: the part to learn from; "val" is there in any case."""
+    for kind in ("images", "labels"):
+        for split in {train, "val"}:
+            (folder / kind / split).mkdir(parents=True, exist_ok=True)
+    names = "\n".join(f"  {number}: {label}" for number, label in enumerate(LABELS))
+    (folder / "data.yaml").write_text(f"path: {folder.absolute()}\ntrain: images/{train}\nval: images/val\nnames:\n{names}\n")
 
 
 def map_chunks(plan: Plan) -> Iterator[list[bytes]]:
@@ -128,12 +131,13 @@ def read_upright(data: bytes) -> Pixels:
 
 
 def write_detected(plan: Plan, index: int, scene: Pixels, truth: Truth) -> None:
-    """One image and its labels in YOLO's text format: class, centre and size as fractions of the canvas."""
+    """One image and its labels on the detector's canvas."""
     split = "val" if index % VALIDATED_EVERY == 0 else "train"
     canvas, ratio, left, top = fit_square(scene, plan.detector_edge)
     image = plan.detector_folder / "images" / split / f"{index:06}.jpg"
     cv2.imwrite(str(image), cv2.cvtColor(canvas, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 95])
-    lines = [label_line(thing, ratio, left, top, plan.detector_edge) for thing in truth.objects]
+    boxes = [np.array(thing.box) * ratio + (left, top, left, top) for thing in truth.objects]
+    lines = [label_line(thing.label, box, *canvas.shape[1::-1]) for thing, box in zip(truth.objects, boxes, strict=True)]
     (plan.detector_folder / "labels" / split / f"{index:06}.txt").write_text("\n".join(lines))
 
 
@@ -148,10 +152,11 @@ def fit_square(pixels: Pixels, edge: int) -> tuple[Pixels, float, int, int]:
     return canvas, ratio, left, top
 
 
-def label_line(thing: TrueObject, ratio: float, left: int, top: int, edge: int) -> str:
-    x0, y0, x1, y1 = (side * ratio for side in thing.box)
-    x, y = (left + (x0 + x1) / 2) / edge, (top + (y0 + y1) / 2) / edge
-    return f"{LABELS.index(thing.label)} {x:.6f} {y:.6f} {(x1 - x0) / edge:.6f} {(y1 - y0) / edge:.6f}"
+def label_line(label: str, box: Iterable[float], width: int, height: int) -> str:
+    """One object in YOLO's text format: class, centre and size as fractions of the image's sides."""
+    x0, y0, x1, y1 = box
+    figures = ((x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height)
+    return " ".join([str(LABELS.index(label)), *(f"{figure:.6f}" for figure in figures)])
 
 
 MOST_CAPTIONS = 4  # of the true ones; four groups of objects alone have sixty

@@ -41,7 +41,7 @@ class Training(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """trainings: by model. scores: as scores.py has them; empty when there are none."""
+    """trainings: by model. scores: as score.py has them; empty when there are none."""
 
     trainings: dict[str, Training] = {}
     scores: dict[str, Any] = {}

@@ -183,18 +183,18 @@ def start_job(options: Options, kind: str, job: Any) -> subprocess.Popen[bytes]:
 def watch(options: Options, running: Mapping[str, subprocess.Popen[bytes]], tell: Say) -> None:
     """Tell how far they are until all have ended. Raises TrainingFailed at the first that ended badly."""
     told = time.monotonic()
-    while any(process.poll() is None for process in running.values()):
-        with contextlib.suppress(subprocess.TimeoutExpired, StopIteration):
-            next(process for process in running.values() if process.poll() is None).wait(LOOK_SECONDS)
+    while True:
         for kind, process in running.items():
             if process.poll():
                 raise TrainingFailed(describe_failure(options.workdir / kind / "output.txt", kind))
+        alive = [process for process in running.values() if process.returncode is None]
+        if not alive:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            alive[0].wait(LOOK_SECONDS)
         if time.monotonic() - told > 4 * LOOK_SECONDS:
             told = time.monotonic()
             tell(" · ".join(describe_progress(kind, options.workdir / kind / LOG) for kind in running))
-    for kind, process in running.items():
-        if process.returncode:
-            raise TrainingFailed(describe_failure(options.workdir / kind / "output.txt", kind))
 
 
 def describe_failure(output: Path, kind: str) -> str:

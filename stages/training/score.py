@@ -27,9 +27,8 @@ from stages.decoder import Decoders
 from stages.devices import split_batches
 from stages.images import decode, inspect
 from stages.packs import open_pack, resolve_all
-from stages.training.cache import read_upright
+from stages.training.cache import label_line, open_dataset, read_upright
 from stages.training.scenes import write_samples
-from stages.training.shapes import LABELS
 from stages.training.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
 
 UNSEEN_SEED = 90_001
@@ -87,10 +86,7 @@ def score_pack(
 
 def write_dataset(files: Path, truths: Sequence[Truth], folder: Path) -> None:
     """The files as ultralytics' validator takes them: upright, with their labels beside them."""
-    for kind in ("images", "labels"):
-        (folder / kind / "val").mkdir(parents=True, exist_ok=True)
-    names = "\n".join(f"  {number}: {label}" for number, label in enumerate(LABELS))
-    (folder / "data.yaml").write_text(f"path: {folder.absolute()}\ntrain: images/val\nval: images/val\nnames:\n{names}\n")
+    open_dataset(folder, train="val")
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         list(threads.map(lambda truth: write_upright(files / truth.file, truth, folder), truths))
 
@@ -102,13 +98,7 @@ def write_upright(file: Path, truth: Truth, folder: Path) -> None:
     elif not image.exists():
         pixels = cv2.cvtColor(read_upright(file.read_bytes()), cv2.COLOR_RGB2BGR)
         cv2.imwrite(str(image), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
-    # Boxes as fractions of the image: a square canvas of one, each axis in its own units.
-    lines = []
-    for thing in truth.objects:
-        x0, y0, x1, y1 = thing.box
-        centre = (x0 + x1) / 2 / truth.width, (y0 + y1) / 2 / truth.height
-        size = (x1 - x0) / truth.width, (y1 - y0) / truth.height
-        lines.append(" ".join([str(LABELS.index(thing.label)), *(f"{value:.6f}" for value in (*centre, *size))]))
+    lines = [label_line(thing.label, thing.box, truth.width, truth.height) for thing in truth.objects]
     (folder / "labels" / "val" / f"{file.stem}.txt").write_text("\n".join(lines))
 
 
