@@ -44,7 +44,7 @@ DEATH_SECONDS = 10.0
 WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it uses it
 
 
-class Job(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True):
     """Asks for one image: its bytes lie at the start of the shared memory, its pixels go to `pixels_at`."""
 
     data_bytes: int
@@ -67,7 +67,7 @@ OPEN_FILES = 32
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve decode jobs until the parent closes its end. Arguments: parent's pid, socket, memory, limits (JSON)."""
+    """Decode until the parent closes its end. Arguments: parent's pid, socket, memory, limits (JSON)."""
     parent, channel_fd, memory_fd = map(int, arguments[:3])
     limits = msgspec.json.decode(arguments[3], type=Limits)
     confine(parent, limits)
@@ -121,7 +121,7 @@ def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
                 memory.close()
                 memory = None
             memory = memory or mmap.mmap(memory_fd, 0)
-            reply = answer(msgspec.json.decode(message, type=Job), memory)
+            reply = answer(msgspec.json.decode(message, type=Request), memory)
         except (MemoryError, OSError):  # OSError: no address space for the mapping
             detail = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
             reply = Reply(Reason.DECODER, detail, last=True)
@@ -138,20 +138,20 @@ def allow_cpu_seconds(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def answer(job: Job, memory: mmap.mmap) -> Reply:
+def answer(request: Request, memory: mmap.mmap) -> Reply:
     """Decode one image. Whatever a library raises is that image's fault; MemoryError passes."""
     from stages import pixels
 
     try:
-        with memoryview(memory) as view, view[: job.data_bytes] as data, view[job.pixels_at :] as out:
-            pixels.write_rgb(data, job.header, out)
+        with memoryview(memory) as view, view[: request.data_bytes] as data, view[request.pixels_at :] as out:
+            pixels.write_rgb(data, request.header, out)
     except ImageError as error:
         return Reply(error.reason, error.detail)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 – libraries raise anything on bad bytes
         said = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
-        return Reply(Reason.DECODER, f"{job.header.format}: {said}"[:DETAIL_CHARACTERS])
+        return Reply(Reason.DECODER, f"{request.header.format}: {said}"[:DETAIL_CHARACTERS])
     return Reply()
 
 
@@ -192,7 +192,7 @@ class Decoder:
         self._resize(max(start + count, KEPT_BYTES))
         try:
             self._memory[: len(data)] = data
-            reply = self._ask(Job(len(data), start, header))
+            reply = self._ask(Request(len(data), start, header))
             if reply.reason is not None:
                 raise ImageError(reply.reason, reply.detail)
             shape = (header.height, header.width, 3)
@@ -209,10 +209,10 @@ class Decoder:
         if size != len(self._memory):
             self._memory.resize(size)
 
-    def _ask(self, job: Job) -> Reply:
+    def _ask(self, request: Request) -> Reply:
         channel = self._ready_channel()
         try:
-            channel.send(msgspec.json.encode(job))
+            channel.send(msgspec.json.encode(request))
             message = channel.recv(MESSAGE_BYTES)
             reply = msgspec.json.decode(message, type=Reply) if message else None
         except TimeoutError:

@@ -293,9 +293,9 @@ TURNS = {
 
 def read_avif(data: memoryview) -> Size:
     """Size and turn of the primary item: its ispe, irot and imir properties. EXIF is ignored, as the standard says."""
-    boxes = _children(data)
-    meta = _children(boxes.get(b"meta", NOTHING)[4:])
-    table = _children(meta.get(b"iprp", NOTHING))
+    boxes = dict(_boxes(data))
+    meta = dict(_boxes(boxes.get(b"meta", NOTHING)[4:]))
+    table = dict(_boxes(meta.get(b"iprp", NOTHING)))
     if b"pitm" not in meta or not {b"ipco", b"ipma"} <= table.keys():
         raise ImageError(Reason.HEADER, "the file names no primary picture")
     item = struct.unpack_from(">H" if meta[b"pitm"][0] == 0 else ">I", meta[b"pitm"], 4)[0]
@@ -314,10 +314,6 @@ def read_heif(data: memoryview) -> Size:
     """As AVIF, but upright already: pillow-heif turns the pixels while it decodes."""
     width, height, orientation = read_avif(data)
     return (height, width, 1) if orientation > 4 else (width, height, 1)
-
-
-def _children(data: memoryview) -> dict[bytes, memoryview]:
-    return dict(_boxes(data))
 
 
 def _boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:

@@ -76,22 +76,17 @@ def decode(
 
     from stages.devices import device_errors
 
-    with device_errors():
-        return _decode(entries, torch.device(device), decoders, limits)
-
-
-def _decode(
-    entries: Sequence[Entry], device: torch.device, decoders: Decoders, limits: Limits
-) -> list[torch.Tensor | ImageError]:
+    device = torch.device(device)
     answers: dict[int, torch.Tensor | ImageError] = {}
-    if device.type == "cuda":
-        plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
-        for index, pixels in zip(plain, _decode_on_device([entries[i] for i in plain], device, limits), strict=True):
-            if pixels is not None:
-                answers[index] = pixels
-    left = [index for index in range(len(entries)) if index not in answers]
-    for index, answer in zip(left, decoders.decode_all([entries[i] for i in left]), strict=True):
-        answers[index] = answer if isinstance(answer, ImageError) else _to_device(answer, device)
+    with device_errors():
+        if device.type == "cuda":
+            plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
+            for index, pixels in zip(plain, _decode_on_device([entries[i] for i in plain], device, limits), strict=True):
+                if pixels is not None:
+                    answers[index] = pixels
+        left = [index for index in range(len(entries)) if index not in answers]
+        for index, answer in zip(left, decoders.decode_all([entries[i] for i in left]), strict=True):
+            answers[index] = answer if isinstance(answer, ImageError) else _to_device(answer, device)
     return [answers[index] for index in range(len(entries))]
 
 
