@@ -29,7 +29,8 @@ from daemon.messages import Output
 from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar
-from daemon.sinks import Sink, second_name, sidecar_paths, sync_folders, write_sidecar
+from daemon.sinks import Sink, sidecar_paths, sync_folders, write_sidecar
+from daemon.sources import second_name
 from daemon.state import DATABASE, LEDGER, lock_state
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES

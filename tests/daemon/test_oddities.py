@@ -123,7 +123,7 @@ def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(tmp_path: Path,
     with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
         sink, record = open_sink(tmp_path, on_success="move", done=elsewhere), drop(tmp_path)
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-            patch.setattr("daemon.sinks._delete", lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr("daemon.sources.delete", lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
             sink.publish(record)
         sink.publish(record)
         assert os.listdir(elsewhere) == ["a.jpg"]
