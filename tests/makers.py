@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
+from daemon.config import parse
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger import Ledger
 from daemon.messages import Output
 from daemon.records import Model, Record
+from daemon.sinks import Sink
 from stages import fake
 from stages.base import Reason
 from stages.binning import Thresholds, judge
@@ -21,6 +23,16 @@ from stages.registry import ORDER
 
 MODELS = [Model(stage, f"{stage}-1", "") for stage in ORDER]
 VERSION = Version(device=1, inode=2, size=3, mtime_ns=4, ctime_ns=5)
+# bins and on_success, where the source is not deleted
+MODES = [
+    ("none", "keep"),
+    ("none", "move"),
+    ("link", "keep"),
+    ("link", "move"),
+    ("copy", "keep"),
+    ("copy", "move"),
+    ("move", "keep"),
+]
 
 
 def make_file(path: bytes = b"a.jpg", *, inbox: int = 1, regular: bool = True, **version: int) -> File:
@@ -93,3 +105,26 @@ async def complete(ledger: Ledger, *endings: Ending) -> Sequence[Record]:
     """End these jobs; returns what is now to be published."""
     await ledger.end(endings)
     return [ledger.record_of(ending) for ending in endings if ending.status is not JobStatus.PENDING]
+
+
+def open_sink(root: Path, bins: str = "none", on_success: str = "keep", **output: Any) -> Sink:
+    """The sink of an inbox at root/inbox; every other folder is beside it."""
+    tables = {"inbox": [{"path": "inbox", "on_success": on_success}], "output": {"bins": bins} | output}
+    config = parse(tables, root)
+    return Sink.of(config.inbox[0], config)
+
+
+def drop(root: Path, path: bytes = b"a.jpg", data: bytes = b"image", **fields: Any) -> Record:
+    """An image in root/inbox that is DONE and not published."""
+    return make_record(root / "inbox", path, data, **fields)
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Every file under root: its bytes, or where it links to."""
+    found = {}
+    for folder, _, names in os.walk(root):
+        for path in (os.path.join(folder, name) for name in names):
+            link = os.path.islink(path)
+            content = os.fsencode("-> " + os.path.relpath(os.readlink(path), root)) if link else Path(path).read_bytes()
+            found[os.path.relpath(path, root)] = content
+    return found

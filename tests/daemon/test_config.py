@@ -95,7 +95,7 @@ def test_sizes_have_units(text: object, count: int) -> None:
     assert pipeline(slab_bytes=text).pipeline.slab_bytes == count
 
 
-@pytest.mark.parametrize("text", ["much", "", "12 TB", "MiB", "1 2 MB", "nan"])
+@pytest.mark.parametrize("text", ["much", "", "12 TB", "MiB", "1 2 MB", "nan", "inf"])
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     [problem] = problems_of({"pipeline": {"slab_bytes": text}})
     assert problem.startswith(f'pipeline.slab_bytes: "{text}" is no size; write a number of bytes or, for example, "256 MiB"')
@@ -162,6 +162,9 @@ def test_all_problems_are_told_at_once() -> None:
     [
         {"inbox": []},
         {"inbox": [{"name": "a/b"}]},
+        {"inbox": [{"path": "~nobody-of-that-name/in"}]},
+        {"pipeline": {"stages": []}},
+        {"pipeline": {"segment": [{"stages": [], "devices": ["cpu"]}]}},
         {"inbox": [{"settle_seconds": float("nan")}]},
         {"pipeline": {"batch_timeout_seconds": 0}},
         {"pipeline": {"threads_per_worker": 17}},
@@ -205,6 +208,16 @@ def test_results_and_failed_in_each_other_are_refused_as_a_sidecar_would_be_take
     assert "lie in each other" in problem
 
 
+def test_a_folder_of_the_daemons_among_the_bins_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"output\.done: .* lies in output\.bins_folder"):
+        parse({"inbox": [{"on_success": "move"}], "output": {"bins_folder": "out", "done": "out/done"}}, tmp_path)
+
+
+def test_an_inbox_among_the_bins_is_refused() -> None:
+    [problem] = problems_of({"inbox": [{"path": "bins/A"}], "output": {"bins": "copy"}})
+    assert problem.startswith("output.bins_folder: the inbox /srv/bins/A lies in /srv/bins")
+
+
 def test_an_inbox_whose_sub_folders_are_not_watched_may_hold_them() -> None:
     document = {"inbox": [{"path": ".", "recursive": False}]}
     assert parse(document, Path("/srv")).inbox[0].path == Path("/srv")
@@ -216,8 +229,9 @@ def test_inboxes_within_each_other_are_refused() -> None:
     assert problems_of(document) == ["inbox: /srv/drop and /srv/drop/urgent lie in each other; keep one of them."]
 
 
-def test_inboxes_of_one_name_are_refused_as_they_would_share_their_sidecars() -> None:
-    [problem] = problems_of({"inbox": [{"path": "a"}, {"path": "b"}]})
+@pytest.mark.parametrize("name", ["", "cam"])
+def test_inboxes_without_names_of_their_own_are_refused_as_they_would_share_their_sidecars(name: str) -> None:
+    [problem] = problems_of({"inbox": [{"path": "a"}, {"path": "b", "name": name}]})
     assert problem == "inbox: /srv/a and /srv/b would write the same sidecars; give each a name of its own."
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from daemon.endings import LONGEST_PAUSE_SECONDS, Judge
 from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.messages import Output
 from stages.base import Reason
 from stages.binning import Thresholds
 from stages.registry import ORDER
@@ -117,6 +118,8 @@ def test_after_the_last_attempt_the_image_fails() -> None:
         (b"readme.txt", Reason.NOT_AN_IMAGE, JobStatus.SKIPPED),
         (b"folder.jpg/no suffix", Reason.NOT_AN_IMAGE, JobStatus.SKIPPED),
         (b".jpg", Reason.NOT_AN_IMAGE, JobStatus.SKIPPED),
+        (b"batch.ready", Reason.EMPTY, JobStatus.SKIPPED),
+        (b"archive.zip", Reason.BYTES, JobStatus.SKIPPED),
         (b"scan.JPG", Reason.NOT_AN_IMAGE, JobStatus.FAILED),
         (b"\xff.webp", Reason.NOT_AN_IMAGE, JobStatus.FAILED),
         (b"readme.txt", Reason.TRUNCATED, JobStatus.FAILED),
@@ -125,6 +128,13 @@ def test_after_the_last_attempt_the_image_fails() -> None:
 )
 def test_only_what_neither_is_nor_claims_to_be_an_image_is_skipped(path: bytes, reason: Reason, status: JobStatus) -> None:
     assert end(broken(path, reason)).status is status
+
+
+def test_a_result_that_cannot_be_read_fails_its_image_alone() -> None:
+    job = answered()
+    job.outputs["ocr"] = Output(b'{"lines":[],"count":0,"area_ratio":null}', 0.0)
+    ending = end(job)
+    assert (ending.status, ending.failure and ending.failure.reason) == (JobStatus.FAILED, Reason.STAGE)
 
 
 def test_a_failure_counts_more_than_results() -> None:

@@ -75,6 +75,7 @@ def test_what_a_stage_did_not_say_is_empty() -> None:
     row = row_of(make_record(INBOX, outputs=make_outputs(stages=["clip"]), models=[MODELS[2]]))
     empty = ("text", "text_boxes", "text_area_ratio", "objects", "object_count", "caption", "clip_similarity")
     assert {row[name] for name in empty} == {None}
+    assert row_of(make_record(INBOX, outputs=make_outputs(stages=["ocr"])))["tags"] is None
 
 
 def test_a_stage_that_found_nothing_is_not_one_that_did_not_run() -> None:
@@ -264,3 +265,22 @@ async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
 async def test_a_file_that_cannot_be_written_is_named(reader: Reader, tmp_path: Path) -> None:
     with pytest.raises(NotWritable, match=r"missing/all.csv cannot be written: No such file or directory"):
         write(reader, tmp_path / "missing" / "all.csv", "csv")
+
+
+class Growing(Reader):
+    counted: dict[str, int]
+
+    def bin_counts(self) -> dict[str, int]:
+        return self.counted
+
+
+@pytest.mark.parametrize("counted", [{"A": 2, "C": 2}, {"C": 2}])
+async def test_a_mix_is_exact_though_images_are_added_meanwhile(
+    ledger: Ledger, tmp_path: Path, counted: dict[str, int]
+) -> None:
+    jobs = await admit(ledger, *(b"%d.jpg" % number for number in range(40)))
+    await complete(ledger, *(done(job, variant=3 * (job.id % 2)) for job in jobs))
+    reader = Growing(ledger.path)
+    reader.counted = counted
+    assert export_records(reader, tmp_path / "mix.jsonl", "jsonl", "", {"C": 1.0}, lambda done, total: None) == 2
+    reader.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import subprocess
 import sys
@@ -8,13 +9,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerUnusable
-from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
+from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
 from daemon.ledger import GROUP, Ledger
 from daemon.records import Model, Reader, Record
 from stages.base import Reason
@@ -93,6 +96,30 @@ async def test_a_new_version_leaves_the_result_of_an_older_one_alone(ledger: Led
     assert counts(ledger) == {"PENDING": 1, "DONE": 1}
 
 
+@pytest.mark.parametrize("field", ["mtime_ns", "inode"])
+async def test_a_file_with_figures_beyond_64_bits_is_admitted(ledger: Ledger, inbox: Path, field: str) -> None:
+    (inbox / "a.jpg").write_bytes(b"image")
+    os.utime(inbox / "a.jpg", (1.4e10, 1.4e10))
+    status: Any = os.stat(inbox / "a.jpg")
+    if field == "inode":
+        names = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+        status = SimpleNamespace(**{name: 2**63 + 1 if name == "st_ino" else getattr(status, name) for name in names})
+    file = File(1, b"a.jpg", Version.of(status))
+    with anyio.fail_after(2):
+        assert await ledger.admit([file]) == Admitted(1, 0, 0)
+
+
+async def test_a_version_that_was_gone_and_is_there_again_is_pending_again(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await ledger.end([Ending(job, JobStatus.GONE, 2e9, 0)])
+    reader = Reader(ledger.path)
+    known = reader.versions(1, [b"a.jpg"])
+    reader.close()
+    assert known == set()
+    assert await ledger.admit([make_file()]) == Admitted(1, 0, 0)
+    assert [job.path for job in await ledger.next_jobs(9, ())] == [b"a.jpg"]
+
+
 async def test_what_is_no_regular_file_is_skipped_and_never_handed_out(ledger: Ledger) -> None:
     assert await ledger.admit([make_file(regular=False)]) == Admitted(pending=0, skipped=1, replaced=0)
     assert await ledger.next_jobs(9, ()) == []
@@ -162,6 +189,18 @@ async def test_rows_of_an_inbox_that_was_left_out_are_handed_out_once_it_is_aske
     assert paths(await ledger.next_jobs(9, {second.id}, {1, other})) == [b"1", b"3"]
 
 
+async def test_rows_of_an_inbox_that_is_no_longer_configured_wait_for_it(tmp_path: Path) -> None:
+    with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        (old,) = await ledger.register([(tmp_path / "old", 0)], [])
+        await ledger.admit([File(old, b"a.jpg", VERSION)])
+    with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        await ledger.register([(tmp_path / "new", 0)], [])
+        assert await ledger.next_jobs(10, ()) == []
+    with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        await ledger.register([(tmp_path / "old", 0)], [])
+        assert [job.path for job in await ledger.next_jobs(10, ())] == [b"a.jpg"]
+
+
 async def test_without_anything_to_try_again_there_is_no_time_to_wait_for(ledger: Ledger) -> None:
     await admit(ledger, b"a.jpg")
     assert await ledger.seconds_to_next_try() is None
@@ -175,6 +214,14 @@ async def test_retry_brings_failed_images_back_with_all_their_tries(ledger: Ledg
     assert await ledger.retry([jobs[0].id, jobs[1].id, 12345]) == 1
     assert [(job.path, job.attempts) for job in await ledger.next_jobs(9, ())] == [(b"failed.jpg", 0), (b"new.jpg", 0)]
     assert find(ledger, "failed.jpg").reason == ""
+
+
+async def test_what_failed_is_not_tried_again_before_its_file_is_where_it_belongs(ledger: Ledger) -> None:
+    (job,) = await admit(ledger, b"a.jpg")
+    await ledger.end([failed(job)])
+    assert await ledger.retry([job.id]) == 0
+    await ledger.mark_emitted([Placed(job.id)])
+    assert await ledger.retry([job.id]) == 1
 
 
 async def test_a_failed_image_that_was_moved_is_tried_where_it_lies_now(ledger: Ledger) -> None:
@@ -244,6 +291,19 @@ async def test_what_is_not_yet_published_is_owed_until_it_is(ledger: Ledger, inb
     await ledger.mark_emitted([Placed(jobs[0].id), Placed(jobs[1].id)])
     async with reopened(ledger, inbox) as again:
         assert sidecars(await again.owed(0, 9)) == sidecars(records[2:])
+
+
+async def test_a_reason_that_is_not_utf_8_is_kept(ledger: Ledger) -> None:
+    (job,) = await admit(ledger, b"a.jpg")
+    assert await ledger.end([failed(job, detail="name \udcff")]) == {job.id}
+
+
+async def test_two_versions_whose_source_was_moved_once_can_both_be_marked(ledger: Ledger) -> None:
+    for ctime in (1, 2):
+        await ledger.admit([make_file(ctime_ns=ctime)])
+        await complete(ledger, *(done(job) for job in await ledger.next_jobs(1, ())))
+    await ledger.mark_emitted([Placed(number, b"/done/a.jpg", VERSION._replace(ctime_ns=3)) for number in (1, 2)])
+    assert await ledger.owed(0, 9) == []
 
 
 async def test_a_failed_image_that_is_done_at_last_is_owed_anew(ledger: Ledger) -> None:
@@ -416,6 +476,12 @@ def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path, content: bytes
     assert path.read_bytes() == content
 
 
+def test_a_ledger_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").mkdir()
+    with pytest.raises(LedgerUnusable, match=r"ledger\.sqlite cannot be used"):
+        Ledger(tmp_path / "ledger.sqlite")
+
+
 def make_database(path: Path, script: str) -> bytes:
     connection = sqlite3.connect(path)
     connection.executescript(script)
@@ -423,9 +489,10 @@ def make_database(path: Path, script: str) -> bytes:
     return path.read_bytes()
 
 
-def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [0, 70])  # also a higher one than any ledger has
+def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     path = tmp_path / "ledger.sqlite"
-    content = make_database(path, "CREATE TABLE photos (id);")
+    content = make_database(path, f"CREATE TABLE photos (id); PRAGMA user_version = {version};")
     with pytest.raises(ConfigError, match=r"is a database of another program. Name another folder in \[state\] path"):
         Ledger(path)
     assert path.read_bytes() == content

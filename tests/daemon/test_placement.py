@@ -102,6 +102,10 @@ def test_auto_spreads_the_stages_where_a_gpu_is_too_small_and_says_which() -> No
     assert placement.why == f"all stages need {NEED >> 20} MiB, more than is free on card 1"
 
 
+def test_one_gpu_that_is_too_small_is_not_said_to_have_the_memory() -> None:
+    assert "every device has memory" not in place(*make_gpus(NEED - 1)).why
+
+
 def test_a_small_gpu_that_is_not_used_does_not_matter() -> None:
     placement = place(*make_gpus(LARGE, 0, LARGE), devices=["cuda:0", "cuda:2"])
     assert len(placement.segments) == 1

@@ -16,6 +16,7 @@ from daemon.ledger import Ledger
 from daemon.messages import Output
 from daemon.records import Model, Reader, Record
 from stages import registry
+from stages.registry import ORDER
 from tests.makers import MODELS, VERSION, admit, complete, done, failed, make_file, make_outputs, make_record
 
 pytestmark = pytest.mark.anyio
@@ -291,3 +292,27 @@ async def test_a_record_names_the_models_that_made_it(ledger: Ledger) -> None:
 def test_what_cannot_be_opened_as_a_ledger_is_named(tmp_path: Path) -> None:
     with pytest.raises(LedgerUnusable, match="cannot be used"):
         Reader(tmp_path)
+
+
+async def test_a_failed_images_reason_is_the_same_when_it_is_written_again(ledger: Ledger, inbox: Path) -> None:
+    await ledger.register([(inbox, 0)], [Model(stage, f"{stage}-1", "random weights") for stage in ORDER])
+    [job] = await admit(ledger, b"a.jpg")
+    job.outputs = make_outputs(stages=["ocr"])
+    [record] = await complete(ledger, failed(job))
+    [again] = await ledger.owed(0, 9)
+    assert again.sidecar == record.sidecar
+
+
+@pytest.mark.parametrize("folder", ["really?", "#1", "100%41"])
+def test_a_ledger_is_found_in_a_folder_of_any_name(tmp_path: Path, folder: str) -> None:
+    Ledger(tmp_path / folder / "ledger.sqlite").close()
+    Reader(tmp_path / folder / "ledger.sqlite").close()
+
+
+@pytest.mark.parametrize("name", ["²", "9" * 30])
+async def test_a_file_named_by_odd_digits_is_found(ledger: Ledger, name: str) -> None:
+    await admit(ledger, name.encode())
+    reader = Reader(ledger.path)
+    [found] = reader.find(name)
+    reader.close()
+    assert found.path == name.encode()

@@ -1,0 +1,228 @@
+"""What becomes of a source: no file of the user's is lost, and no other version takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from daemon.jobs import Placed, Version
+from tests.makers import MODES, drop, open_sink, tree
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than tmp_path."""
+    if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is only one file system here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+# Moving, copying, deleting
+
+
+def test_a_file_of_the_same_name_in_done_is_never_overwritten(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path, on_success="move")
+    for number in (1, 2, 3):
+        sink.publish(drop(tmp_path, data=b"image %d" % number, id=number))
+    done = {name: data for name, data in tree(tmp_path).items() if name.startswith("done/")}
+    assert done == {"done/a.jpg": b"image 1", "done/a~2.jpg": b"image 2", "done/a~3.jpg": b"image 3"}
+
+
+def test_a_file_that_has_the_second_name_too_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "done").mkdir()
+    for name in ("a.jpg", "a~7.jpg"):
+        (tmp_path / "done" / name).write_bytes(b"another image")
+    open_sink(tmp_path, on_success="move").publish(drop(tmp_path))
+    assert sorted(file.read_bytes() for file in (tmp_path / "done").iterdir()) == [b"another image"] * 2 + [b"image"]
+
+
+def test_a_source_that_cannot_be_moved_stays_and_it_is_said(tmp_path: Path) -> None:
+    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path)
+    (tmp_path / "done").write_bytes(b"no folder")
+    with capture_logs() as logs:
+        assert sink.publish(record) == Placed(record.id)
+    assert [entry["event"] for entry in logs] == ["source stays where it is"]
+    assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"image"
+    assert (tmp_path / "results" / "a.jpg.json").read_bytes() == record.sidecar
+
+
+def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = drop(tmp_path)
+    rename = os.rename
+
+    def refuse(old: bytes, new: bytes, **folders: int) -> None:
+        if old == b"a.jpg":
+            raise PermissionError(13, "Permission denied")
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    assert open_sink(tmp_path, on_success="delete").publish(record) == Placed(record.id)
+
+
+@pytest.mark.parametrize(("bins", "folder"), [("none", "done"), ("move", "bins")])
+def test_a_source_moves_across_file_systems(tmp_path: Path, elsewhere: Path, bins: str, folder: str) -> None:
+    output = {"done": str(elsewhere / "done"), "bins_folder": str(elsewhere / "bins")}
+    sink = open_sink(tmp_path, bins, "move" if bins == "none" else "keep", **output)
+    record = drop(tmp_path)
+    placed = sink.publish(record)
+    assert placed.location == os.path.join(sink.done if bins == "none" else os.path.join(sink.bins, b"A"), b"a.jpg")
+    assert placed.version == Version.of(os.stat(placed.location))
+    assert placed.version.mtime_ns == record.version.mtime_ns
+    assert list(tree(elsewhere).values()) == [b"image"]
+    assert list(tree(tmp_path)) == ["results/a.jpg.json"]
+    assert folder in os.listdir(elsewhere)
+
+
+def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
+    record = drop(tmp_path)
+    open_sink(tmp_path, bins="copy").publish(record)
+    assert (tmp_path / "bins" / "A" / "a.jpg").stat().st_mtime_ns == record.version.mtime_ns
+
+
+@pytest.mark.parametrize(("mode", "kept"), [(0o640, 0o640), (0o6755, 0o755)])
+def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Path, mode: int, kept: int) -> None:
+    record = drop(tmp_path)
+    os.chmod(record.location, mode)
+    open_sink(tmp_path, "copy").publish(record)
+    assert stat.S_IMODE((tmp_path / "bins" / "A" / "a.jpg").stat().st_mode) == kept
+
+
+# Another version in the source's place
+
+
+@pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("copy", "delete")])
+def test_a_newer_version_is_neither_moved_nor_copied_nor_deleted(tmp_path: Path, bins: str, on_success: str) -> None:
+    (tmp_path / "bins").mkdir()
+    record = drop(tmp_path)
+    drop(tmp_path, data=b"newer image")
+    assert open_sink(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    files = tree(tmp_path)
+    assert files.pop("inbox/a.jpg") == b"newer image"
+    assert files.pop("results/a.jpg.json") == record.sidecar
+    assert set(files.values()) <= {b"-> inbox/a.jpg"}
+
+
+@pytest.mark.parametrize(("bins", "on_success"), [("none", "move"), ("move", "keep"), ("none", "delete")])
+def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bins: str, on_success: str
+) -> None:
+    sink, record = open_sink(tmp_path, bins, on_success), drop(tmp_path)
+    rename = os.rename
+
+    def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
+        if old == b"a.jpg":
+            Path(os.fsdecode(record.location)).write_bytes(b"newer image")
+        rename(old, new, **folders)
+
+    with monkeypatch.context() as patch, contextlib.suppress(OSError):
+        patch.setattr(os, "rename", rename_too_late)
+        sink.publish(record)
+    assert sink.publish(record) == Placed(record.id)
+    assert tree(tmp_path) == {"inbox/a.jpg": b"newer image", "results/a.jpg.json": record.sidecar}
+
+
+@pytest.mark.parametrize("on_success", ["delete", "move"])
+def test_a_newer_version_of_the_same_size_and_time_stays(tmp_path: Path, on_success: str) -> None:
+    record = drop(tmp_path, data=b"image")
+    (tmp_path / "newer").write_bytes(b"IMAGE")
+    os.utime(tmp_path / "newer", ns=(record.version.mtime_ns,) * 2)
+    os.rename(tmp_path / "newer", tmp_path / "inbox" / "a.jpg")
+    open_sink(tmp_path, on_success=on_success).publish(record)
+    assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
+
+
+@pytest.mark.parametrize("on_success", ["delete", "move"])
+def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
+) -> None:
+    record = drop(tmp_path, data=b"image")
+    (tmp_path / "newer").write_bytes(b"IMAGE")
+    os.utime(tmp_path / "newer", ns=(record.version.mtime_ns,) * 2)
+    rename = os.rename
+
+    def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
+        if (tmp_path / "newer").exists() and old == b"a.jpg":
+            rename(tmp_path / "newer", record.location)
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "rename", rename_too_late)
+    open_sink(tmp_path, on_success=on_success).publish(record)
+    assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
+
+
+@pytest.mark.parametrize("on_success", ["delete", "move"])
+def test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
+) -> None:
+    sink, record = open_sink(tmp_path, on_success=on_success), drop(tmp_path, b"sub/a.jpg")
+    folder, other = tmp_path / "inbox" / "sub", tmp_path / "other"
+    shutil.copytree(folder, other)  # a file of the same name, size and time
+    rename = os.rename
+
+    def exchange(old: bytes, new: bytes, **folders: int) -> None:
+        if os.path.basename(old) == b"a.jpg":
+            rename(folder, tmp_path / "aside")
+            folder.symlink_to(other)
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "rename", exchange)
+    sink.publish(record)
+    assert (other / "a.jpg").read_bytes() == b"image"
+    assert not (tmp_path / "aside" / "a.jpg").exists()
+
+
+@pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("copy", "delete")])
+def test_a_source_that_vanished_has_its_result_all_the_same(tmp_path: Path, bins: str, on_success: str) -> None:
+    (tmp_path / "bins").mkdir()
+    record = drop(tmp_path)
+    os.unlink(record.location)
+    assert open_sink(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    assert tree(tmp_path)["results/a.jpg.json"] == record.sidecar
+
+
+def test_a_vanished_source_is_no_trouble_before_there_are_bins(tmp_path: Path) -> None:
+    record = drop(tmp_path)
+    os.unlink(record.location)
+    assert open_sink(tmp_path, "copy").publish(record) == Placed(record.id)
+
+
+# The same again after a crash
+
+
+def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is only one file system here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        sink, record = open_sink(tmp_path, on_success="move", done=elsewhere), drop(tmp_path)
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr("daemon.sources.delete", lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
+            sink.publish(record)
+        sink.publish(record)
+        assert os.listdir(elsewhere) == ["a.jpg"]
+
+
+def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, record = open_sink(tmp_path, on_success="delete"), drop(tmp_path)
+    unlink = os.unlink
+
+    def die(path: bytes) -> None:
+        if b".visiond-" in path:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(os, "unlink", die)
+        sink.publish(record)
+    sink.publish(record)
+    assert os.listdir(tmp_path / "inbox") == []
