@@ -27,8 +27,8 @@ from daemon.config import Config, load
 from daemon.control import find_snapshot, open_reader
 from daemon.errors import VisiondError
 from daemon.gpus import driver_version, list_gpus
+from daemon.layout import KERNELS, Layout
 from daemon.meter import Meter, Sample
-from daemon.service import KERNELS, resolve_models
 from stages.training.truth import TRUTH
 
 NEW_TOKENS = 12  # of each caption, forced
@@ -286,9 +286,8 @@ def time_single_image(config: Config, drop: Path, image: Path) -> float:
 
 def time_one_at_a_time(config: Config, images: Sequence[Path]) -> Timings:
     """On the first GPU, or the CPU; the first image warms up."""
-    gpus = list_gpus()
-    specs, _ = resolve_models(config, gpus)
-    task = {"stages": list(specs.values()), "images": list(map(str, images)), "device": "cuda:0" if gpus else "cpu"}
+    layout, paths = Layout.of(config), list(map(str, images))
+    task = {"stages": list(layout.specs.values()), "images": paths, "device": "cuda:0" if layout.gpus else "cpu"}
     told = run_module("stages.baseline", task=msgspec.json.encode(task | {"new_tokens": NEW_TOKENS}))
     spent: dict[str, float] = json.loads(told.splitlines()[-1])
     timed = len(images) - 1

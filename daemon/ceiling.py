@@ -12,12 +12,12 @@ import anyio
 
 from daemon.config import Config
 from daemon.errors import VisiondError, WrongArgument
-from daemon.gpus import list_gpus
+from daemon.layout import Layout, size_slab
 from daemon.log import set_up as set_up_log
 from daemon.messages import Item
 from daemon.metrics import Metrics
 from daemon.pipeline import Lane
-from daemon.service import leaves, open_lane, plan_placement, resolve_models, size_slab
+from daemon.service import leaves
 from daemon.slab import Slab
 
 
@@ -31,13 +31,11 @@ def measure_ceiling(config: Config, images: list[Path], seconds: float) -> float
 
 
 async def _measure(config: Config, images: list[Path], seconds: float) -> float:
-    gpus = list_gpus()
-    specs, _ = resolve_models(config, gpus)
-    placement = plan_placement(config, gpus, specs)
-    if len(placement.segments) > 1:
+    layout = Layout.of(config)
+    if len(layout.placement.segments) > 1:
         raise WrongArgument("--memory feeds workers that hold all stages, but here stages are spread over devices.")
-    with closing(Slab(size_slab(config, gpus))) as slab:
-        lane = open_lane(placement.segments[0], config, specs, gpus, placement, slab, Metrics())
+    with closing(Slab(size_slab(config, layout.gpus))) as slab:
+        lane = layout.open_lane(layout.placement.segments[0], slab, Metrics())
         items = list(fill(slab, images))
         batches = [items[start : start + lane.batch_size] for start in range(0, len(items), lane.batch_size)]
         async with anyio.create_task_group() as tasks:

@@ -15,7 +15,7 @@ from daemon.control import ask, open_reader
 from daemon.display import quantity
 from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.gpus import list_gpus
-from daemon.service import judge_of, plan_placement, resolve_models, size_slab
+from daemon.layout import Layout, judge_of, size_slab
 from daemon.state import CONTROL, LEDGER
 from daemon.watcher import is_network_mount, is_there
 from daemon.web import listen, load_certificate, read_token, risks
@@ -147,19 +147,17 @@ def _gpus(_config: Config) -> Iterator[Finding]:
 
 
 def _models(config: Config) -> Iterator[Finding]:
-    gpus = list_gpus()
     try:
-        specs, notice = resolve_models(config, gpus)
-        placement = plan_placement(config, gpus, specs)
+        layout = Layout.of(config)
     except VisiondError as error:
         yield from (Finding("error", line) for line in str(error).splitlines())
         return
-    if any(spec.backend != "fake" for spec in specs.values()):
+    if any(spec.backend != "fake" for spec in layout.specs.values()):
         pack = open_pack(config.models.pack, config.models.folder)
         yield Finding("ok", f"models: pack {pack.name} in {pack.folder}; every file that is used has its recorded digest.")
-    if notice:
-        yield Finding("warning", f"models: {notice}.")
-    yield Finding("ok", f"placement: {placement.why}.")
+    if layout.notice:
+        yield Finding("warning", f"models: {layout.notice}.")
+    yield Finding("ok", f"placement: {layout.placement.why}.")
 
 
 def _rules(config: Config) -> Iterator[Finding]:

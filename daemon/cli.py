@@ -248,12 +248,9 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: visiond plan
     """
-    from daemon.gpus import list_gpus
-    from daemon.service import plan_placement, resolve_models
+    from daemon.layout import Layout
 
-    settings, gpus = read_config(config), list_gpus()
-    specs, _ = resolve_models(settings, gpus)
-    placement = plan_placement(settings, gpus, specs)
+    placement = Layout.of(read_config(config)).placement
     if as_json:
         print_json(placement)
         return

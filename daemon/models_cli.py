@@ -59,7 +59,7 @@ def pull_models(config: ConfigOption = None) -> None:
 
     Example: visiond models pull
     """
-    from daemon.service import pack_errors
+    from daemon.layout import pack_errors
     from stages import packs
 
     settings = read_config(config)
@@ -74,7 +74,7 @@ def verify_models(config: ConfigOption = None) -> None:
 
     Example: visiond models verify
     """
-    from daemon.service import pack_errors
+    from daemon.layout import pack_errors
     from stages import packs
 
     settings = read_config(config)

@@ -1,0 +1,177 @@
+"""What a configuration comes to on this machine: models, GPUs, a placement, and the lanes of workers that follow from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.config import Config
+from daemon.endings import Judge
+from daemon.errors import ConfigError, ModelsUnusable
+from daemon.gpus import Gpu, list_gpus
+from daemon.messages import Setup
+from daemon.metrics import Metrics
+from daemon.pipeline import Lane
+from daemon.placement import Placement, Segment, choose_batch, plan
+from daemon.pool import Pool, Seat
+from daemon.records import Model
+from daemon.slab import Slab
+from stages import packs
+from stages.base import StageSpec
+from stages.binning import load_rule
+from stages.manifest import Manifest, PackError, list_files
+from stages.registry import UnknownName, check_options
+
+CPU_BATCH = 8
+GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without one
+KERNELS = "kernels"  # folder in the state's for compiled GPU kernels, so that only the first start compiles them
+# Threads of a CPU worker that wait do not spin, and its tensors' memory is kept for the next ones instead of going back to
+# the kernel each time: on a contended machine that is worth a factor.
+CPU_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+}
+LEAST_CPU_THREADS = 2  # with a single one torch takes slow convolutions: OCR costs 1.3 times the CPU time, even on one core
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    config: Config
+    gpus: list[Gpu]
+    specs: dict[str, StageSpec]  # of each stage, with its verified weights
+    notice: str  # what to say beside results
+    placement: Placement
+
+    @classmethod
+    def of(cls, config: Config) -> Layout:
+        """Raises ModelsUnusable, and ConfigError when an option or a device is named that there is not."""
+        gpus = list_gpus()
+        specs, notice = resolve_models(config, gpus)
+        batch = max(spec.batch_size for spec in specs.values())
+        placement = plan(config, gpus, weights_of(specs.values()), count_cores(), batch)
+        for device in {device: None for segment in placement.segments for device in segment.devices}:
+            address_device(device, gpus, LEAST_CPU_THREADS)
+        return cls(config, gpus, specs, notice, placement)
+
+    def models(self) -> list[Model]:
+        """What answers for the stages, as the ledger knows it."""
+        specs = self.specs.values()
+        return [Model(spec.name, spec.fingerprint, self.notice if spec.backend != "fake" else "") for spec in specs]
+
+    def open_lane(self, segment: Segment, slab: Slab, metrics: Metrics) -> Lane:
+        """A segment with its queue and its pool of workers, which are not started yet."""
+        name, settings = "+".join(segment.stages), self.config.pipeline
+        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # of the cores, for each worker
+        seats = []
+        for number, device in enumerate(segment.devices):
+            seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
+            setup = Setup(
+                name=f"{name}/{number}",
+                device=seen_as,
+                stages=[self.specs[stage] for stage in segment.stages],
+                slab_bytes=slab.size,
+                threads=settings.threads_per_worker,
+                decoders=settings.decoders_per_worker or max(1, share),
+                limits=settings.limits(),
+                cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
+                pipeline=self.config.stage_names,
+            )
+            environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
+            seats.append(Seat(setup, device, environment))
+        pool = Pool(name, seats, slab.fd, settings, metrics)
+        batch = max(self.specs[stage].batch_size for stage in segment.stages)
+        return Lane(name, segment.stages, batch, pool, asyncio.Queue(settings.queue_images))
+
+
+def count_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def pack_errors() -> Iterator[None]:
+    """What is wrong with a pack, as ModelsUnusable."""
+    try:
+        yield
+    except (PackError, UnknownName) as error:
+        raise ModelsUnusable(str(error)) from error
+
+
+def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
+    """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable, ConfigError."""
+    on_gpu = bool(gpus) and not any(device.startswith("cpu") for device in config.pipeline.devices)
+    batch = choose_batch(gpus) if on_gpu else CPU_BATCH
+    overrides = {}
+    for name in config.stage_names:
+        section = getattr(config.stages, name).model_dump()
+        section["batch_size"] = section["batch_size"] or batch
+        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else _natural_dtype(name, gpus if on_gpu else [])
+        overrides[name] = section
+    with pack_errors():
+        if all(section["backend"] == "fake" for section in overrides.values()):
+            pack = packs.Pack(config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder)
+        else:
+            pack = packs.open_pack(config.models.pack, config.models.folder)
+        specs = packs.resolve_all(pack, config.stage_names, overrides)
+    if problems := check_options(specs):
+        raise ConfigError(problems)
+    return {spec.name: spec for spec in specs}, pack.notice
+
+
+def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:
+    """bfloat16 where every GPU has it (compute capability 8.0, Ampere), float16 on older ones, float32 on a CPU.
+
+    OCR takes float16 on any GPU: with bfloat16's eight bits its boxes move by up to three pixels, and some texts change.
+    """
+    if not gpus:
+        return "float32"
+    if stage == "ocr":
+        return "float16"
+    return "bfloat16" if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
+
+
+def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
+    """Bytes of weights by stage, as their files say."""
+    files = {spec.name: [file for path in spec.files.values() for file in list_files(Path(path))] for spec in specs}
+    return {name: sum(file.stat().st_size for file in found) for name, found in files.items()}
+
+
+def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
+    """Bytes, as configured or for what there is: a GPU's workers have many images in hand."""
+    return config.pipeline.slab_bytes or len(gpus) * GPU_SLAB or CPU_SLAB
+
+
+def judge_of(config: Config) -> Judge:
+    try:
+        rule = load_rule(config.binning.rules) if config.binning.rules else None
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    return Judge(
+        config.binning.thresholds(),
+        rule=rule,
+        cascade=config.stage_names if config.pipeline.mode == "cascade" else (),
+        max_attempts=config.pipeline.max_attempts,
+        retry_seconds=config.pipeline.retry_seconds,
+    )
+
+
+def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
+    """What a worker calls its device, and the environment that makes it the only one it sees.
+
+    Raises ConfigError when there is no such device.
+    """
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
+        raise ConfigError(
+            [f'pipeline.devices: "{device}" is no device; write "cpu", or "cuda:0" as `visiond gpus` lists them.']
+        )
+    if kind == "cpu":
+        return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **CPU_ENVIRONMENT}
+    index = int(number or 0)
+    if index >= len(gpus):
+        raise ConfigError([f"pipeline.devices: there is no {device}; `visiond gpus` lists {len(gpus)}."])
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": gpus[index].uuid, "OMP_NUM_THREADS": "2"}
