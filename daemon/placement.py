@@ -55,7 +55,7 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores:
     stages = tuple(config.stage_names)
     if config.pipeline.segment:
         segments = tuple(
-            Segment(tuple(table.stages), _repeat(table.devices, table.workers_per_device)) for table in config.pipeline.segment
+            Segment(tuple(table.stages), tuple(table.devices) * table.workers_per_device) for table in config.pipeline.segment
         )
         return Placement(segments, "as the [[pipeline.segment]] tables say")
     devices = config.pipeline.devices or [f"cuda:{gpu.index}" for gpu in gpus] or ["cpu"]
@@ -63,7 +63,7 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores:
     if mode == "pipelined":
         return Placement(_spread(stages, devices, config.pipeline.workers_per_device or 1), why)
     workers = config.pipeline.workers_per_device or _workers(devices, gpus, need, cores)
-    return Placement((Segment(stages, _repeat(devices, workers)),), f"{why}; workers on each device: {workers}")
+    return Placement((Segment(stages, tuple(devices) * workers),), f"{why}; workers on each device: {workers}")
 
 
 def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], need: int) -> tuple[str, str]:
@@ -102,12 +102,8 @@ def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tu
         shares[dearest] += 1
     supply = iter(devices)
     held = [tuple(itertools.islice(supply, share)) for share in shares]
-    return tuple(Segment(run, _repeat(devices, workers)) for run, devices in zip(runs, held, strict=True))
+    return tuple(Segment(run, devices * workers) for run, devices in zip(runs, held, strict=True))
 
 
 def _cost(run: Sequence[str]) -> float:
     return sum(COSTS[stage] for stage in run)
-
-
-def _repeat(devices: Sequence[str], times: int) -> tuple[str, ...]:
-    return tuple(devices) * times

@@ -102,16 +102,13 @@ class Status:
         return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]
 
     def _rate(self) -> float:
-        now, done = time.monotonic(), self._ended(JobStatus.DONE) + self._ended(JobStatus.FAILED)
+        outcomes = self._metrics.outcomes
+        now, done = time.monotonic(), outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]
         self._samples.append((now, done))
         while now - self._samples[0][0] > RATE_SECONDS:
             self._samples.popleft()
         then, before = self._samples[0]
         return (done - before) / (now - then) if now > then else 0.0
 
-    def _ended(self, status: JobStatus) -> int:
-        """How many ended so in this run."""
-        return int(self._metrics.outcomes[status])
-
     def _total(self, status: JobStatus) -> int:
-        return self._counts[status] + self._ended(status)
+        return self._counts[status] + self._metrics.outcomes[status]

@@ -101,7 +101,8 @@ class Trainer:
         self._prepare(last)
         self._start_log(keep=last is not None)
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
-        with self._show_progress() as bar, ThreadPoolExecutor(1) as reader:
+        shown = self.accelerator.is_main_process and sys.stderr.isatty()
+        with ProgressBar(self.folder.name, shown) as bar, ThreadPoolExecutor(1) as reader:
             upcoming = reader.submit(self._read, self.schedule.step)
             while not self.schedule.done and not (stop_after and self.schedule.step >= stop_after):
                 upcoming = self._take_step(upcoming, reader)
@@ -282,10 +283,6 @@ class Trainer:
                 file.write(msgspec.json.encode(entry) + b"\n")
         if self.settings.wandb:
             self.accelerator.log(entry, step=self.schedule.step)
-
-    def _show_progress(self) -> ProgressBar:
-        shown = self.accelerator.is_main_process and sys.stderr.isatty()
-        return ProgressBar(self.folder.name, shown)
 
     # Checkpoints.
 
