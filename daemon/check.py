@@ -16,8 +16,8 @@ from daemon.display import quantity
 from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.gpus import list_gpus
 from daemon.layout import Layout, judge_of, size_slab
+from daemon.mounts import is_network_mount, is_there
 from daemon.state import CONTROL, LEDGER
-from daemon.watcher import is_network_mount, is_there
 from daemon.web import listen, load_certificate, read_token, risks
 from stages.packs import open_pack
 

@@ -20,6 +20,7 @@ from daemon.jobs import JobStatus
 from daemon.layout import Layout, judge_of, size_slab
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
+from daemon.mounts import is_there
 from daemon.pipeline import Pipeline
 from daemon.pool import Pool
 from daemon.records import Reader
@@ -29,7 +30,7 @@ from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER
 from daemon.status import Status
 from daemon.systemd import Notifier
-from daemon.watcher import Watcher, is_there
+from daemon.watcher import Watcher
 from daemon.web import serve
 
 log = structlog.get_logger()

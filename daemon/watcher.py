@@ -12,11 +12,9 @@ import fnmatch
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -27,6 +25,7 @@ from asyncinotify import Event, Inotify, Mask
 from daemon.errors import cause_of
 from daemon.jobs import File, Version
 from daemon.metrics import Metrics
+from daemon.mounts import ANSWER_SECONDS, is_network_mount
 from daemon.records import Reader
 from daemon.sections import Inbox
 from daemon.settle import Patience, Settling
@@ -37,13 +36,8 @@ T = TypeVar("T")
 CHUNK = 512  # files for one look into the ledger
 HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
 POLL_SECONDS = 5.0  # between scans where there are no events
-ANSWER_SECONDS = 2.0  # that the first, small look into an inbox may take before the inbox is said not to answer
-DEAF_SECONDS = 30.0  # likewise any later one
+DEAF_SECONDS = 30.0  # that a later look than the first may take
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
-
-NETWORK_FILE_SYSTEMS = re.compile(
-    rb"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|beegfs|gpfs|fuse\..*|virtiofs|vboxsf"
-)
 
 _EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB | Mask.ONLYDIR
 
@@ -338,26 +332,6 @@ class Watcher:
     def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
         now, clock = time.monotonic(), time.time()
         return [file for file, renamed in found if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)]
-
-
-def is_there(folder: Path) -> bool | None:
-    """None when its file system does not answer in time, as a dead network mount does not."""
-    answers: list[bool] = []
-    look = threading.Thread(target=lambda: answers.append(os.path.isdir(folder)), name="look", daemon=True)
-    look.start()
-    look.join(ANSWER_SECONDS)
-    return answers[0] if answers else None
-
-
-def is_network_mount(path: Path) -> bool:
-    """Whether a folder lies on a file system that other machines write to, which sends no events."""
-    mounts = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        fields, _, kind = line.partition(b" - ")
-        mounts.append((fields.split()[4].decode("unicode_escape").encode("latin-1"), kind.split()[0]))
-    target = os.fsencode(path.resolve())
-    holding = [mount for mount in mounts if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")]
-    return bool(holding and NETWORK_FILE_SYSTEMS.fullmatch(max(holding, key=lambda mount: len(mount[0]))[1]))
 
 
 def _open_folder(number: int, inbox: Inbox) -> Folder:

@@ -21,7 +21,7 @@ from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.records import Reader
 from daemon.sections import Inbox
-from daemon.watcher import Watcher, is_network_mount
+from daemon.watcher import Watcher
 from tests.daemon_process import GLANCE, Daemon, Place, picture, wait_for
 from tests.makers import MODELS, VERSION, admit, done, make_file
 
@@ -380,10 +380,3 @@ def test_without_watches_left_it_polls_says_so_once_and_finds_all(tmp_path: Path
         (line,) = [line for line in daemon.log_text().splitlines() if "inotify's limits are used up" in line]
     assert "fs.inotify.max_user_watches" in line
     place.assert_kept(DONE=6)
-
-
-def test_the_kinds_of_file_system_that_send_no_events_are_known() -> None:
-    assert watching.NETWORK_FILE_SYSTEMS.fullmatch(b"nfs4")
-    assert watching.NETWORK_FILE_SYSTEMS.fullmatch(b"fuse.sshfs")
-    assert not watching.NETWORK_FILE_SYSTEMS.fullmatch(b"ext4")
-    assert not is_network_mount(Path("/proc"))

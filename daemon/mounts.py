@@ -1,0 +1,33 @@
+"""The file systems that inboxes lie on: whether one answers, and whether it sends events."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+
+ANSWER_SECONDS = 2.0  # that the first, small look into a folder may take before it is said not to answer
+NETWORK_FILE_SYSTEMS = re.compile(
+    rb"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|beegfs|gpfs|fuse\..*|virtiofs|vboxsf"
+)
+
+
+def is_there(folder: Path) -> bool | None:
+    """None when its file system does not answer in time, as a dead network mount does not."""
+    answers: list[bool] = []
+    look = threading.Thread(target=lambda: answers.append(os.path.isdir(folder)), name="look", daemon=True)
+    look.start()
+    look.join(ANSWER_SECONDS)
+    return answers[0] if answers else None
+
+
+def is_network_mount(path: Path) -> bool:
+    """Whether a folder lies on a file system that other machines write to, which sends no events."""
+    mounts = []
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        fields, _, kind = line.partition(b" - ")
+        mounts.append((fields.split()[4].decode("unicode_escape").encode("latin-1"), kind.split()[0]))
+    target = os.fsencode(path.resolve())
+    holding = [mount for mount in mounts if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")]
+    return bool(holding and NETWORK_FILE_SYSTEMS.fullmatch(max(holding, key=lambda mount: len(mount[0]))[1]))
