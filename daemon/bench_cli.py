@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from daemon.display import console, errors, print_table, quantity, say
-from daemon.errors import NotWritable
+from daemon.files import written_into
 
 if TYPE_CHECKING:
     from daemon.bench import Percentiles, Report, Run
@@ -63,13 +63,11 @@ def bench(
         tell=errors.print,
     )
     print_report(report)
-    try:
+    with written_into(folder):
         if json:
             json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if plot:
             draw_run(report.runs[-1], plot)
-    except OSError as error:
-        raise NotWritable(f"{error.filename} cannot be written: {error.strerror}.") from error
 
 
 def print_report(report: Report) -> None:

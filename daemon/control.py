@@ -49,7 +49,7 @@ def open_reader(config: Config) -> Iterator[Reader]:
     try:
         reader = Reader(path)
     except PermissionError as error:
-        raise NotPermitted(f"{path} belongs to another user; run this as the daemon's user or as root.") from error
+        raise NotPermitted(path) from error
     except FileNotFoundError:
         raise NothingFound(f"There is no ledger at {path} yet; `visiond run` makes it.") from None
     with contextlib.closing(reader), trouble_named(path):
@@ -125,7 +125,7 @@ def ask(control: Path, method: str, path: str, body: object = None) -> Any:
         connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
         return msgspec.json.decode(connection.getresponse().read())
     except PermissionError as error:
-        raise NotPermitted(f"{control} belongs to another user; run this as the daemon's user or as root.") from error
+        raise NotPermitted(control) from error
     except OSError as error:
         raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from pathlib import Path
 
 SCARCE = {  # descriptors, which are lacking for now: no file's fault
     errno.EMFILE: "the daemon may open no more files at once (EMFILE); raise its limit (LimitNOFILE= in the unit, ulimit -Hn)",
@@ -101,9 +102,10 @@ class NotRunning(VisiondError):
 
 
 class NotPermitted(VisiondError):
-    """The daemon belongs to another user."""
-
     exit_status = os.EX_NOPERM
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} belongs to another user; run this as the daemon's user or as root.")
 
 
 class InboxUnreadable(VisiondError):

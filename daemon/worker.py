@@ -25,7 +25,7 @@ from stages.base import DeviceLost, OutOfMemory
 BEAT_SECONDS = 1.0
 
 
-class Line:
+class Channel:
     """The worker's end of the socket to the daemon. Several threads may send."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -52,8 +52,8 @@ def main() -> None:
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides what it means
     os.dup2(2, 1)  # whatever a library prints goes to the log
-    line = Line(socket.socket(fileno=connection))
-    setup = line.receive()
+    channel = Channel(socket.socket(fileno=connection))
+    setup = channel.receive()
     assert isinstance(setup, Setup)
     slab = memoryview(mmap.mmap(slab_fd, setup.slab_bytes, prot=mmap.PROT_READ))
     chain = Chain(setup, slab)
@@ -61,24 +61,24 @@ def main() -> None:
         seconds = chain.load()
     except Exception as error:  # noqa: BLE001 - it is told to the daemon
         traceback.print_exc()
-        _leave(line, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))
-    _serve(line, chain, Ready(seconds))
+        _leave(channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))
+    _serve(channel, chain, Ready(seconds))
 
 
-def _serve(line: Line, chain: Chain, ready: Ready) -> None:
+def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
     """Hand batches to the threads, once they have rehearsed, until the daemon says stop or is gone."""
     threads = chain.setup.threads
     batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
     rehearsed = threading.Barrier(threads + 1)
-    arguments = (line, chain, batches, rehearsed)
+    arguments = (channel, chain, batches, rehearsed)
     team = [threading.Thread(target=_work, args=arguments, name=f"batch-{n}", daemon=True) for n in range(threads)]
     for thread in team:
         thread.start()
     rehearsed.wait()
-    line.send(ready)
-    threading.Thread(target=_beat, args=(line,), name="beat", daemon=True).start()
+    channel.send(ready)
+    threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
     try:
-        while isinstance(message := line.receive(), Batch):
+        while isinstance(message := channel.receive(), Batch):
             batches.put(message)
     except (EOFError, OSError):
         os._exit(os.EX_UNAVAILABLE)  # the daemon is gone: nobody wants the results
@@ -90,32 +90,32 @@ def _serve(line: Line, chain: Chain, ready: Ready) -> None:
     os._exit(os.EX_OK)
 
 
-def _work(line: Line, chain: Chain, batches: queue.SimpleQueue[Batch | None], rehearsed: threading.Barrier) -> None:
+def _work(channel: Channel, chain: Chain, batches: queue.SimpleQueue[Batch | None], rehearsed: threading.Barrier) -> None:
     try:
         chain.rehearse()
         rehearsed.wait()
         while (batch := batches.get()) is not None:
-            line.send(chain.run(batch))
+            channel.send(chain.run(batch))
     except DeviceLost as error:
-        _leave(line, f"the device is lost: {error}", curable=True)
+        _leave(channel, f"the device is lost: {error}", curable=True)
     except BaseException as error:  # noqa: BLE001 - a defect: better a new process than a thread less
         traceback.print_exc()
-        _leave(line, f"{type(error).__name__}: {error}", curable=True)
+        _leave(channel, f"{type(error).__name__}: {error}", curable=True)
 
 
-def _leave(line: Line, cause: str, *, curable: bool) -> None:
+def _leave(channel: Channel, cause: str, *, curable: bool) -> None:
     """Say why, and go without touching the device again."""
     try:
-        line.send(Farewell(cause, curable))
+        channel.send(Farewell(cause, curable))
     finally:
         os._exit(os.EX_SOFTWARE)
 
 
-def _beat(line: Line) -> None:
+def _beat(channel: Channel) -> None:
     while True:
         used, peak = _device_memory()
         try:
-            line.send(Beat(_resident_bytes(), used, peak))
+            channel.send(Beat(_resident_bytes(), used, peak))
         except OSError:
             os._exit(os.EX_UNAVAILABLE)
         time.sleep(BEAT_SECONDS)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from stages.decoder import Decoders
 
-Entry = tuple[memoryview, Header]
+Encoded = tuple[memoryview, Header]  # a file's bytes, and what they say of themselves
 
 
 class DecodeJpegs(Protocol):
@@ -65,7 +65,7 @@ def _judge(width: int, height: int, limits: Limits) -> None:
 
 
 def decode(
-    entries: Sequence[Entry], device: str | torch.device, decoders: Decoders, limits: Limits
+    entries: Sequence[Encoded], device: str | torch.device, decoders: Decoders, limits: Limits
 ) -> list[torch.Tensor | ImageError]:
     """Decode a batch: for each (bytes, header as `inspect` gave it) a tensor or an error, in order.
 
@@ -90,12 +90,12 @@ def decode(
     return [answers[index] for index in range(len(entries))]
 
 
-def _suits_device(entry: Entry) -> bool:
+def _suits_device(entry: Encoded) -> bool:
     data, header = entry
     return header.format == "JPEG" and read_jpeg_frame(data).is_plain
 
 
-def _decode_on_device(entries: Sequence[Entry], device: torch.device, limits: Limits) -> Iterator[torch.Tensor | None]:
+def _decode_on_device(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> Iterator[torch.Tensor | None]:
     """Each JPEG's upright pixels, or None where the device could not decode it."""
     for group in _group_by_pixels(entries, limits.max_pixels):
         pixels = _try_jpegs(group, device)
@@ -107,9 +107,9 @@ def _decode_on_device(entries: Sequence[Entry], device: torch.device, limits: Li
             yield upright if fits else None
 
 
-def _group_by_pixels(entries: Sequence[Entry], most: int) -> Iterator[list[Entry]]:
+def _group_by_pixels(entries: Sequence[Encoded], most: int) -> Iterator[list[Encoded]]:
     """Consecutive runs whose pixels together are at most `most`, or a single larger one."""
-    group: list[Entry] = []
+    group: list[Encoded] = []
     room = most
     for entry in entries:
         size = entry[1].width * entry[1].height
@@ -122,7 +122,7 @@ def _group_by_pixels(entries: Sequence[Entry], most: int) -> Iterator[list[Entry
         yield group
 
 
-def _try_jpegs(entries: Sequence[Entry], device: torch.device) -> Sequence[torch.Tensor | None] | None:
+def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[torch.Tensor | None] | None:
     """One call of the device's decoder: pixels as stored, or None when it refuses the batch."""
     import torch
 
