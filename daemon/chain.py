@@ -34,7 +34,6 @@ Answers = Sequence[Any]  # one for each input: what was asked for, or an ImageEr
 class Entry:
     """One image of a batch on its way through the chain."""
 
-    item: Item
     header: Header | None = None
     image: Image | None = None
     error: ImageError | None = None
@@ -114,7 +113,7 @@ class Chain:
 
     def _open(self, item: Item, slab: memoryview) -> Entry:
         """Look at the header, and at what earlier segments said."""
-        entry = Entry(item, payloads=dict(item.known))
+        entry = Entry(payloads=dict(item.known))
         data = slab[item.offset : item.offset + item.length]
         try:
             header = entry.header = inspect(data, self.setup.limits)
@@ -126,7 +125,7 @@ class Chain:
             entry.error = ImageError(Reason.HEADER, repr(error))
             return entry
         known = {name: registry.decode(name, payload) for name, payload in item.known.items()}
-        entry.image = Image(data, header.format, header.width, header.height, None, known)
+        entry.image = Image(data, header.width, header.height, results=known)
         return entry
 
     def _remaining(self, entry: Entry) -> list[Stage]:

@@ -142,7 +142,6 @@ class Image:
     """
 
     data: memoryview
-    format: str
     width: int
     height: int
     pixels: torch.Tensor | None = None
@@ -153,7 +152,6 @@ class Stage(ABC):
     """A model. Built and loaded once in a worker, then called by several threads."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ()  # stages whose results it reads, when they are there
     reads_pixels: ClassVar[bool] = True
 
     def __init__(self, spec: StageSpec, device: str) -> None:

@@ -52,7 +52,7 @@ class OneAtATime:
     def ocr(self, path: str) -> Any:
         pixels = torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).contiguous().to(self.device)
         height, width = pixels.shape[1:]
-        return self.reader.run([Image(memoryview(b""), "JPEG", width, height, pixels)])
+        return self.reader.run([Image(memoryview(b""), width, height, pixels)])
 
     def yolo(self, path: str) -> Any:
         return self.detector.predict(path, imgsz=self.size, device=self.device, verbose=False)[0].boxes.cpu()

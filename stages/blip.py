@@ -7,7 +7,6 @@ BlipForConditionalGeneration.generate, whose greedy captions the tests hold this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,6 @@ from stages.towers import embed_image, speed_up_attention, speed_up_patches
 
 class BlipStage(Stage):
     name = "blip"
-    needs: ClassVar[tuple[str, ...]] = ("clip",)
 
     def load(self) -> None:
         self.options = read_options(self.spec, BlipOptions)

@@ -13,7 +13,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
-from typing import ClassVar
 
 from stages.base import (
     Caption,
@@ -166,7 +165,6 @@ class FakeClip(FakeStage):
 
 class FakeBlip(FakeStage):
     name = "blip"
-    needs: ClassVar[tuple[str, ...]] = ("clip",)
 
     def _answer(self, image: Image) -> Result:
         return blip_answer(variant_of(image), "clip" in image.results)

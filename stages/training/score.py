@@ -136,7 +136,7 @@ def read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits: 
     for (part, header), pixels in zip(entries, decode(entries, device, decoders, limits), strict=True):
         if isinstance(pixels, ImageError):
             raise pixels
-        images.append(Image(part, header.format, header.width, header.height, pixels))
+        images.append(Image(part, header.width, header.height, pixels))
     return images
 
 

@@ -14,7 +14,7 @@ from stages.base import Image
 def wrap_pixels(pixels: np.ndarray) -> Image:
     """pixels: [height, width, 3], RGB."""
     height, width, _ = pixels.shape
-    return Image(memoryview(b""), "PNG", width, height, torch.from_numpy(pixels).permute(2, 0, 1))
+    return Image(memoryview(b""), width, height, torch.from_numpy(pixels).permute(2, 0, 1))
 
 
 def draw_image(height: int, width: int, seed: int = 0) -> Image:

@@ -48,7 +48,7 @@ def test_an_unknown_dtype_is_refused_with_those_there_are() -> None:
 
 def test_an_image_without_pixels_is_refused() -> None:
     with pytest.raises(ValueError, match="without its pixels"):
-        pixels_of([Image(memoryview(b""), "PNG", 1, 1)])
+        pixels_of([Image(memoryview(b""), 1, 1)])
 
 
 def test_batches_are_as_full_as_they_may_be() -> None:

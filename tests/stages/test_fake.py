@@ -20,7 +20,7 @@ def make_stage(name: str, *, batch_size: int = 16, **options: Any) -> Stage:
 
 
 def make_image(data: bytes) -> Image:
-    return Image(memoryview(data), "JPEG", 640, 480)
+    return Image(memoryview(data), 640, 480)
 
 
 IMAGES = [make_image(b"image %d" % index) for index in range(200)]
@@ -113,7 +113,7 @@ from stages import registry
 from stages.base import Image, StageSpec
 stage = registry.build(StageSpec(name="ocr", backend="fake", options={"fail": {"BAD": "%s"}}), "none")
 os.write(1, b"ready\\n")
-stage.run([Image(memoryview(b"BAD"), "PNG", 1, 1)])
+stage.run([Image(memoryview(b"BAD"), 1, 1)])
 """
 
 

@@ -182,7 +182,7 @@ def test_weights_for_other_roles_are_refused() -> None:
 
 
 def to_cuda(image: Image) -> Image:
-    return Image(image.data, image.format, image.width, image.height, image.pixels.cuda())
+    return Image(image.data, image.width, image.height, image.pixels.cuda())
 
 
 @pytest.fixture(scope="module")

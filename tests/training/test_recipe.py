@@ -63,7 +63,7 @@ def pack(scenes: list[tuple[np.ndarray, Truth]], tmp_path_factory: pytest.TempPa
 def images(pack: Pack, scenes: list[tuple[np.ndarray, Truth]]) -> list[Image]:
     """The same scenes with the stages' results."""
     tensors = [torch.from_numpy(pixels).permute(2, 0, 1).contiguous() for pixels, _ in scenes]
-    images = [Image(memoryview(b""), "PNG", part.shape[2], part.shape[1], part) for part in tensors]
+    images = [Image(memoryview(b""), part.shape[2], part.shape[1], part) for part in tensors]
     for spec in resolve_all(pack, STAGES, {}):
         stage = registry.build(spec, "cpu")
         stage.load()
