@@ -23,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from daemon.bench import Place
 from daemon.chain import Chain
 from daemon.gpus import list_gpus
+from daemon.layout import KERNELS, resolve_models
 from daemon.messages import Batch, Item, Setup
-from daemon.service import KERNELS, resolve_models
 
 WARM_UP, PROFILED = 3, 4  # batches
 NAME = 100  # characters of a kernel's name
