@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import msgspec
@@ -37,6 +37,7 @@ BATCH = 64
 MISSES_KEPT = 40
 
 Results = Mapping[str, Result | ImageError]
+Kind = TypeVar("Kind", Clip, Caption)
 
 
 class Scores(msgspec.Struct, kw_only=True):
@@ -179,7 +180,7 @@ def judge(
         if isinstance(answers.get("ocr"), Ocr):
             words += sum(count_words(line.text for line in truth.lines).values())
             right += count_read(truth, answers["ocr"])
-    embeddings = torch.stack([decode_embedding(as_clip(answers).embedding) for _, answers in pairs])
+    embeddings = torch.stack([decode_embedding(expect(answers, "clip", Clip).embedding) for _, answers in pairs])
     picked = pick_captions(embeddings, embed_captions(pack, truths), truths)
     for (truth, _), value in zip(pairs, picked, strict=True):
         kinds[sort_of(truth)]["caption_picked"].append(value)
@@ -210,8 +211,8 @@ MARKS = (
 
 def mark(truth: Truth, answers: Results) -> tuple[dict[str, bool], list[dict[str, str]]]:
     """What is right about one image's results, and what is not in words."""
-    said = as_caption(answers).text
-    tags = [tag.label for tag in as_clip(answers).tags]
+    said = expect(answers, "blip", Caption).text
+    tags = [tag.label for tag in expect(answers, "clip", Clip).tags]
     marks = {
         "tag_first": tags[0] in truth.tags,
         "main_tag_first": tags[0] == truth.tags[0],
@@ -302,17 +303,10 @@ def pick_captions(images: Tensor, texts: Mapping[str, Tensor], truths: Sequence[
     return picked
 
 
-def as_clip(answers: Results) -> Clip:
-    answer = answers["clip"]
-    if not isinstance(answer, Clip):
-        raise TypeError(f"the clip stage failed: {answer}")
-    return answer
-
-
-def as_caption(answers: Results) -> Caption:
-    answer = answers["blip"]
-    if not isinstance(answer, Caption):
-        raise TypeError(f"the blip stage failed: {answer}")
+def expect(answers: Results, stage: str, kind: type[Kind]) -> Kind:
+    answer = answers[stage]
+    if not isinstance(answer, kind):
+        raise TypeError(f"the {stage} stage failed: {answer}")
     return answer
 
 
