@@ -123,18 +123,19 @@ class Watcher:
 
     async def run(self, admit: Admit, *, once: bool = False) -> None:
         """Watch until cancelled; with `once`, until all that is there has been found whole."""
+        self._admit = admit
         if once:
             async with anyio.create_task_group() as tasks:
                 for folder in self._folders:
-                    tasks.start_soon(self._sweep, folder, admit)
+                    tasks.start_soon(self._sweep, folder)
             return
         self._inotify = self._start_inotify()
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
                 for folder in self._folders:
-                    tasks.start_soon(self._follow, folder, admit)
-                    tasks.start_soon(self._rescan, folder, admit)
+                    tasks.start_soon(self._follow, folder)
+                    tasks.start_soon(self._rescan, folder)
         finally:
             if self._inotify:
                 self._inotify.close()
@@ -149,23 +150,23 @@ class Watcher:
 
     # The truth: scans
 
-    async def _sweep(self, folder: Folder, admit: Admit) -> None:
+    async def _sweep(self, folder: Folder) -> None:
         """One scan of everything, then patience with what has not settled yet."""
-        await self._scan(folder, b"", admit)
+        await self._scan(folder, b"")
         while (pause := folder.settling.seconds_to_next(time.monotonic())) is not None:
             await anyio.sleep(pause)
-            await self._examine(folder, _due(folder), admit)
+            await self._examine(folder, _due(folder))
             if folder.settling.overflowed:
                 folder.settling.overflowed = False
-                await self._sweep(folder, admit)
+                await self._sweep(folder)
 
-    async def _rescan(self, folder: Folder, admit: Admit) -> None:
+    async def _rescan(self, folder: Folder) -> None:
         while True:
             folder.wake = anyio.Event()  # before looking, so that what is wanted meanwhile is not overslept
             if folder.wanted or time.monotonic() >= self._next_scan(folder):
                 subtrees, folder.wanted = folder.wanted or {b""}, set()
                 for subtree in sorted(subtrees):
-                    await self._scan(folder, subtree, admit)
+                    await self._scan(folder, subtree)
             with anyio.move_on_after(max(self._next_scan(folder) - time.monotonic(), 0.05)):
                 await folder.wake.wait()
 
@@ -175,7 +176,7 @@ class Watcher:
         interval = min(POLL_SECONDS, self._rescan_seconds) if folder.polls else self._rescan_seconds
         return folder.scanned_at + max(interval, REST * folder.scan_seconds)
 
-    async def _scan(self, folder: Folder, subtree: bytes, admit: Admit) -> None:
+    async def _scan(self, folder: Folder, subtree: bytes) -> None:
         """Walk a folder and take up what the ledger does not know, a chunk at a time."""
         started = time.monotonic()
         first = not folder.scanned_at
@@ -189,7 +190,7 @@ class Watcher:
             if whole and not first and not subtree:
                 self._metrics.reconcile_found.inc(len(whole))
             if whole:
-                await admit(whole)
+                await self._admit(whole)
             if len(folder.settling) and folder.hints.empty():
                 folder.push(Hint(b""))  # the folder itself: so `_follow` learns that something settles
         if not subtree:
@@ -297,11 +298,11 @@ class Watcher:
         elif event.mask & (Mask.CREATE | Mask.MOVED_TO) and folder.settings.recursive:
             folder.want_scan(path)  # files may be in it already
 
-    async def _follow(self, folder: Folder, admit: Admit) -> None:
+    async def _follow(self, folder: Folder) -> None:
         """Look at what the hints name, and again at what had not settled."""
         while True:
             hints = await self._gather(folder)
-            await self._examine(folder, hints + _due(folder), admit)
+            await self._examine(folder, hints + _due(folder))
 
     async def _gather(self, folder: Folder) -> list[Hint]:
         """The hints that are there, waiting for the first; none when a file that settles is due before one comes."""
@@ -312,7 +313,7 @@ class Watcher:
             hints.append(folder.hints.get_nowait())
         return hints
 
-    async def _examine(self, folder: Folder, hints: list[Hint], admit: Admit) -> None:
+    async def _examine(self, folder: Folder, hints: list[Hint]) -> None:
         """Look at each file named and admit those that are whole and new."""
         renamed = {hint.path for hint in hints if hint.renamed}
         paths = {hint.path for hint in hints}
@@ -322,7 +323,7 @@ class Watcher:
         for path in paths - {file.path for file in files}:
             folder.settling.forget(path)
         if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
-            await admit(whole)
+            await self._admit(whole)
 
     def _look(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
         """Each file as it is now, where the ledger does not know this version. Runs in a thread."""
