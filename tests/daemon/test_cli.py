@@ -223,12 +223,16 @@ def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp
 
 
 def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> None:
-    for device, problem in (("cuda:99", "there is no cuda:99"), ("gpu0", '"gpu0" is no device'), ("cuda:x", "is no device")):
-        place = Place(tmp_path, {"pipeline": {"devices": [device]}})
-        for command in (["check"], ["plan"], ["run", "--once"]):
-            told = place.command(*command)
-            assert (told.returncode, problem in told.stdout + told.stderr) == (os.EX_CONFIG, True), (device, command)
-            assert "Traceback" not in told.stderr
+    for device, problem, *command in (
+        ("cuda:99", "there is no cuda:99", "run", "--once"),
+        ("cuda:99", "there is no cuda:99", "plan"),
+        ("cuda:99", "there is no cuda:99", "check"),
+        ("gpu0", '"gpu0" is no device', "check"),
+        ("cuda:x", '"cuda:x" is no device', "check"),
+    ):
+        told = Place(tmp_path, {"pipeline": {"devices": [device]}}).command(*command)
+        assert (told.returncode, problem in told.stdout + told.stderr) == (os.EX_CONFIG, True), (device, command)
+        assert "Traceback" not in told.stderr
 
 
 def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
@@ -283,12 +287,12 @@ def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> Non
 def test_training_without_its_libraries_says_what_to_install(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["accelerate"] = None')  # as if not installed
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None')  # as if not installed
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert "visiond train mini --out my-pack" in say(place, "train", "--help")
     told = place.command("train", "mini", "--out", "pack")
     assert told.returncode == os.EX_UNAVAILABLE
-    assert "accelerate" in told.stderr
+    assert "torch" in told.stderr
     assert "pip install 'visiond[train]'" in told.stderr
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon import pool, service
+from daemon import layout, pool
 from daemon.config import parse
 from daemon.errors import NoWorkersLeft
 from daemon.gpus import Gpu
@@ -114,7 +114,7 @@ def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], others: list[str]
 ) -> None:
     """The workers are real ones: CLIP finds no device."""
-    monkeypatch.setattr(service, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())])
+    monkeypatch.setattr(layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())])
     slow = {"options": {"latency_per_image_seconds": 0.5}}  # so that the others have not done all before its seat is closed
     place = Place(tmp_path, {"stages": {"clip": {"backend": ""}, "blip": slow}, "pipeline": {"devices": ["cuda:0", *others]}})
     place.drop_many(range(12))
