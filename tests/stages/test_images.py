@@ -15,7 +15,7 @@ from PIL import Image
 from stages import formats, images
 from stages.base import Header, ImageError, Limits, Reason
 from stages.decoder import Decoders
-from stages.images import Entry, decode, inspect
+from stages.images import Encoded, decode, inspect
 from tests.inputs import CATALOGUE, COLOURS, Input, encode, heic, huge_png, jpeg, oriented, picture, png, ycck_jpeg
 
 LIMITS = Limits()
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 torchvision_is_deprecated = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
 
 
-def entry(data: bytes) -> Entry:
+def entry(data: bytes) -> Encoded:
     return memoryview(data), inspect(memoryview(data), LIMITS)
 
 
