@@ -10,6 +10,7 @@ import struct
 
 # A link is refused rather than followed, and a FIFO that took a file's place does not block us.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # of our own: one may be a link
 OPENAT2, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 437, 0x04, 0x08
 _HOW = struct.pack("QQQ", READ, 0, RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)  # struct open_how
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -17,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def open_beneath(root: bytes, path: bytes) -> int:
     """A descriptor, for reading, of what lies at `path` in the inbox `root`. Raises OSError, for a link too."""
-    folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(root, FOLDER)
     try:
         fd: int = _libc.syscall(OPENAT2, folder, path, _HOW, len(_HOW))
         if fd < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):  # before Linux 5.6, or an old container's filter

@@ -24,6 +24,7 @@ from stages.images import decode, inspect
 
 PICTURE = b"P6\n320 240\n255\n" + bytes(range(256)) * 900  # that a worker rehearses on
 GROUP_PIXELS = 200_000_000  # of a batch that are decoded at once: 600 MB as bytes
+DECODING = "decoding"
 REGROW_CALLS = 100  # that fitted, before more is tried at once
 
 Input = TypeVar("Input")
@@ -101,15 +102,22 @@ class Chain:
         """Every image through every stage that it still needs. Raises DeviceLost when this process is no use any more."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
         runs: list[StageRun] = []
-        for group in _groups(entries, self._allowances["decoding"].most):
-            if self._decode:
-                self._give_pixels(self._decode, [entry for entry in group if self._remaining(entry)])
-            for stage in self._stages:
-                self._apply(stage, [entry for entry in group if stage in self._remaining(entry)], runs)
-            for entry in group:
-                entry.image = None  # pixels of the next group want the room
+        for group in _groups(entries, self._allowances[DECODING].most):
+            self._run_group(group, runs)
         halved, self.out_of_memory = self.out_of_memory, 0
         return Reply(batch.id, [entry.outcome() for entry in entries], runs, halved)
+
+    def _run_group(self, group: list[Entry], runs: list[StageRun]) -> None:
+        """Where there is no memory for the pixels of all, one half has its end before the other is decoded."""
+        if self._decode and not self._give_pixels(self._decode, [entry for entry in group if self._remaining(entry)]):
+            half = len(group) // 2
+            self._run_group(group[:half], runs)
+            self._run_group(group[half:], runs)
+            return
+        for stage in self._stages:
+            self._apply(stage, [entry for entry in group if stage in self._remaining(entry)], runs)
+        for entry in group:
+            entry.image = None  # pixels of the next group want the room
 
     def _open(self, item: Item, slab: memoryview) -> Entry:
         """Look at the header, and at what earlier segments said."""
@@ -137,12 +145,20 @@ class Chain:
             return []
         return [stage for stage in self._stages if stage.name not in entry.payloads]
 
-    def _give_pixels(self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry]) -> None:
-        for entry, answer in zip(entries, self._ask("decoding", decode, entries), strict=True):
+    def _give_pixels(self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry]) -> bool:
+        """Whether all could be given theirs at once."""
+        if not entries:
+            return True
+        try:
+            answers = self._try(DECODING, decode, entries)
+        except OutOfMemory:
+            return False
+        for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, ImageError):
                 entry.error = answer
             elif entry.image:
                 entry.image.pixels = answer
+        return True
 
     def _apply(self, stage: Stage, entries: list[Entry], runs: list[StageRun]) -> None:
         if not entries:
@@ -179,7 +195,8 @@ class Chain:
         return answers
 
     def _try(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input]) -> list[Any]:
-        """The answers; an error or a lack of memory halves the batch, down to the image that causes it."""
+        """The answers; an error or a lack of memory halves the batch, down to the image that causes it. Raises OutOfMemory in
+        decoding, where halves would both be held."""
         try:
             answers = list(run(items))
             self._allowances[what].note_fit(len(items))
@@ -191,6 +208,8 @@ class Chain:
             self._allowances[what].shrink(len(items))
             if len(items) == 1:
                 return [ImageError(Reason.MEMORY, f"{what}: {error}", transient=True)]
+            if what == DECODING:
+                raise
         except Exception as error:  # noqa: BLE001 - one batch, whatever its images make the model do
             if len(items) == 1:
                 traceback.print_exc()

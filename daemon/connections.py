@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import anyio
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -62,6 +64,11 @@ class Connection(H11Protocol):
             self._deadline.cancel()
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """An answer to a request that was refused already is the client's doing."""
+    return not (record.exc_info and isinstance(record.exc_info[1], h11.LocalProtocolError))
+
+
 class Server(uvicorn.Server):
     """Serves an app at a listening socket, with or without TLS. It takes in the clients itself, as uvicorn does not limit
     TLS handshakes: to be run with `serve([])`."""
@@ -78,6 +85,7 @@ class Server(uvicorn.Server):
                 limit_concurrency=MOST_CONNECTIONS,
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_ours)
         listener.setblocking(False)
         listener.listen(self.config.backlog)
         self._listener = listener

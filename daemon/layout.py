@@ -103,13 +103,13 @@ def pack_errors() -> Iterator[None]:
 
 def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
     """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable, ConfigError."""
-    on_gpu = bool(gpus) and not any(device.startswith("cpu") for device in config.pipeline.devices)
-    batch = choose_batch(gpus) if on_gpu else CPU_BATCH
+    gpus = used_gpus(config, gpus)
+    batch = choose_batch(gpus) if gpus else CPU_BATCH
     overrides = {}
     for name in config.stage_names:
         section = getattr(config.stages, name).model_dump()
         section["batch_size"] = section["batch_size"] or batch
-        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else _natural_dtype(name, gpus if on_gpu else [])
+        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else _natural_dtype(name, gpus)
         overrides[name] = section
     with pack_errors():
         if all(section["backend"] == "fake" for section in overrides.values()):
@@ -142,7 +142,15 @@ def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
 
 def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
     """Bytes, as configured or for what there is: a GPU's workers have many images in hand."""
-    return config.pipeline.slab_bytes or len(gpus) * GPU_SLAB or CPU_SLAB
+    return config.pipeline.slab_bytes or len(used_gpus(config, gpus)) * GPU_SLAB or CPU_SLAB
+
+
+def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Those that the configuration names, or all; none where it names a CPU too, as stages have one dtype for all devices."""
+    named = {*config.pipeline.devices, *(device for table in config.pipeline.segment for device in table.devices)}
+    if any(device.startswith("cpu") for device in named):
+        return []
+    return [gpu for gpu in gpus if not named or f"cuda:{gpu.index}" in named or ("cuda" in named and gpu.index == 0)]
 
 
 def judge_of(config: Config) -> Judge:

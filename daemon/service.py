@@ -76,6 +76,7 @@ class Service:
             if not self.once:
                 log.info("stopped", ended=sum(self.metrics.outcomes.values()), pending=status.snapshot().pending)
             if self.once and (obstacles := pipeline.watcher.obstacles()):
+                leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
                 raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
         return self.metrics.outcomes
 
@@ -156,16 +157,16 @@ class Service:
     def _is_stalled(self, pipeline: Pipeline, status: Status) -> bool:
         """Whether images are in flight, nothing holds them up, and yet nothing has happened for too long."""
         patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
-        idle = not pipeline.in_flight or status.obstacles()
+        idle = not pipeline.in_flight or status.holdups()
         return not idle and time.monotonic() - pipeline.progressed_at > patience
 
 
-def leave_within(seconds: float) -> None:
+def leave_within(seconds: float, status: int = os.EX_OK) -> None:
     """A thread that hangs in a system call, as on a dead mount, cannot hold up the end of the process for ever."""
 
     def leave() -> None:
         log.warning("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
-        os._exit(os.EX_OK)
+        os._exit(status)
 
     timer = threading.Timer(seconds, leave)
     timer.daemon = True

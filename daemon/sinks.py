@@ -123,6 +123,8 @@ class Sink:
         try:
             return sources.move(record, home)
         except OSError as error:
+            if error.errno in SCARCE:
+                raise
             log.warning("source stays where it is", path=os.fsdecode(record.location), error=error.strerror)
             return Placed(record.id)
 

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from daemon.beneath import READ, open_beneath
+from daemon.beneath import FOLDER, READ, open_beneath
 from daemon.jobs import Placed, Version
 from daemon.records import Record
 
@@ -137,7 +137,7 @@ def _opened_folder(record: Record) -> Iterator[int]:
     way to it meanwhile."""
     in_inbox = record.location == os.path.join(record.inbox_path, record.path)
     folder = os.path.dirname(record.path if in_inbox else record.location)
-    fd = open_beneath(record.inbox_path, folder or b".") if in_inbox else os.open(folder, READ)
+    fd = open_beneath(record.inbox_path, folder or b".") if in_inbox else os.open(folder, FOLDER)
     try:
         yield fd
     finally:

@@ -91,12 +91,16 @@ class Status:
 
     def obstacles(self) -> list[str]:
         """Why images do not get through at present. Empty when they do."""
+        return self.holdups() + self._pipeline.watcher.obstacles()
+
+    def holdups(self) -> list[str]:
+        """Those that hold up what is in hand: an inbox that cannot be read is none."""
         stuck = [
             f"no worker of {lane.name} is ready"
             for lane in self._pipeline.lanes
             if not any(seat.healthy for seat in lane.pool.seats)
         ]
-        return stuck + self._pipeline.watcher.obstacles() + self._pipeline.persist.obstacles()
+        return stuck + self._pipeline.persist.obstacles()
 
     def _workers(self) -> list[WorkerState]:
         return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]

@@ -33,7 +33,8 @@ from daemon.settle import Patience, Settling
 log = structlog.get_logger()
 T = TypeVar("T")
 
-CHUNK = 512  # files for one look into the ledger
+CHUNK, CHUNK_SECONDS = 512, 1.0  # files for one look into the ledger; what else ends a chunk
+LOOKS = 2  # threads of an inbox, so that dead ones do not use up those of all
 HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
 POLL_SECONDS = 5.0  # between scans where there are no events
 DEAF_SECONDS = 30.0  # that a later look than the first may take
@@ -61,12 +62,14 @@ class Folder:
     polls: bool = False
     heard: bool = False  # it has answered once
     trouble: str = ""  # why it cannot be read
+    given_up: str = ""  # why it is waited for no longer
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan before their time
     wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
     settling: Settling = field(default_factory=Settling)
+    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(LOOKS))
     looks: list[float] = field(default_factory=list)  # when those threads began that are looking into it (monotonic)
 
     @property
@@ -78,7 +81,7 @@ class Folder:
         started = time.monotonic()
         self.looks.append(started)
         try:
-            answer = await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+            answer = await to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=self.threads)
             self.heard = True
             return answer
         finally:
@@ -101,6 +104,8 @@ class Folder:
 
     def obstacle(self) -> str:
         """Why nothing is found in it at present; empty when all is well."""
+        if self.given_up:
+            return self.given_up
         if deaf := self.deaf_seconds():
             return f"inbox {self.settings.path} has not answered for {deaf:.0f} s; is its mount dead?"
         return f"inbox {self.settings.path} cannot be read: {self.trouble}" if self.trouble else ""
@@ -127,7 +132,7 @@ class Watcher:
         if once:
             async with anyio.create_task_group() as tasks:
                 for folder in self._folders:
-                    tasks.start_soon(self._sweep, folder)
+                    tasks.start_soon(self._sweep_or_give_up, folder)
             return
         self._inotify = self._start_inotify()
         try:
@@ -146,9 +151,23 @@ class Watcher:
 
     def answering(self) -> set[int]:
         """The inboxes that can be read from without waiting for a dead mount."""
-        return {folder.number for folder in self._folders if folder.heard and not folder.deaf_seconds()}
+        return {folder.number for folder in self._folders if folder.heard and not (folder.deaf_seconds() or folder.given_up)}
 
     # The truth: scans
+
+    async def _sweep_or_give_up(self, folder: Folder) -> None:
+        """What does not answer is not waited for: it is told at the end."""
+        async with anyio.create_task_group() as tasks:
+
+            async def sweep() -> None:
+                await self._sweep(folder)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(sweep)
+            while not folder.deaf_seconds():
+                await anyio.sleep(ANSWER_SECONDS / 4)
+            folder.given_up = folder.obstacle()
+            tasks.cancel_scope.cancel()
 
     async def _sweep(self, folder: Folder) -> None:
         """One scan of everything, then patience with what has not settled yet."""
@@ -181,7 +200,11 @@ class Watcher:
         started = time.monotonic()
         first = not folder.scanned_at
         if not folder.heard:
-            network = await folder.look(is_network_mount, folder.settings.path)
+            try:
+                network = await folder.look(is_network_mount, folder.settings.path)
+            except OSError as error:
+                self._complain(folder, b"", error)
+                return
             folder.polls |= network and folder.settings.watch == "auto"
             self.heard_of()
         chunks = self._walk(folder, subtree)
@@ -202,9 +225,10 @@ class Watcher:
             folder.scanned_at = time.monotonic() - self._rescan_seconds + folder.settings.settle_seconds
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
-        """Files the ledger does not know, in chunks. Runs in a thread; a folder that vanishes meanwhile is no error."""
+        """Files the ledger does not know, in chunks, none of which is long in coming. Runs in a thread; a folder that vanishes
+        meanwhile is no error."""
         found: list[File] = []
-        pending = [subtree]
+        pending, yielded_at = [subtree], time.monotonic()
         while pending:
             relative = pending.pop()
             self._watch(folder, relative)
@@ -221,10 +245,13 @@ class Watcher:
                             found.append(file)
                         if len(found) >= CHUNK:
                             yield self._unknown(folder, found)
-                            found = []
+                            found, yielded_at = [], time.monotonic()
                 folder.trouble = folder.trouble if relative else ""
             except OSError as error:
                 self._complain(folder, relative, error)
+            if time.monotonic() > yielded_at + CHUNK_SECONDS:  # else many folders without files look like a dead mount
+                yield self._unknown(folder, found)
+                found, yielded_at = [], time.monotonic()
         yield self._unknown(folder, found)
 
     def _unknown(self, folder: Folder, files: list[File]) -> list[File]:

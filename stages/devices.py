@@ -19,6 +19,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+OLDEST_GPU = (8, 0)  # Ampere: for older ones Triton compiles a kernel for minutes
+
 _OUT_OF_MEMORY = (
     *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
@@ -67,7 +69,7 @@ def has_kernels(device: torch.device) -> bool:
     """Whether Triton's kernels can be used there. The one that takes most is tried: Triton also wants a C compiler with
     Python's headers, a folder for what it has compiled, and a GPU that it knows and that has the room; all that is known
     only then. Raises OutOfMemory, DeviceLost."""
-    if find_spec("triton") is None:
+    if find_spec("triton") is None or (device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_GPU):
         return False
     try:
         from stages.launch import try_project

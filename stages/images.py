@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
@@ -81,7 +82,7 @@ def decode(
     with device_errors():
         if device.type == "cuda":
             plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
-            for index, pixels in zip(plain, _decode_on_device([entries[i] for i in plain], device, limits), strict=True):
+            for index, pixels in zip(plain, _decode_apart([entries[i] for i in plain], device, limits), strict=True):
                 if pixels is not None:
                     answers[index] = pixels
         left = [index for index in range(len(entries)) if index not in answers]
@@ -93,6 +94,29 @@ def decode(
 def _suits_device(entry: Encoded) -> bool:
     data, header = entry
     return header.format == "JPEG" and read_jpeg_frame(data).is_plain
+
+
+def _decode_apart(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> list[torch.Tensor | None]:
+    """_decode_on_device on a stream of its own, one call at a time: nvJPEG waits for nothing that was asked of the device
+    before, so it may only be given memory that no kernel of another thread has yet to read."""
+    import torch
+
+    stream, lock = _decoding_stream(device)
+    user = torch.cuda.current_stream(device)
+    with lock, torch.cuda.stream(stream):
+        pixels = list(_decode_on_device(entries, device, limits))
+    user.wait_stream(stream)
+    for tensor in pixels:
+        if tensor is not None:
+            tensor.record_stream(user)  # so that its memory goes back to the stream only when the user has done with it
+    return pixels
+
+
+@functools.cache
+def _decoding_stream(device: torch.device) -> tuple[torch.cuda.Stream, threading.Lock]:
+    import torch
+
+    return torch.cuda.Stream(device), threading.Lock()  # type: ignore[no-untyped-call]
 
 
 def _decode_on_device(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> Iterator[torch.Tensor | None]:
@@ -126,13 +150,16 @@ def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[tor
     """One call of the device's decoder: pixels as stored, or None when it refuses the batch."""
     import torch
 
-    from stages.devices import device_errors
+    from stages.devices import device_errors, settle
 
     sources = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data, _ in entries]
+    with device_errors():
+        torch.empty(3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device)
+        settle(str(device))  # the decoder does not wait for whoever has used its memory before
     try:
         with device_errors():
             return _jpeg_decoder()(sources, mode="RGB", device=device)
-    except RuntimeError:  # the decoder's word for a file that it cannot read
+    except RuntimeError:  # the decoder's word for a file that it cannot read, and for a lack of memory, which was tried
         return None
 
 

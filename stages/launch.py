@@ -196,7 +196,7 @@ def project(weight: Tensor, bias: Tensor, pixels: Tensor, *, gelu: bool = False,
 
 def try_project(device: torch.device) -> None:
     """The kernel that takes most of a GPU's shared memory, once. Raises whatever Triton and its compilers do."""
-    inputs, outputs = 64, max(PROJECT_TUNING)
+    inputs, outputs = 384, 768
     weight = torch.zeros(inputs, outputs, dtype=torch.float16, device=device)
     project(weight, weight.new_zeros(outputs, dtype=torch.float32), weight.new_zeros(1, 1, 1, inputs), gelu=True)
 

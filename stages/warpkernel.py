@@ -119,8 +119,8 @@ def weigh(distance):
 @triton.jit(do_not_specialize=["area"])
 def interleave_kernel(planes, out, area, PIXELS: tl.constexpr):
     """A picture's three planes of bytes, one behind the other, as pixels of three bytes."""
-    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    place = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.arange(0, 4)
     kept = (place < area)[:, None] & (channel < 3)[None, :]
-    levels = tl.load(planes + channel[None, :] * area + place[:, None], mask=kept)
+    levels = tl.load(planes + channel[None, :].to(tl.int64) * area + place[:, None], mask=kept)
     tl.store(out + place[:, None] * 3 + channel[None, :], levels, mask=kept)

@@ -7,6 +7,7 @@ import pytest
 
 from daemon.config import parse
 from daemon.gpus import Gpu
+from daemon.layout import CPU_SLAB, GPU_SLAB, size_slab, used_gpus
 from daemon.placement import (
     CONTEXT_BYTES,
     CORES_PER_WORKER,
@@ -83,6 +84,23 @@ def test_memory_and_cores_bound_the_workers_on_a_gpu(free: int, cores: int, work
 @pytest.mark.parametrize(("gibibytes", "batch"), [(141, 128), (80, 128), (24, 64), (16, 32), (8, 8), (2, 8)])
 def test_batches_are_as_large_as_leaves_room_for_two_workers_on_the_smallest_gpu(gibibytes: int, batch: int) -> None:
     assert choose_batch(make_gpus(200 << 30, gibibytes << 29)) == batch  # total memory is twice what is free
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "used"),
+    [
+        ({}, [0, 1]),
+        ({"devices": ["cuda:1"]}, [1]),
+        ({"devices": ["cuda"]}, [0]),
+        ({"devices": ["cpu"]}, []),
+        ({"devices": ["cuda:0", "cpu"]}, []),
+        ({"segment": [{"stages": list(ORDER), "devices": ["cuda:1"]}]}, [1]),
+    ],
+)
+def test_only_gpus_that_are_used_decide_about_batches_and_shared_memory(pipeline: dict[str, Any], used: list[int]) -> None:
+    config, gpus = parse({"pipeline": pipeline}, Path("/srv")), make_gpus(LARGE, 1 << 30)
+    assert [gpu.index for gpu in used_gpus(config, gpus)] == used
+    assert size_slab(config, gpus) == (len(used) * GPU_SLAB or CPU_SLAB)
 
 
 def test_the_smallest_gpu_and_the_share_of_cores_count_for_all() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import os
 import shutil
 import stat
@@ -53,6 +55,28 @@ def test_a_source_that_cannot_be_moved_stays_and_it_is_said(tmp_path: Path) -> N
     assert [entry["event"] for entry in logs] == ["source stays where it is"]
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"image"
     assert (tmp_path / "results" / "a.jpg.json").read_bytes() == record.sidecar
+
+
+def test_a_source_is_moved_later_where_descriptors_are_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lack(path: object, flags: int, **_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path)
+    with monkeypatch.context() as without:
+        without.setattr("daemon.sources.open_beneath", lack)
+        with pytest.raises(OSError, match="Too many open files"):
+            sink.publish(record)
+    assert sink.publish(record).location == os.fsencode(tmp_path / "done" / "a.jpg")
+
+
+def test_a_source_in_a_failed_folder_that_is_a_link_comes_home_too(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "failed").symlink_to(tmp_path / "disk")
+    record = drop(tmp_path)
+    failed = tmp_path / "failed" / "a.jpg"
+    Path(os.fsdecode(record.location)).rename(failed)
+    again = dataclasses.replace(record, location=os.fsencode(failed), version=Version.of(failed.stat()))
+    assert open_sink(tmp_path, on_success="move").publish(again).location == os.fsencode(tmp_path / "done" / "a.jpg")
 
 
 def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,8 +137,9 @@ def test_no_path_of_a_request_is_ever_opened(server: Server, path: str) -> None:
         ("GET /metrics HTTP/1.1", "Accept: application/openmetrics-text; version=x", 406),
         ("GET / HTTP/1.1", "Upgrade: websocket\r\nConnection: Upgrade, close", 200),
         ("\x16\x03\x01", "", 400),
+        ("GET / HTTP/1.1", "Transfer-Encoding: chunked\r\n\r\nzz", 400),
     ],
-    ids=["a version that is no number", "a protocol that is not spoken", "TLS"],
+    ids=["a version that is no number", "a protocol that is not spoken", "TLS", "a chunk of no length"],
 )
 def test_nonsense_is_refused_and_leaves_the_log_as_it_was(server: Server, request_line: str, headers: str, status: int) -> None:
     before = server.daemon.log_text()

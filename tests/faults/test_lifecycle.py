@@ -203,6 +203,16 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_work
     place.assert_kept(DONE=9)
 
 
+def test_once_does_not_wait_for_a_dead_mount_and_says_so(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"name": "dead", "settle_seconds": 0}, {"name": "live", "settle_seconds": 0}]})
+    place.drop_many(range(3), "live")
+    environment = hang_system_calls(place, place.inbox("dead"))
+    run = place.run_once(prefix=["env", *(f"{name}={value}" for name, value in environment.items())])
+    assert run.returncode == os.EX_IOERR
+    assert f"{place.inbox('dead')} has not answered" in run.stderr
+    assert counts_of(place) == {"DONE": 3}
+
+
 HANG = """
 import os, time
 there = os.access
