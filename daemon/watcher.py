@@ -164,7 +164,7 @@ class Watcher:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(sweep)
-            while not folder.deaf_seconds():
+            while not folder.deaf_seconds():  # noqa: ASYNC110 - silence has no event
                 await anyio.sleep(ANSWER_SECONDS / 4)
             folder.given_up = folder.obstacle()
             tasks.cancel_scope.cancel()
