@@ -38,10 +38,12 @@ def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> Non
 
     Example: visiond models list
     """
+    from daemon.layout import pack_errors
     from stages import packs
 
     settings = read_config(config)
-    found = [packs.open_pack(name, settings.models.folder) for name in packs.list_packs(settings.models.folder)]
+    with pack_errors():
+        found = [packs.open_pack(name, settings.models.folder) for name in packs.list_packs(settings.models.folder)]
     if as_json:
         keys = ("name", "folder", "bytes", "stages", "notice")
         rows = ((p.name, str(p.folder), p.size_bytes, list(p.manifest.stages), p.notice) for p in found)

@@ -263,6 +263,14 @@ def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check")
 
 
+def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    (tmp_path / "models" / "broken").mkdir(parents=True)
+    (tmp_path / "models" / "broken" / "manifest.json").write_text("{")
+    done = place.command("models", "list")
+    assert (done.returncode, "manifest.json is no manifest" in done.stderr) == (os.EX_CONFIG, True)
+
+
 def test_models_list_names_the_packs(place: Place) -> None:
     assert all({"name", "folder", "stages"} <= pack.keys() for pack in json.loads(say(place, "models", "list", "--json")))
 
