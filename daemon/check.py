@@ -14,6 +14,7 @@ from daemon.config import Config
 from daemon.control import ask, open_reader
 from daemon.display import quantity
 from daemon.errors import ConfigError, NothingFound, VisiondError
+from daemon.files import tell_lost_ledger
 from daemon.gpus import list_gpus
 from daemon.layout import Layout, judge_of, size_slab
 from daemon.mounts import is_network_mount, is_there
@@ -87,8 +88,9 @@ def _ledger(config: Config) -> Iterator[Finding]:
         with open_reader(config) as reader:
             images = sum(reader.counts().values())
         yield Finding("ok", f"ledger: {path} can be read and knows {quantity(images, 'version')} of files.")
-    except NothingFound:
-        pass  # `run` makes it
+    except NothingFound:  # `run` makes it
+        if warning := tell_lost_ledger(config):
+            yield Finding("warning", warning)
     except VisiondError as error:
         yield Finding("error", f"ledger: {error}")
 

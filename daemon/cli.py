@@ -68,7 +68,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def run(
     config: ConfigOption = None,
-    once: Annotated[bool, typer.Option("--once", help="Work off what is there and exit: 0 all done, 1 not all.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Work off what is there and exit: 0 all of it done, 1 not.")] = False,
 ) -> None:
     """Run the daemon. SIGTERM and Ctrl-C let what is in hand finish first.
 
@@ -190,7 +190,8 @@ def export(
     ] = "",
     config: ConfigOption = None,
 ) -> None:
-    """All results merged into one file, a row for each image.
+    """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as jsonl, all there is,
+    with boxes and embeddings.
 
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """

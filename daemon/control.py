@@ -19,6 +19,7 @@ import msgspec
 
 from daemon.config import Config
 from daemon.errors import NothingFound, NotPermitted, NotRunning, WrongArgument
+from daemon.files import tell_lost_ledger
 from daemon.jobs import JobStatus
 from daemon.records import Reader, Record
 from daemon.schema import trouble_named
@@ -51,7 +52,7 @@ def open_reader(config: Config) -> Iterator[Reader]:
     except PermissionError as error:
         raise NotPermitted(path) from error
     except FileNotFoundError:
-        raise NothingFound(f"There is no ledger at {path} yet; `visiond run` makes it.") from None
+        raise NothingFound(tell_lost_ledger(config) or f"There is no ledger at {path} yet; `visiond run` makes it.") from None
     with contextlib.closing(reader), trouble_named(path):
         yield reader
 

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from daemon.config import Config
 from daemon.errors import NotWritable, WrongArgument
-from daemon.state import DATABASE
+from daemon.state import DATABASE, LEDGER
 
 STDOUT = Path("-")
 
@@ -53,3 +54,11 @@ def written_into(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise NotWritable(f"{error.filename or folder} cannot be written: {error.strerror or error}.") from error
+
+
+def tell_lost_ledger(config: Config) -> str:
+    """What to say where results are there and the ledger is not: a daemon begins a new one. Empty where that is not so."""
+    path = config.state.path / LEDGER
+    if path.exists() or not any(name.endswith(".json") for _, _, names in os.walk(config.output.results) for name in names):
+        return ""
+    return f"There is no ledger at {path}, but there are results: `visiond repair` makes it from them; `run` begins a new one."

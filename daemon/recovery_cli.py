@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,9 @@ from daemon.options import ConfigOption, JsonOption, read_config
 
 if TYPE_CHECKING:
     from daemon.recovery import Finding
+
+
+REPAIRED = {"missing": " and written again", "edited": " and written again", "foreign": " and left alone"}
 
 
 def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
@@ -36,7 +39,7 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from daemon import recovery
 
-    _show(recovery.repair(read_config(config)), as_json=as_json)
+    _show(recovery.repair(read_config(config)), as_json=as_json, done=REPAIRED)
 
 
 def backup(file: Annotated[Path, typer.Argument(help="The file to write.")], config: ConfigOption = None) -> None:
@@ -50,22 +53,24 @@ def backup(file: Annotated[Path, typer.Argument(help="The file to write.")], con
     print(f"the ledger as of now is in {file}")
 
 
-def _show(findings: Iterable[Finding], *, as_json: bool) -> Counter[str]:
-    """How many sidecars are of each kind, and the names of all that are not as they should be; returns the counts."""
+def _show(findings: Iterable[Finding], *, as_json: bool, done: Mapping[str, str] | None = None) -> Counter[str]:
+    """How many sidecars are of each kind, and the names of all that are not as they should be; returns the counts. done: what
+    was done about a kind."""
     from daemon.progress import Progress
 
     counts: Counter[str] = Counter()
     amiss: list[Finding] = []
     with Progress("sidecars") as progress:
-        for done, finding in enumerate(findings, 1):
+        for number, finding in enumerate(findings, 1):
             counts[finding.kind] += 1
             amiss += [finding] if finding.kind not in ("whole", "restored") else []
-            progress.step(done)
+            progress.step(number)
     rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
     if as_json:
         print_json({"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]})
         return counts
     for kind, file, detail in rows:
         console.print(f"{kind:10}{say(file)}  {say(detail)}".rstrip())
-    print(", ".join(f"{count} {kind}" for kind, count in counts.items()) or "there are no sidecars")
+    told = ", ".join(f"{count} {kind}{(done or {}).get(kind, '')}" for kind, count in counts.items())
+    print(f"sidecars: {told or 'none'}")
     return counts

@@ -16,6 +16,7 @@ from anyio import to_thread
 
 from daemon.config import Config
 from daemon.errors import ConfigError, Hurried, InboxUnreadable, VisiondError
+from daemon.files import tell_lost_ledger
 from daemon.jobs import JobStatus
 from daemon.layout import Layout, judge_of, size_slab
 from daemon.ledger import Ledger
@@ -89,6 +90,8 @@ class Service:
             layout = await to_thread.run_sync(Layout.of, config)
             segments = layout.placement.segments
             log.info("placement", segments=[list(segment.stages) for segment in segments], why=layout.placement.why)
+            if warning := await to_thread.run_sync(tell_lost_ledger, config):
+                log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER)
             stack.callback(ledger.close)
             ledger.commit_seconds = metrics.commit_seconds.observe

@@ -68,6 +68,16 @@ def test_of_a_thousand_sidecars_deleted_or_edited_each_is_found_and_written_agai
     assert told(place, "verify") == (0, {"whole": 1000})
 
 
+def test_a_lost_ledger_is_told_with_its_mend_before_a_new_one_takes_its_place(tmp_path: Path) -> None:
+    place = finished(tmp_path, 1)
+    shutil.rmtree(place.folder / "state")
+    mend = "there are results: `visiond repair` makes it from them"
+    assert mend in place.command("check").stdout
+    assert mend in place.command("status").stderr
+    assert mend in place.run_once().stderr
+    assert mend not in place.command("check").stdout
+
+
 def test_the_same_bytes_asked_again_leave_sidecars_as_the_ledger_has_them(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"reuse_results": False}})
     for name in ("a.ppm", "b.ppm", "c.ppm"):

@@ -16,18 +16,19 @@ def draw_page(width: int, height: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(cv2.GaussianBlur(noise, (0, 0), 1.0))
 
 
-def place_line(x: int, y: int, width: int, height: int, degrees: float) -> np.ndarray:
+def place_line(x: float, y: float, width: float, height: float, degrees: float) -> np.ndarray:
     along = np.array([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))])
     down = np.array([-along[1], along[0]])
     corners = [0 * along, width * along, width * along + height * down, height * down]
     return (np.array(corners) + np.array([x, y])).round().clip(0, (499, 299)).astype(np.float32)
 
 
-def lay_out_lines() -> Lines:
+def lay_out_lines(scale: float = 1.0) -> Lines:
     """On two pages: upright, slanting, one that runs down, one shrunk, one that leaves the page."""
-    first = [place_line(30, 20, 200, 40, 0), place_line(40, 90, 180, 25, 4), place_line(300, 20, 30, 200, 0)]
-    second = [place_line(20, 30, 300, 90, -3), place_line(430, 250, 120, 60, 20), place_line(100, 150, 160, 12, 30)]
-    lines = join([lay_out(page, np.array(quads)) for page, quads in enumerate([first, second])])
+    first = [(30, 20, 200, 40, 0), (40, 90, 180, 25, 4), (300, 20, 30, 200, 0)]
+    second = [(20, 30, 300, 90, -3), (430 / scale, 250 / scale, 120, 60, 20), (100, 150, 160, 12, 30)]
+    quads = [[place_line(*(scale * side for side in sides), degrees) for *sides, degrees in page] for page in (first, second)]
+    lines = join([lay_out(page, np.array(corners)) for page, corners in enumerate(quads)])
     return replace(lines, resized=np.minimum(lines.resized, 380))
 
 
@@ -52,9 +53,9 @@ def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
 
 
 def test_the_kernel_cuts_lines_as_torch_does() -> None:
-    """At a height and width that the interpreter can bear."""
+    """At sizes that the interpreter can bear."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    pages, lines = [draw_page(500, 300, seed).to(device) for seed in (0, 1)], lay_out_lines()
+    pages, lines = [draw_page(500, 300, seed).to(device) for seed in (0, 1)], lay_out_lines(0.25)
     lines = replace(lines, resized=np.minimum(lines.resized, 50))
     theirs, ours = cut_in_torch(pages, lines, 8, 64).int(), cut_with_kernel(pages, lines, 8, 64).int()
     inside = torch.arange(64) < torch.from_numpy(lines.resized)[:, None]
