@@ -21,10 +21,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from daemon.bench import Place
+from daemon.ceiling import fill
 from daemon.chain import Chain
-from daemon.gpus import list_gpus
-from daemon.layout import KERNELS, resolve_models
-from daemon.messages import Batch, Item, Setup
+from daemon.layout import Layout
+from daemon.messages import Batch
+from daemon.metrics import Metrics
+from daemon.slab import ALIGNMENT, Slab
 
 WARM_UP, PROFILED = 3, 4  # batches
 NAME = 100  # characters of a kernel's name
@@ -53,24 +55,13 @@ def load(place: Place, count: int, size: int) -> tuple[Chain, list[Batch]]:
     place.make_pack()
     images = place.make_images(count)
     config = place.prepare(images[0].parent)
-    os.environ["TRITON_CACHE_DIR"] = str(config.state.path / KERNELS)
-    gpus = list_gpus()
-    specs, _ = resolve_models(config, gpus)
-    files = [image.read_bytes() for image in images]
-    ends = list(itertools.accumulate(map(len, files)))
-    items = [Item(end - len(file), len(file), {}) for file, end in zip(files, ends, strict=True)]
-    setup = Setup(
-        name="profile",
-        device="cuda:0" if gpus else "cpu",
-        stages=[msgspec.structs.replace(specs[name], batch_size=size) for name in config.stage_names],
-        slab_bytes=ends[-1],
-        threads=1,
-        decoders=1,
-        limits=config.pipeline.limits(),
-        cascade=None,
-        pipeline=config.stage_names,
-    )
-    chain = Chain(setup, memoryview(b"".join(files)))
+    layout = Layout.of(config)
+    slab = Slab(sum(ALIGNMENT + image.stat().st_size for image in images))
+    items = list(fill(slab, images))
+    seat = layout.open_lane(layout.placement.segments[0], slab, Metrics()).pool.seats[0]
+    os.environ.update(seat.environment)
+    stages = [msgspec.structs.replace(stage, batch_size=size) for stage in seat.setup.stages]
+    chain = Chain(msgspec.structs.replace(seat.setup, stages=stages), slab.view)
     chain.load()
     return chain, [Batch(start, items[start : start + size]) for start in range(0, len(items), size)]
 

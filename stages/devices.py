@@ -86,6 +86,10 @@ def has_kernels(device: torch.device) -> bool:
     return True
 
 
+def has_kernels_for(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and has_kernels(tensor.device)
+
+
 def settle(device: str) -> None:
     """Wait until all that was asked of a device is done; no wait on the CPU."""
     if device.startswith("cuda"):

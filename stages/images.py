@@ -155,11 +155,14 @@ def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[tor
     sources = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data, _ in entries]
     with device_errors():
         torch.empty(3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device)
-        settle(str(device))  # the decoder does not wait for whoever has used its memory before
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # the decoder does not wait for what turned the last pictures
     try:
         with device_errors():
             return _jpeg_decoder()(sources, mode="RGB", device=device)
     except RuntimeError:  # the decoder's word for a file that it cannot read, and for a lack of memory, which was tried
+        with device_errors():
+            settle(str(device))  # it may still be writing the others, into memory that is free by now
         return None
 
 

@@ -114,9 +114,8 @@ def filter_kernel(
 ):
     """A program makes a piece of two rows, as most of what one reads the other reads too."""
     tile, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    across = tl.cdiv(columns, COLUMNS)
-    piece = tl.arange(0, COLUMNS)
-    row, column = tile // across * 2 + 0 * piece, tile % across * COLUMNS + piece
+    row, column = find_pixels(tile, columns, 1, COLUMNS)
+    row *= 2
     above, below = column < columns, (column < columns) & (row + 1 < rows)
     limit = find_limit(widths, image, width)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

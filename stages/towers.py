@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.devices import has_kernels
+from stages.devices import has_kernels_for
 
 
 class FastAttention(nn.Module):
@@ -66,7 +66,7 @@ def embed_image(vision: Any, pixels: Tensor) -> Tensor:
 
 def add_norm(hidden: Tensor, update: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """hidden + update, and that normed; on a GPU in one pass over both, which is half of what two take."""
-    if hidden.is_cuda and has_kernels(hidden.device):
+    if has_kernels_for(hidden):
         from stages import launch
 
         return launch.add_norm(hidden, update, norm)

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.devices import has_kernels
+from stages.devices import has_kernels_for
 
 WEIGHT_UNIT = 2048  # cv2 resizes bytes with integers; this stands for a weight of 1
+SQUARE = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)  # corners, clockwise from top left
 TALL = 1.5  # a crop this much taller than wide is text that runs down: it is turned upright
 
 PIXELS, INTERLEAVED_PIXELS = 128, 1024  # that one program of a kernel makes
@@ -59,10 +60,6 @@ def interleave(pixels: Tensor) -> Tensor:
     out = pixels.new_empty(height, width, 3)
     interleave_kernel[(-(-height * width // INTERLEAVED_PIXELS),)](pixels, out, height * width, PIXELS=INTERLEAVED_PIXELS)
     return out
-
-
-def has_kernels_for(pixels: Tensor) -> bool:
-    return pixels.is_cuda and has_kernels(pixels.device)
 
 
 def resize(page: Tensor, width: int, height: int) -> Tensor:
@@ -108,7 +105,7 @@ def crop_quad(page: NDArray[np.uint8], corners: NDArray[np.float32], width: int,
 
 
 def frame(width: int, height: int) -> NDArray[np.float32]:
-    return np.array([[0, 0], [width, 0], [width, height], [0, height]], dtype=np.float32)
+    return SQUARE * np.array([width, height], dtype=np.float32)
 
 
 def resize_in_torch(page: Tensor, width: int, height: int) -> Tensor:
@@ -143,7 +140,7 @@ def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tens
 
 
 def cut_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
-    """An upright line is read off its page; one that is not, half of those that scans hold, is cropped first."""
+    """An upright line is read off its page; one that is not, as half of the standard job's, is cropped first."""
     from stages.warpkernel import cut_kernel
 
     device, count = pages[0].device, len(lines)
@@ -197,7 +194,7 @@ def locate_pages(pages: Sequence[Tensor], lines: Lines) -> NDArray[np.int64]:
 def frames(lines: Lines) -> NDArray[np.float32]:
     """Each line's own corners, [N, 4, 2]."""
     sizes = np.stack([lines.width, lines.height], axis=1).astype(np.float32)
-    return sizes[:, None] * np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)
+    return SQUARE * sizes[:, None]
 
 
 def find_maps(lines: Lines) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.jobs import Placed, Version
+from daemon.records import Record
 from tests.makers import MODES, drop, open_sink, tree
 
 
@@ -154,11 +155,17 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
     assert tree(tmp_path) == {"inbox/a.jpg": b"newer image", "results/a.jpg.json": record.sidecar}
 
 
+def drop_beside_a_newer(root: Path) -> Record:
+    """And a file `newer` of its size and time."""
+    record = drop(root, data=b"image")
+    (root / "newer").write_bytes(b"IMAGE")
+    os.utime(root / "newer", ns=(record.version.mtime_ns,) * 2)
+    return record
+
+
 @pytest.mark.parametrize("on_success", ["delete", "move"])
 def test_a_newer_version_of_the_same_size_and_time_stays(tmp_path: Path, on_success: str) -> None:
-    record = drop(tmp_path, data=b"image")
-    (tmp_path / "newer").write_bytes(b"IMAGE")
-    os.utime(tmp_path / "newer", ns=(record.version.mtime_ns,) * 2)
+    record = drop_beside_a_newer(tmp_path)
     os.rename(tmp_path / "newer", tmp_path / "inbox" / "a.jpg")
     open_sink(tmp_path, on_success=on_success).publish(record)
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
@@ -168,9 +175,7 @@ def test_a_newer_version_of_the_same_size_and_time_stays(tmp_path: Path, on_succ
 def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
-    record = drop(tmp_path, data=b"image")
-    (tmp_path / "newer").write_bytes(b"IMAGE")
-    os.utime(tmp_path / "newer", ns=(record.version.mtime_ns,) * 2)
+    record = drop_beside_a_newer(tmp_path)
     rename = os.rename
 
     def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
