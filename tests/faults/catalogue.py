@@ -108,8 +108,9 @@ def take_a_worker(folder: Path, _chance: random.Random, _sizes: Sizes) -> Figure
 
 def beset(folder: Path, _chance: random.Random, sizes: Sizes, begin: bytes = load.REQUEST) -> Figure:
     kept, slowest = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"], begin)
-    least = 0.98 if sizes["windows"] > 5 else 0.8
-    return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", kept >= least and slowest < 0.1)
+    alone = sizes["windows"] > 5  # the short form shares its cores with other tests
+    least, most = (0.98, 0.1) if alone else (0.8, 1.0)
+    return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", kept >= least and slowest < most)
 
 
 def beset_by_handshakes(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
