@@ -25,7 +25,7 @@ demo: $(STAMP)  ## sample images and two photographs through the daemon, and a t
 	$(BIN)/visiond demo
 
 test: lint types  ## lint, types and every test, two files at a time: most of them wait for processes
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from stages.layers import STEP, Convolution, Depthwise, Excitation, Head, Mixer,
 
 PIXELS = 128  # of an output that one program makes
 TILE = {"ROWS": 4, "COLUMNS": 32}  # of them, where a program reads their neighbours too
-FILTERED_COLUMNS = 64
+FILTERED_COLUMNS, FILTERED_CHANNELS = 64, 32
 MIXED_PIXELS, GATED_PIXELS, MERGED_PIXELS = 64, 32, 64
 PROJECT_TUNING = {  # by the block of outputs
     128: {"PIXELS": 128, "STEP": 64, "num_warps": 8, "num_stages": 3},
@@ -85,7 +85,7 @@ def filter_channels(
     out = pixels.new_empty(count, rows, columns, channels)
     tiles = triton.cdiv(rows, 2) * triton.cdiv(columns, FILTERED_COLUMNS)
     sums = out.new_empty(count, tiles, channels, dtype=torch.float32) if want_sums else None
-    block = 16 if channels == 48 else 32
+    block = 16 if channels == 48 else FILTERED_CHANNELS
     kernels.filter_kernel[tiles, triton.cdiv(channels, block), count](
         pixels,
         layer.weight,

@@ -114,6 +114,8 @@ def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], others: list[str]
 ) -> None:
     """The workers are real ones: CLIP finds no device."""
+    monkeypatch.setattr(pool, "QUICK_DEATHS", 2)
+    monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())])
     slow = {"options": {"latency_per_image_seconds": 0.5}}  # so that the others have not done all before its seat is closed
     place = Place(tmp_path, {"stages": {"clip": {"backend": ""}, "blip": slow}, "pipeline": {"devices": ["cuda:0", *others]}})

@@ -6,12 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from stages import launch
 from stages.fused import FusedDetector, FusedRecognizer
 from stages.onnxfile import weight_files
 from stages.ppocr import count_steps, load_detector, load_recognizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for a small program as for a large one."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(launch, "FILTERED_CHANNELS", 512)
 
 
 def draw(count: int, height: int, width: int) -> Tensor:
