@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -80,10 +81,15 @@ def has_kernels(device: torch.device) -> bool:
         with device_errors():
             if isinstance(error, torch.AcceleratorError) or "out of memory" in str(error):
                 raise
-        told = f"OCR runs without its fused kernels, which cannot be compiled: {error!r}"
-        warnings.warn(told, RuntimeWarning, stacklevel=2)  # slower, but all goes on
+        tell_unfused(error)
         return False
     return True
+
+
+def tell_unfused(error: Exception) -> None:
+    """Slower, but all goes on."""
+    told = f"OCR runs without its fused kernels, which cannot be compiled: {error!r}"
+    warnings.warn(told, RuntimeWarning, stacklevel=3)
 
 
 def has_kernels_for(tensor: torch.Tensor) -> bool:
@@ -94,6 +100,20 @@ def settle(device: str) -> None:
     """Wait until all that was asked of a device is done; no wait on the CPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
+
+
+def run_apart(make: Callable[[], Item]) -> Future[Item]:
+    """What `make` gives, in a thread of its own; unlike an executor's, it keeps no process from its end."""
+    future: Future[Item] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result is told
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=f"apart-{make.__name__}", daemon=True).start()
+    return future
 
 
 def pixels_of(images: Sequence[Image]) -> list[torch.Tensor]:

@@ -9,11 +9,15 @@ rapidocr recognises an image's lines in groups of six of similar shape and pads 
 sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which only its own image
 decides, but is recognised beside lines of any image: in a tensor of just that width on the CPU, and on a GPU in one of
 a few widths, where ppocr.Recognizer keeps apart what lies right of each line's own.
+
+In half precision on a GPU the networks are run by kernels of our own (fused.py). Where none have been compiled yet, that
+takes most of a minute, in a thread of its own; until then the plain networks read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -24,9 +28,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.base import Image, ImageError, Line, Ocr, Point, Result, Stage
+from stages.base import DeviceLost, Image, ImageError, Line, Ocr, OutOfMemory, Point, Result, Stage
 from stages.dbpost import Quads, area, find_boxes
-from stages.devices import dtype_of, group_places, has_kernels, hold_device, pixels_of, settle, split_batches
+from stages.devices import (
+    device_errors,
+    dtype_of,
+    group_places,
+    has_kernels,
+    hold_device,
+    pixels_of,
+    run_apart,
+    settle,
+    split_batches,
+    tell_unfused,
+)
 from stages.onnxfile import WeightsError, weight_files
 from stages.options import OcrOptions, read_options
 from stages.ppocr import BLANK, LINE_HEIGHT, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
@@ -35,6 +50,7 @@ from stages.warp import TALL, Lines, cut, interleave, join, resize
 if TYPE_CHECKING:
     from stages.fused import FusedDetector, FusedRecognizer
 
+PATIENCE_SECONDS = 10.0  # for the kernels at a start; those that were compiled before are there in three
 WARM_WIDTHS = (320, 640, 1024)
 STRIDE = 32  # the detector's; the sides of its maps are multiples
 FLATTEST, LOWEST = 8, 30  # width / height above which, and height up to which, a page is padded
@@ -85,46 +101,87 @@ def scale(size: tuple[int, int], ratio: float) -> tuple[int, int]:
     return width, height
 
 
+@dataclass(frozen=True, slots=True)
+class Networks:
+    detector: Detector | FusedDetector
+    recognizer: Recognizer | FusedRecognizer
+    characters: Sequence[str]  # by the recogniser's classes
+
+
 class OcrStage(Stage):
     name = "ocr"
 
     def load(self) -> None:
-        files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
-        if set(files) != {"det", "rec"}:
-            raise WeightsError(f"ocr: there should be weights for det and rec, but there are some for {', '.join(files)}.")
+        self.files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
+        if set(self.files) != {"det", "rec"}:
+            told = ", ".join(self.files)
+            raise WeightsError(f"ocr: there should be weights for det and rec, but there are some for {told}.")
         self.options = read_options(self.spec, OcrOptions)
         self.dtype, self.on_cpu = dtype_of(self.spec), torch.device(self.device).type == "cpu"
-        detector, (recognizer, self.characters) = load_detector(files["det"]), load_recognizer(files["rec"])
-        self._put_on_device(detector, recognizer)
-        with hold_device(self.lock):
-            self._warm_up()
+        self._fusing = run_apart(self._fuse) if self._wants_kernels() else None
+        self.networks = self._take_fused(PATIENCE_SECONDS) or self._put_on_device()
+
+    def _wants_kernels(self) -> bool:
+        return not self.on_cpu and self.dtype == torch.float16
+
+    def _fuse(self) -> Networks | None:
+        """The networks by kernels, each of which has run; None where they cannot. Raises OutOfMemory and DeviceLost."""
+        if not has_kernels(torch.device(self.device)):
+            return None
+        from stages.fused import FusedDetector, FusedRecognizer
+
+        detector, (recognizer, characters) = load_detector(self.files["det"]), load_recognizer(self.files["rec"])
+        with torch.inference_mode(), device_errors():  # without the lock: it takes long, and touches nothing of the others'
+            fused = FusedDetector(detector.to(self.device)), FusedRecognizer(recognizer.to(self.device))
+            networks = Networks(*fused, characters)
+            self._warm_up(networks)
             settle(self.device)
+        return networks
 
-    def _put_on_device(self, detector: Detector, recognizer: Recognizer) -> None:
-        """The fused networks where they can run, else the plain ones."""
-        self.detector: Detector | FusedDetector
-        self.recognizer: Recognizer | FusedRecognizer
-        if not self.on_cpu and self.dtype == torch.float16 and has_kernels(torch.device(self.device)):
-            from stages.fused import FusedDetector, FusedRecognizer
+    def _take_fused(self, seconds: float = 0.0) -> Networks | None:
+        """Those by kernels, given once, when they are there. Raises DeviceLost."""
+        with self.lock:
+            if self._fusing is None or not wait([self._fusing], seconds).done:
+                return None
+            fusing, self._fusing = self._fusing, None
+            try:
+                return fusing.result()
+            except OutOfMemory:  # others have the room for now; what has been compiled stays so
+                self._fusing = run_apart(self._fuse)
+            except DeviceLost:
+                raise
+            except Exception as error:  # noqa: BLE001 - one of them will not run here: no reason to do without OCR
+                tell_unfused(error)
+            return None
 
-            self.detector = FusedDetector(detector.to(self.device))
-            self.recognizer = FusedRecognizer(recognizer.to(self.device))
-            return
+    def _put_on_device(self) -> Networks:
+        """The plain networks."""
+        detector, (recognizer, characters) = load_detector(self.files["det"]), load_recognizer(self.files["rec"])
         if not self.on_cpu and self.dtype != torch.float32:
             group_depthwise(detector)
         elif not self.on_cpu:
             torch.backends.cudnn.allow_tf32 = False  # TF32 keeps 10 bits of a float32's 23
-        self.detector = detector.to(self.device, self.dtype).to(memory_format=torch.channels_last)
-        self.recognizer = recognizer.to(self.device, self.dtype).to(memory_format=torch.channels_last)
+        with hold_device(self.lock):
+            networks = Networks(
+                detector.to(self.device, self.dtype).to(memory_format=torch.channels_last),
+                recognizer.to(self.device, self.dtype).to(memory_format=torch.channels_last),
+                characters,
+            )
+            self._warm_up(networks)
+            settle(self.device)
+        return networks
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        if fused := self._take_fused():
+            self.networks = fused
+        networks = self.networks
         plans = [Plan.fit(image.width, image.height, self.options) for image in images]
-        pages, quads = self._find(images, plans)
+        pages, quads = self._find(networks, images, plans)
         lines = join([lay_out(i, boxes) for i, boxes in enumerate(quads)])
-        texts = iter(self._read(pages, lines))
+        texts = iter(self._read(networks, pages, lines))
         return [self._describe(plan, boxes, list(islice(texts, len(boxes)))) for plan, boxes in zip(plans, quads, strict=True)]
 
-    def _find(self, images: Sequence[Image], plans: Sequence[Plan]) -> tuple[list[Tensor], list[Quads]]:
+    def _find(self, networks: Networks, images: Sequence[Image], plans: Sequence[Plan]) -> tuple[list[Tensor], list[Quads]]:
         """Each image's page, on the device, and the boxes of its lines, in pixels of the padded page."""
         pixels = pixels_of(images)
         pages: dict[int, Tensor] = {}
@@ -132,7 +189,7 @@ class OcrStage(Stage):
         for places in self._batch_maps(plans):
             with hold_device(self.lock):
                 pages.update((i, make_page(pixels[i], plans[i])) for i in places)
-                masks, probabilities = self._detect([pages[i] for i in places], plans[places[0]].map)
+                masks, probabilities = self._detect(networks, [pages[i] for i in places], plans[places[0]].map)
             for i, mask, probability in zip(places, masks, probabilities, strict=True):
                 size = pages[i].shape[1], pages[i].shape[0]
                 quads[i] = find_boxes(mask, probability, size, self.options.box_threshold, self.options.unclip_ratio)
@@ -145,9 +202,9 @@ class OcrStage(Stage):
             parts = -(-len(places) // max(most, 1))
             yield from split_batches(places, -(-len(places) // parts))
 
-    def _detect(self, pages: Sequence[Tensor], size: tuple[int, int]) -> tuple[NDArray[np.uint8], Any]:
+    def _detect(self, networks: Networks, pages: Sequence[Tensor], size: tuple[int, int]) -> tuple[NDArray[np.uint8], Any]:
         """What find_boxes takes, on the host: the masks and the probabilities of pages whose maps are of one size."""
-        probabilities = self.detector.look(torch.stack([resize(page, *size) for page in pages]))
+        probabilities = networks.detector.look(torch.stack([resize(page, *size) for page in pages]))
         mask = probabilities > self.options.mask_threshold
         mask[:, 1:] |= mask[:, :-1].clone()  # a dilation by 2×2
         mask[:, :, 1:] |= mask[:, :, :-1].clone()
@@ -156,13 +213,13 @@ class OcrStage(Stage):
             probabilities = (probabilities * 255).round().byte()  # a quarter of the bytes to copy
         return to_host(mask.view(torch.uint8)), to_host(probabilities)
 
-    def _read(self, pages: Sequence[Tensor], lines: Lines) -> list[tuple[str, float]]:
+    def _read(self, networks: Networks, pages: Sequence[Tensor], lines: Lines) -> list[tuple[str, float]]:
         """Each line's text and score."""
         texts = [("", 0.0)] * len(lines)
         for places, columns in self._batch_lines(lines):
             with hold_device(self.lock):
-                classes, probabilities = self._recognize(pages, lines[places], columns)
-            for i, text in zip(places, decode(classes, probabilities, self.characters), strict=True):
+                classes, probabilities = self._recognize(networks, pages, lines[places], columns)
+            for i, text in zip(places, decode(classes, probabilities, networks.characters), strict=True):
                 texts[i] = text
         return texts
 
@@ -174,11 +231,13 @@ class OcrStage(Stage):
             for places in split_batches(np.flatnonzero(columns == width).tolist(), most):
                 yield places, width
 
-    def _recognize(self, pages: Sequence[Tensor], lines: Lines, columns: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _recognize(
+        self, networks: Networks, pages: Sequence[Tensor], lines: Lines, columns: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The likeliest class of each step and its probability, [N, steps] on the host."""
         resized = torch.from_numpy(lines.resized).to(self.device)
         padded = None if self.on_cpu else torch.from_numpy(lines.padded).to(self.device)
-        answers = self.recognizer.look(cut(pages, lines, LINE_HEIGHT, columns), resized, padded)
+        answers = networks.recognizer.look(cut(pages, lines, LINE_HEIGHT, columns), resized, padded)
         classes, probabilities = to_host(torch.stack([answer.float() for answer in answers]))
         return classes.astype(np.int64), probabilities
 
@@ -190,13 +249,13 @@ class OcrStage(Stage):
         ratio = float(area(boxes).sum()) / (plan.image[0] * plan.image[1])
         return Ocr(lines, len(lines), min(ratio, 1.0))
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, networks: Networks) -> None:
         """A page of the commonest size and a line of each of a few widths."""
         page = torch.zeros(960, 1280, 3, dtype=torch.uint8, device=self.device)
-        self._detect([page], (1280, 960))
+        self._detect(networks, [page], (1280, 960))
         for width in WARM_WIDTHS:
             line = np.array([[[0, 0], [width, 0], [width, LINE_HEIGHT], [0, LINE_HEIGHT]]], dtype=np.float32)
-            self._recognize([page], lay_out(0, line), width)
+            self._recognize(networks, [page], lay_out(0, line), width)
 
 
 def make_page(pixels: Tensor, plan: Plan) -> Tensor:
