@@ -7,6 +7,7 @@ box costs a few calls into cv2 (which lets the lock go) and all arithmetic is nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 Map = NDArray[np.float32] | NDArray[np.uint8]
 Quads = NDArray[np.float32]  # [N, 4, 2]: x, y of the corners, clockwise from top left
 
+SQUARE = np.ones((2, 2), dtype=np.uint8)
 MOST_CONTOURS = 1000
 SHORTEST_SIDE = 3  # pixels, of a box in the map
 SHORTEST_GROWN_SIDE = 5
@@ -28,18 +30,19 @@ ARC_TOLERANCE = 0.25  # pixels between a rounded corner's chords and its arc
 
 
 def find_boxes(
-    mask: NDArray[np.uint8],
     probabilities: Map,
     size: tuple[int, int],
+    mask_threshold: float = 0.3,
     box_threshold: float = 0.5,
     unclip_ratio: float = 1.6,
 ) -> Quads:
     """The boxes round a map's texts in reading order, in whole pixels of the page that the map was made from.
 
-    mask: [map height, map width], 0 where there is no text; rapidocr's is dilated by 2×2.
-    probabilities: of the same shape, float32 in 0..1 or uint8 in 0..255.
+    probabilities: [map height, map width], float32 in 0..1 or uint8 in 0..255.
     size: width and height of the page.
     """
+    threshold = math.floor(mask_threshold * 255) if probabilities.dtype == np.uint8 else mask_threshold
+    mask = cv2.dilate((probabilities > threshold).view(np.uint8), SQUARE)
     contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
     cores = enclose(contours[:MOST_CONTOURS], SHORTEST_SIDE)
     cores = cores[mean_inside(probabilities, cores) >= box_threshold]

@@ -90,7 +90,7 @@ class FusedDetector:
         self.head = Head.of(head.conv_up.convolution, head.conv_final)
 
     def look(self, pages: Tensor) -> Tensor:
-        """pages: uint8 [N, H, W, 3], sides multiples of 32. Returns each pixel's probability of text, float16 [N, H, W]."""
+        """pages: uint8 [N, H, W, 3], sides multiples of 32. Returns each pixel's probability of text as a byte, [N, H, W]."""
         hidden, _ = convolve(self.down, self._run_neck(self.encoder(pages)))
         return enlarge(self.head, hidden)
 

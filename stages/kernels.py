@@ -252,12 +252,18 @@ def enlarge_kernel(
     kept = inside[:, None] & (channel < CHANNELS)[None, :]
     values = tl.load(pixels + (image * height * width + place)[:, None] * CHANNELS + channel[None, :], mask=kept, other=0.0)
     square = channel[:, None] * BLOCK + channel[None, :]
-    for near in tl.static_range(4):
-        hidden = tl.dot(values, tl.load(first + near * BLOCK * BLOCK + square)) + tl.load(first_bias + channel)[None, :]
-        hidden = tl.maximum(hidden, 0.0)
-        for nearer in tl.static_range(4):
-            level = tl.sum(hidden * tl.load(second + nearer * BLOCK + channel)[None, :], axis=1) + BIAS
-            y = row * 4 + near // 2 * 2 + nearer // 2
-            x = column * 4 + near % 2 * 2 + nearer % 2
-            target = out + (image * 4 * height + y) * 4 * width + x
-            tl.store(target, tl.sigmoid(level).to(tl.float16), mask=inside)
+    for half in tl.static_range(2):  # two rows of four bytes, each a word
+        upper, lower = tl.zeros([PIXELS], dtype=tl.int32), tl.zeros([PIXELS], dtype=tl.int32)
+        for side in tl.static_range(2):
+            weight = tl.load(first + (2 * half + side) * BLOCK * BLOCK + square)
+            hidden = tl.maximum(tl.dot(values, weight) + tl.load(first_bias + channel)[None, :], 0.0)
+            for near in tl.static_range(4):
+                level = tl.sum(hidden * tl.load(second + near * BLOCK + channel)[None, :], axis=1) + BIAS
+                byte = (tl.sigmoid(level) * 255 + 0.5).to(tl.int32) << 8 * (2 * side + near % 2)
+                if near < 2:
+                    upper |= byte
+                else:
+                    lower |= byte
+        target = out + (image * 4 * height + row * 4 + 2 * half) * width + column
+        tl.store(target, upper, mask=inside)
+        tl.store(target + width, lower, mask=inside)

@@ -259,9 +259,9 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def enlarge(head: Head, pixels: Tensor) -> Tensor:
-    """Probabilities [N, 4 · height, 4 · width] in float16."""
+    """Probabilities as bytes, [N, 4 · height, 4 · width]."""
     count, height, width, channels = pixels.shape
-    out = pixels.new_empty(count, 4 * height, 4 * width)
+    out = pixels.new_empty(count, 4 * height, width, dtype=torch.int32)  # four bytes of a row
     kernels.enlarge_kernel[triton.cdiv(height * width, PIXELS), count](
         pixels,
         head.first,
@@ -275,7 +275,7 @@ def enlarge(head: Head, pixels: Tensor) -> Tensor:
         PIXELS=PIXELS,
         BLOCK=head.first.shape[1],
     )
-    return out
+    return out.view(torch.uint8)
 
 
 def choose(logits: Tensor) -> tuple[Tensor, Tensor]:

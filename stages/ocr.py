@@ -183,16 +183,16 @@ class OcrStage(Stage):
 
     def _find(self, networks: Networks, images: Sequence[Image], plans: Sequence[Plan]) -> tuple[list[Tensor], list[Quads]]:
         """Each image's page, on the device, and the boxes of its lines, in pixels of the padded page."""
-        pixels = pixels_of(images)
+        options, pixels = self.options, pixels_of(images)
         pages: dict[int, Tensor] = {}
         quads: dict[int, Quads] = {}
         for places in self._batch_maps(plans):
             with hold_device(self.lock):
                 pages.update((i, make_page(pixels[i], plans[i])) for i in places)
-                masks, probabilities = self._detect(networks, [pages[i] for i in places], plans[places[0]].map)
-            for i, mask, probability in zip(places, masks, probabilities, strict=True):
+                maps = self._detect(networks, [pages[i] for i in places], plans[places[0]].map)
+            for i, probabilities in zip(places, maps, strict=True):
                 size = pages[i].shape[1], pages[i].shape[0]
-                quads[i] = find_boxes(mask, probability, size, self.options.box_threshold, self.options.unclip_ratio)
+                quads[i] = find_boxes(probabilities, size, options.mask_threshold, options.box_threshold, options.unclip_ratio)
         return [pages[i] for i in range(len(images))], [quads[i] for i in range(len(images))]
 
     def _batch_maps(self, plans: Sequence[Plan]) -> Iterator[Sequence[int]]:
@@ -202,16 +202,14 @@ class OcrStage(Stage):
             parts = -(-len(places) // max(most, 1))
             yield from split_batches(places, -(-len(places) // parts))
 
-    def _detect(self, networks: Networks, pages: Sequence[Tensor], size: tuple[int, int]) -> tuple[NDArray[np.uint8], Any]:
-        """What find_boxes takes, on the host: the masks and the probabilities of pages whose maps are of one size."""
+    def _detect(self, networks: Networks, pages: Sequence[Tensor], size: tuple[int, int]) -> NDArray[Any]:
+        """Probabilities of text in pages whose maps are of one size, on the host; from a GPU as bytes, for fewer to copy."""
         probabilities = networks.detector.look(torch.stack([resize(page, *size) for page in pages]))
-        mask = probabilities > self.options.mask_threshold
-        mask[:, 1:] |= mask[:, :-1].clone()  # a dilation by 2×2
-        mask[:, :, 1:] |= mask[:, :, :-1].clone()
-        probabilities = probabilities.float()
-        if not self.on_cpu and self.dtype != torch.float32:
-            probabilities = (probabilities * 255).round().byte()  # a quarter of the bytes to copy
-        return to_host(mask.view(torch.uint8)), to_host(probabilities)
+        if probabilities.dtype != torch.uint8:
+            probabilities = probabilities.float()
+            if not self.on_cpu and self.dtype != torch.float32:
+                probabilities = (probabilities * 255).round().byte()
+        return to_host(probabilities)
 
     def _read(self, networks: Networks, pages: Sequence[Tensor], lines: Lines) -> list[tuple[str, float]]:
         """Each line's text and score."""
