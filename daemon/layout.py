@@ -29,13 +29,6 @@ from stages.registry import UnknownName, check_options
 CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without one
 KERNELS = "kernels"  # folder in the state's for compiled GPU kernels, so that only the first start compiles them
-# Threads of a CPU worker that wait do not spin, and its tensors' memory is kept for the next ones instead of going back to
-# the kernel each time: on a contended machine that is worth a factor.
-CPU_ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
-}
 LEAST_CPU_THREADS = 2  # with a single one torch takes slow convolutions: OCR costs 1.3 times the CPU time, even on one core
 
 
@@ -178,7 +171,8 @@ def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str,
             [f'pipeline.devices: "{device}" is no device; write "cpu", or "cuda:0" as `visiond gpus` lists them.']
         )
     if kind == "cpu":
-        return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **CPU_ENVIRONMENT}
+        passive = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait do not spin: on a contended machine worth a factor
+        return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
     index = int(number or 0)
     if index >= len(gpus):
         raise ConfigError([f"pipeline.devices: there is no {device}; `visiond gpus` lists {len(gpus)}."])

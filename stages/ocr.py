@@ -286,9 +286,11 @@ def decode(
     """Each row's text, repeats and blanks left out (greedy CTC), and the mean probability of what is left; ("", 0)."""
     kept = classes != BLANK
     kept[:, 1:] &= classes[:, 1:] != classes[:, :-1]
-    for row, chosen, likely in zip(classes, kept, probabilities, strict=True):
-        text = "".join([characters[place] for place in row[chosen].tolist()])
-        yield text, round(float(likely[chosen].mean()), 5) if text else 0.0
+    counts = kept.sum(axis=1).tolist()
+    sums = np.where(kept, probabilities, 0.0).sum(axis=1, dtype=np.float64).tolist()
+    read = iter([characters[place] for place in classes[kept].tolist()])
+    for count, total in zip(counts, sums, strict=True):
+        yield "".join(islice(read, count)), round(total / max(count, 1), 5)
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:
