@@ -9,8 +9,10 @@ Sizes are the fastest on an H200 of some that were tried on the networks' own ma
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -199,6 +201,13 @@ def try_project(device: torch.device) -> None:
     inputs, outputs = 384, 768
     weight = torch.zeros(inputs, outputs, dtype=torch.float16, device=device)
     project(weight, weight.new_zeros(outputs, dtype=torch.float32), weight.new_zeros(1, 1, 1, inputs), gelu=True)
+
+
+def compiled_mark(device: torch.device) -> Path:
+    """The file that says, beside Triton's own, that all kernels of the networks have been compiled and run."""
+    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (kernels, pointwise))
+    told = f"{triton.__version__} {torch.cuda.get_device_capability(device)}".encode()
+    return Path(triton.knobs.cache.dir) / f"visiond-{hashlib.sha256(sources + told).hexdigest()[:16]}"
 
 
 def tiles_of(rows: int, columns: int) -> tuple[dict[str, int], int]:

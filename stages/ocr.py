@@ -9,18 +9,14 @@ rapidocr recognises an image's lines in groups of six of similar shape and pads 
 sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which only its own image
 decides, but is recognised beside lines of any image: in a tensor of just that width on the CPU, and on a GPU in one of
 a few widths, where ppocr.Recognizer keeps apart what lies right of each line's own.
-
-In half precision on a GPU the networks are run by kernels of our own (fused.py). Where none have been compiled yet, that
-takes most of a minute, in a thread of its own; until then the plain networks read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,29 +24,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.base import DeviceLost, Image, ImageError, Line, Ocr, OutOfMemory, Point, Result, Stage
+from stages.base import Image, ImageError, Line, Ocr, Point, Result, Stage
 from stages.dbpost import Quads, area, find_boxes
-from stages.devices import (
-    device_errors,
-    dtype_of,
-    group_places,
-    has_kernels,
-    hold_device,
-    pixels_of,
-    run_apart,
-    settle,
-    split_batches,
-    tell_unfused,
-)
+from stages.devices import dtype_of, group_places, hold_device, pixels_of, split_batches
+from stages.ocrnet import NetworkLoader, Networks
 from stages.onnxfile import WeightsError, weight_files
 from stages.options import OcrOptions, read_options
-from stages.ppocr import BLANK, LINE_HEIGHT, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
+from stages.ppocr import BLANK, LINE_HEIGHT
 from stages.warp import TALL, Lines, cut, interleave, join, resize
 
-if TYPE_CHECKING:
-    from stages.fused import FusedDetector, FusedRecognizer
-
-PATIENCE_SECONDS = 10.0  # for the kernels at a start; those that were compiled before are there in three
 WARM_WIDTHS = (320, 640, 1024)
 STRIDE = 32  # the detector's; the sides of its maps are multiples
 FLATTEST, LOWEST = 8, 30  # width / height above which, and height up to which, a page is padded
@@ -101,80 +83,20 @@ def scale(size: tuple[int, int], ratio: float) -> tuple[int, int]:
     return width, height
 
 
-@dataclass(frozen=True, slots=True)
-class Networks:
-    detector: Detector | FusedDetector
-    recognizer: Recognizer | FusedRecognizer
-    characters: Sequence[str]  # by the recogniser's classes
-
-
 class OcrStage(Stage):
     name = "ocr"
 
     def load(self) -> None:
-        self.files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
-        if set(self.files) != {"det", "rec"}:
-            told = ", ".join(self.files)
-            raise WeightsError(f"ocr: there should be weights for det and rec, but there are some for {told}.")
+        files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
+        if set(files) != {"det", "rec"}:
+            raise WeightsError(f"ocr: there should be weights for det and rec, but there are some for {', '.join(files)}.")
         self.options = read_options(self.spec, OcrOptions)
         self.dtype, self.on_cpu = dtype_of(self.spec), torch.device(self.device).type == "cpu"
-        self._fusing = run_apart(self._fuse) if self._wants_kernels() else None
-        self.networks = self._take_fused(PATIENCE_SECONDS) or self._put_on_device()
-
-    def _wants_kernels(self) -> bool:
-        return not self.on_cpu and self.dtype == torch.float16
-
-    def _fuse(self) -> Networks | None:
-        """The networks by kernels, each of which has run; None where they cannot. Raises OutOfMemory and DeviceLost."""
-        if not has_kernels(torch.device(self.device)):
-            return None
-        from stages.fused import FusedDetector, FusedRecognizer
-
-        detector, (recognizer, characters) = load_detector(self.files["det"]), load_recognizer(self.files["rec"])
-        with torch.inference_mode(), device_errors():  # without the lock: it takes long, and touches nothing of the others'
-            fused = FusedDetector(detector.to(self.device)), FusedRecognizer(recognizer.to(self.device))
-            networks = Networks(*fused, characters)
-            self._warm_up(networks)
-            settle(self.device)
-        return networks
-
-    def _take_fused(self, seconds: float = 0.0) -> Networks | None:
-        """Those by kernels, given once, when they are there. Raises DeviceLost."""
-        with self.lock:
-            if self._fusing is None or not wait([self._fusing], seconds).done:
-                return None
-            fusing, self._fusing = self._fusing, None
-            try:
-                return fusing.result()
-            except OutOfMemory:  # others have the room for now; what has been compiled stays so
-                self._fusing = run_apart(self._fuse)
-            except DeviceLost:
-                raise
-            except Exception as error:  # noqa: BLE001 - one of them will not run here: no reason to do without OCR
-                tell_unfused(error)
-            return None
-
-    def _put_on_device(self) -> Networks:
-        """The plain networks."""
-        detector, (recognizer, characters) = load_detector(self.files["det"]), load_recognizer(self.files["rec"])
-        if not self.on_cpu and self.dtype != torch.float32:
-            group_depthwise(detector)
-        elif not self.on_cpu:
-            torch.backends.cudnn.allow_tf32 = False  # TF32 keeps 10 bits of a float32's 23
-        with hold_device(self.lock):
-            networks = Networks(
-                detector.to(self.device, self.dtype).to(memory_format=torch.channels_last),
-                recognizer.to(self.device, self.dtype).to(memory_format=torch.channels_last),
-                characters,
-            )
-            self._warm_up(networks)
-            settle(self.device)
-        return networks
+        self.networks = NetworkLoader(files, self.device, self.dtype, self._try_out)
+        self.networks.load()
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
-        if fused := self._take_fused():
-            self.networks = fused
-        networks = self.networks
+        networks = self.networks.latest()
         plans = [Plan.fit(image.width, image.height, self.options) for image in images]
         pages, quads = self._find(networks, images, plans)
         lines = join([lay_out(i, boxes) for i, boxes in enumerate(quads)])
@@ -247,7 +169,7 @@ class OcrStage(Stage):
         ratio = float(area(boxes).sum()) / (plan.image[0] * plan.image[1])
         return Ocr(lines, len(lines), min(ratio, 1.0))
 
-    def _warm_up(self, networks: Networks) -> None:
+    def _try_out(self, networks: Networks) -> None:
         """A page of the commonest size and a line of each of a few widths."""
         page = torch.zeros(960, 1280, 3, dtype=torch.uint8, device=self.device)
         self._detect(networks, [page], (1280, 960))

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-import threading
 import time
 import warnings
 from importlib.util import find_spec
@@ -20,11 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
-from stages.base import DeviceLost, Image, Ocr, OutOfMemory, StageSpec
-from stages.ocr import LONGEST_MAP, WIDEST_LINE, Networks, OcrStage, Plan, bucket, decode, lay_out
+from stages.base import Image, Ocr, StageSpec
+from stages.ocr import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, lay_out
 from stages.onnxfile import WeightsError, weight_files
 from stages.options import OcrOptions
-from tests.daemon_process import PATIENCE, wait_for
 from tests.stages.pictures import read_photo, wrap_pixels
 
 PHOTOS = [Path(str(find_spec("ultralytics").origin)).parent / "assets" / name for name in ("bus.jpg", "zidane.jpg")]
@@ -118,61 +113,6 @@ def test_lines_in_a_gpus_buckets_read_the_same(stage: OcrStage, monkeypatch: pyt
     for ours, theirs in zip(read(stage, *images), exact, strict=True):
         assert [(line.text, line.box) for line in ours.lines] == [(line.text, line.box) for line in theirs.lines]
         assert [line.score for line in ours.lines] == pytest.approx([line.score for line in theirs.lines], abs=1e-4)
-
-
-class Compiling(OcrStage):
-    """A second set of plain networks in place of those by kernels, there when `compiled` is set."""
-
-    compiled: threading.Event
-    errors: list[Exception]  # of the first attempts
-
-    def _wants_kernels(self) -> bool:
-        self.compiled, self.errors = threading.Event(), []
-        return True
-
-    def _fuse(self) -> Networks | None:
-        assert self.compiled.wait(PATIENCE)
-        if self.errors:
-            raise self.errors.pop()
-        return self._put_on_device()
-
-
-@pytest.fixture
-def compiling(monkeypatch: pytest.MonkeyPatch) -> Compiling:
-    monkeypatch.setattr("stages.ocr.PATIENCE_SECONDS", 0.0)
-    built = Compiling(StageSpec("ocr", "ppocr"), "cpu")
-    built.load()
-    return built
-
-
-def reads_otherwise(stage: OcrStage, networks: Networks) -> bool:
-    return bool(read(stage, draw_page(9))) and stage.networks is not networks
-
-
-@pytest.mark.parametrize("errors", [[], [OutOfMemory("for now")]], ids=["at once", "when there is room"])
-def test_plain_networks_read_until_the_kernels_are_compiled(compiling: Compiling, errors: list[Exception]) -> None:
-    plain, before = compiling.networks, read(compiling, draw_page(9))
-    assert before[0].lines
-    assert compiling.networks is plain
-    compiling.errors = errors
-    compiling.compiled.set()
-    wait_for(lambda: reads_otherwise(compiling, plain), "the others")
-    assert read(compiling, draw_page(9)) == before
-
-
-def test_kernels_that_cannot_be_compiled_leave_the_plain_networks(compiling: Compiling) -> None:
-    compiling.errors, plain = [RuntimeError("ptxas died of signal 11")], compiling.networks
-    compiling.compiled.set()
-    with pytest.warns(RuntimeWarning, match="without its fused kernels.*signal 11"):
-        wait_for(lambda: read(compiling, draw_page(9)) and compiling._fusing is None, "their end")
-    assert compiling.networks is plain
-
-
-def test_a_device_lost_while_kernels_are_compiled_is_told(compiling: Compiling) -> None:
-    compiling.errors = [DeviceLost("an illegal memory access")]
-    compiling.compiled.set()
-    with pytest.raises(DeviceLost):
-        wait_for(lambda: reads_otherwise(compiling, compiling.networks), "the error")
 
 
 def test_a_blank_page_gives_no_lines_and_no_nan(stage: OcrStage) -> None:
@@ -273,33 +213,3 @@ def test_batch_mates_change_no_answer_on_a_gpu() -> None:
     for together, image in zip(read(stage, *images), images, strict=True):
         alone = read(stage, image)[0]
         assert [(line.text, line.box) for line in together.lines] == [(line.text, line.box) for line in alone.lines]
-
-
-COLD = """
-import time
-from stages import ocr
-from stages.base import StageSpec
-from stages.fused import FusedDetector
-from stages.ppocr import Detector
-from tests.stages.test_ocr import draw_page, read, to_cuda
-
-ocr.PATIENCE_SECONDS = 0.0
-page, stage = to_cuda(draw_page(0)), ocr.OcrStage(StageSpec("ocr", "ppocr", dtype="float16"), "cuda")
-stage.load()
-assert isinstance(stage.networks.detector, Detector)
-plain = [line.text for line in read(stage, page)[0].lines]
-deadline = time.monotonic() + 300
-while not isinstance(stage.networks.detector, FusedDetector):
-    assert time.monotonic() < deadline
-    assert [line.text for line in read(stage, page)[0].lines] == plain
-print(len(plain))
-"""
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_reads_before_its_kernels_are_compiled(tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", COLD], env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert int(ended.stdout) > 4
