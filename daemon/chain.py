@@ -6,12 +6,14 @@ not fit into the device's memory is asked for in smaller parts from then on.
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +24,6 @@ from stages.base import DeviceLost, Header, Image, ImageError, OutOfMemory, Reas
 from stages.binning import is_decided
 from stages.images import decode, inspect
 
-PICTURE = b"P6\n320 240\n255\n" + bytes(range(256)) * 900  # that a worker rehearses on
 GROUP_PIXELS = 200_000_000  # of a batch that are decoded at once: 600 MB as bytes
 DECODING = "decoding"
 REGROW_CALLS = 100  # that fitted, before more is tried at once
@@ -92,11 +93,12 @@ class Chain:
         return seconds
 
     def rehearse(self) -> None:
-        """A picture of our own goes first, in each thread, if the setup says so: what a GPU's libraries set up for a thread is
+        """A page of our own goes first, in each thread, if the setup says so: what a GPU's libraries set up for a thread is
         then there, and a device that kills its worker on any image does so before one of the user's can be blamed for it.
         """
         if self.setup.rehearse:
-            self.run(Batch(0, [Item(0, len(PICTURE), {})]), memoryview(PICTURE))
+            page = draw_page()
+            self.run(Batch(0, [Item(0, len(page), {})]), memoryview(page))
 
     def run(self, batch: Batch, slab: memoryview | None = None) -> Reply:
         """Every image through every stage that it still needs. Raises DeviceLost when this process is no use any more."""
@@ -216,6 +218,18 @@ class Chain:
                 return [ImageError(Reason.STAGE, f"{what}: {type(error).__name__}: {error}", transient=True)]
         half = len(items) // 2
         return self._try(what, run, items[:half]) + self._try(what, run, items[half:])
+
+
+@cache
+def draw_page() -> bytes:
+    """A JPEG of a camera's shape with lines of text, so that each stage and decoder has work."""
+    from PIL import Image as Picture
+    from PIL import ImageDraw, ImageFont
+
+    picture, file = Picture.new("RGB", (1280, 960), "white"), io.BytesIO()
+    ImageDraw.Draw(picture).text((80, 80), "A page to rehearse on\nand a second line", "black", ImageFont.load_default(48))
+    picture.save(file, "JPEG")
+    return file.getvalue()
 
 
 def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import random
 import time
 import warnings
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
+from daemon import chain
 from stages.base import Image, Ocr, StageSpec
 from stages.ocr import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, lay_out
 from stages.onnxfile import WeightsError, weight_files
@@ -97,6 +99,11 @@ def test_pages_hold_text(stage: OcrStage) -> None:
     assert answer.count == len(answer.lines) > 4
     assert 0.05 < answer.area_ratio < 1
     assert all(0 <= x <= 640 and 0 <= y <= 480 for line in answer.lines for x, y in line.box)
+
+
+def test_what_a_worker_rehearses_on_holds_lines(stage: OcrStage) -> None:
+    page = wrap_pixels(np.array(Pillow.open(io.BytesIO(chain.draw_page()))))
+    assert [line.text for line in read(stage, page)[0].lines] == ["A page to rehearse on", "and a second line"]
 
 
 def test_batch_mates_change_no_answer(stage: OcrStage) -> None:
