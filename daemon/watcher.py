@@ -225,34 +225,40 @@ class Watcher:
             folder.scanned_at = time.monotonic() - self._rescan_seconds + folder.settings.settle_seconds
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
-        """Files the ledger does not know, in chunks, none of which is long in coming. Runs in a thread; a folder that vanishes
-        meanwhile is no error."""
+        """Files the ledger does not know, in chunks, none of which is long in coming: else many folders without files would
+        look like a dead mount. Runs in a thread."""
         found: list[File] = []
-        pending, yielded_at = [subtree], time.monotonic()
+        yielded_at = time.monotonic()
+        for file in self._list(folder, subtree):
+            if file:
+                found.append(file)
+            if len(found) >= CHUNK or time.monotonic() > yielded_at + CHUNK_SECONDS:
+                yield self._unknown(folder, found)
+                found, yielded_at = [], time.monotonic()
+        yield self._unknown(folder, found)
+
+    def _list(self, folder: Folder, subtree: bytes) -> Iterator[File | None]:
+        """Every file, and None for what is none of ours. A folder that vanishes meanwhile is no error."""
+        pending = [subtree]
         while pending:
             relative = pending.pop()
             self._watch(folder, relative)
             try:
                 with os.scandir(os.path.join(folder.root, relative)) as entries:
                     for entry in entries:
-                        if folder.ignored.fullmatch(entry.name):
-                            continue
                         path = os.path.join(relative, entry.name) if relative else entry.name
-                        if entry.is_dir(follow_symlinks=False):
+                        if folder.ignored.fullmatch(entry.name):
+                            yield None
+                        elif entry.is_dir(follow_symlinks=False):
                             if folder.settings.recursive:
                                 pending.append(path)
-                        elif file := _file(folder.number, path, entry.stat):
-                            found.append(file)
-                        if len(found) >= CHUNK:
-                            yield self._unknown(folder, found)
-                            found, yielded_at = [], time.monotonic()
+                            yield None
+                        else:
+                            yield _file(folder.number, path, entry.stat)
                 folder.trouble = folder.trouble if relative else ""
             except OSError as error:
                 self._complain(folder, relative, error)
-            if time.monotonic() > yielded_at + CHUNK_SECONDS:  # else many folders without files look like a dead mount
-                yield self._unknown(folder, found)
-                found, yielded_at = [], time.monotonic()
-        yield self._unknown(folder, found)
+            yield None
 
     def _unknown(self, folder: Folder, files: list[File]) -> list[File]:
         known = self._reader.versions(folder.number, [file.path for file in files])
