@@ -191,14 +191,17 @@ class Chain:
         """What `run` answers, asked for no more at once than lately fitted into the device's memory."""
         answers: list[Any] = []
         while items:
-            most = self._allowances[what].most
-            part, items = items[:most], items[most:]
-            answers += self._try(what, run, part)
+            part = items[: self._allowances[what].most]
+            try:
+                answers += self._try(what, run, part)
+            except OutOfMemory:
+                continue  # with half of it
+            items = items[len(part) :]
         return answers
 
     def _try(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input]) -> list[Any]:
-        """The answers; an error or a lack of memory halves the batch, down to the image that causes it. Raises OutOfMemory in
-        decoding, where halves would both be held."""
+        """The answers; an error halves the batch, down to the image that causes it. Raises OutOfMemory, once less is allowed,
+        but for a single image, whose answer that is."""
         try:
             answers = list(run(items))
             self._allowances[what].note_fit(len(items))
@@ -208,10 +211,9 @@ class Chain:
         except OutOfMemory as error:
             self.out_of_memory += 1
             self._allowances[what].shrink(len(items))
-            if len(items) == 1:
-                return [ImageError(Reason.MEMORY, f"{what}: {error}", transient=True)]
-            if what == DECODING:
+            if len(items) > 1:
                 raise
+            return [ImageError(Reason.MEMORY, f"{what}: {error}", transient=True)]
         except Exception as error:  # noqa: BLE001 - one batch, whatever its images make the model do
             if len(items) == 1:
                 traceback.print_exc()
