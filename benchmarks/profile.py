@@ -27,6 +27,8 @@ from daemon.layout import Layout
 from daemon.messages import Batch
 from daemon.metrics import Metrics
 from daemon.slab import ALIGNMENT, Slab
+from daemon.worker import keep_memory
+from stages.devices import APART
 
 WARM_UP, PROFILED = 3, 4  # batches
 NAME = 100  # characters of a kernel's name
@@ -40,7 +42,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="for each number of threads")
     parser.add_argument("--top", type=int, default=40, help="kernels to list")
     arguments = parser.parse_args()
+    keep_memory()
     chain, batches = load(Place(arguments.folder), arguments.count, arguments.batch)
+    chain.run(batches[0])
+    for thread in threading.enumerate():
+        if thread.name == APART:  # it compiles
+            thread.join()
     for batch in batches[:WARM_UP]:
         chain.run(batch)
     for threads in (1, 2, 3):

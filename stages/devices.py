@@ -20,6 +20,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+APART = "apart"  # threads that do something for later
 OLDEST_GPU = (8, 0)  # Ampere: for older ones Triton compiles a kernel for minutes
 
 _OUT_OF_MEMORY = (
@@ -112,7 +113,7 @@ def run_apart(make: Callable[[], Item]) -> Future[Item]:
         except BaseException as error:  # noqa: BLE001 - whoever asks for the result is told
             future.set_exception(error)
 
-    threading.Thread(target=work, name=f"apart-{make.__name__}", daemon=True).start()
+    threading.Thread(target=work, name=APART, daemon=True).start()
     return future
 
 
