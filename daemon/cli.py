@@ -12,7 +12,18 @@ import typer
 
 from daemon import __version__
 from daemon.bench_cli import bench
-from daemon.display import console, errors, print_json, print_outcomes, print_table, quantity, say, show_record, standard_output
+from daemon.display import (
+    console,
+    errors,
+    print_json,
+    print_outcomes,
+    print_table,
+    quantity,
+    say,
+    show_record,
+    standard_output,
+    tell_why_failed,
+)
 from daemon.errors import VisiondError
 from daemon.jobs import JobStatus
 from daemon.models_cli import models_app, train_app
@@ -99,7 +110,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         return
     console.print(snapshot.sentence())
     if snapshot.failed:
-        console.print("`visiond list --status failed` tells why they failed.")
+        tell_why_failed()
     if snapshot.workers:
         print_table(
             ("worker", "device", "state", "batches", "last trouble"),

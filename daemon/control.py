@@ -20,6 +20,7 @@ import msgspec
 from daemon.config import Config
 from daemon.errors import NothingFound, NotPermitted, NotRunning, WrongArgument
 from daemon.files import tell_lost_ledger
+from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.records import Reader, Record
 from daemon.schema import trouble_named
@@ -52,7 +53,8 @@ def open_reader(config: Config) -> Iterator[Reader]:
     except PermissionError as error:
         raise NotPermitted(path) from error
     except FileNotFoundError:
-        raise NothingFound(tell_lost_ledger(config) or f"There is no ledger at {path} yet; `visiond run` makes it.") from None
+        anew = f"There is no ledger at {path} yet; `{command('run')}` makes it."
+        raise NothingFound(tell_lost_ledger(config) or anew) from None
     with contextlib.closing(reader), trouble_named(path):
         yield reader
 
@@ -99,7 +101,7 @@ def find_failed(reader: Reader, name: str) -> int:
     """The number of a FAILED image. Raises NothingFound, WrongArgument."""
     record = find_image(reader, name)
     if record.status is not JobStatus.FAILED:
-        raise NothingFound(f"{name} is no failed image; `visiond show {name}` tells what it is.")
+        raise NothingFound(f"{name} is no failed image; `{command('show', str(record.id))}` tells what it is.")
     return record.id
 
 

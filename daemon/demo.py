@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,11 @@ import msgspec
 from rich.table import Table
 
 from daemon import control
-from daemon.config import load
 from daemon.display import console, print_outcomes, quantity, say
 from daemon.files import written_into
+from daemon.hints import command
 from daemon.jobs import JobStatus
+from daemon.options import read_config
 from daemon.progress import Progress
 from daemon.records import Record
 from stages.training import scenes
@@ -54,7 +53,7 @@ def run_demo(folder: Path, count: int) -> None:
         if not config_file.exists():
             config_file.write_text(CONFIG)
         new = drop_images(folder, count)
-    config = load(config_file)
+    config = read_config(config_file)
     quiet = config.log.model_copy(update={"level": "warning"})  # the table is to be read
     closed = config.http.model_copy(update={"listen": ""})  # another daemon may run
     config = config.model_copy(update={"log": quiet, "http": closed})
@@ -66,12 +65,11 @@ def run_demo(folder: Path, count: int) -> None:
     print_records(records)
     console.print()
     print_outcomes(outcomes, progress, config)
-    command = os.path.relpath(sys.argv[0]) if shutil.which("visiond") is None else "visiond"
     console.print(
         f"Images by bin are in {config.output.bins_folder}.\n"
-        f"Now try:  {command} show {inbox / 'bus.jpg'} -c {config_file}\n"
-        f"          {command} export -c {config_file} {folder / 'results.csv'}\n"
-        f"          {command} run -c {config_file}      and drop images into {inbox}"
+        f"Now try:  {say(command('show', inbox / 'bus.jpg'))}\n"
+        f"          {say(command('export', folder / 'results.csv'))}\n"
+        f"          {say(command('run'))}      and drop images into {inbox}"
     )
 
 

@@ -16,6 +16,7 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from daemon.errors import NotPrinted, ReaderGone
+from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.log import escape
 
@@ -131,7 +132,11 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
         f"{', '.join(ends)} in {seconds:.1f} s of work, {rate:,.1f} images/s; results are in {say(config.output.results)}"
     )
     if outcomes[JobStatus.FAILED]:
-        console.print("`visiond list --status failed` tells why they failed.")
+        tell_why_failed()
+
+
+def tell_why_failed() -> None:
+    console.print(f"`{say(command('list', '--status', 'failed'))}` tells why they failed.")
 
 
 def _figure(value: float | None) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from daemon.config import Config
 from daemon.errors import NotWritable, WrongArgument
+from daemon.hints import command
 from daemon.state import DATABASE, LEDGER
 
 STDOUT = Path("-")
@@ -61,4 +62,5 @@ def tell_lost_ledger(config: Config) -> str:
     path = config.state.path / LEDGER
     if path.exists() or not any(name.endswith(".json") for _, _, names in os.walk(config.output.results) for name in names):
         return ""
-    return f"There is no ledger at {path}, but there are results: `visiond repair` makes it from them; `run` begins a new one."
+    mend = f"`{command('repair')}` makes it from them; `run` begins a new one."
+    return f"There is no ledger at {path}, but there are results: {mend}"

@@ -13,6 +13,7 @@ from daemon.config import Config
 from daemon.endings import Judge
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.gpus import Gpu, list_gpus
+from daemon.hints import command
 from daemon.messages import Setup
 from daemon.metrics import Metrics
 from daemon.pipeline import Lane
@@ -23,7 +24,7 @@ from daemon.slab import Slab
 from stages import packs
 from stages.base import StageSpec
 from stages.binning import load_rule
-from stages.manifest import Manifest, PackError, list_files
+from stages.manifest import Manifest, NotPulled, PackError, list_files
 from stages.registry import UnknownName, check_options
 
 CPU_BATCH = 8
@@ -90,6 +91,8 @@ def pack_errors() -> Iterator[None]:
     """What is wrong with a pack, as ModelsUnusable."""
     try:
         yield
+    except NotPulled as error:
+        raise ModelsUnusable(f"{error} `{command('models', 'pull')}` pulls it.") from error
     except (PackError, UnknownName) as error:
         raise ModelsUnusable(str(error)) from error
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from daemon.hints import DEFAULT_CONFIG, keep_config
+
 if TYPE_CHECKING:
     from daemon.config import Config
 
@@ -21,11 +23,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def find_config(path: Path | None) -> Path | None:
     """The file that is read; None when the defaults are all there is."""
-    default = Path("daemon.toml")
-    return path or (default if default.is_file() else None)
+    return path or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
 
 
 def read_config(path: Path | None) -> Config:
     from daemon.config import load
 
+    keep_config(path)
     return load(find_config(path))

@@ -24,6 +24,7 @@ from daemon.config import Config
 from daemon.control import open_reader
 from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, WrongArgument
 from daemon.files import STDOUT, sync_folder, written_whole
+from daemon.hints import command
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
 from daemon.records import Model, Reader, Record
@@ -77,7 +78,9 @@ def repair(config: Config) -> Iterator[Finding]:
     except LedgerUnusable:  # is an OSError too, and says more
         raise
     except OSError as error:
-        raise NotWritable(f"{error}. Make room or give this user the right to write there, then repair again.") from error
+        mend = f"Make room or give this user the right to write there, then run `{command('repair')}` again."
+        where = os.fsdecode(error.filename or config.state.path)
+        raise NotWritable(f"{where} cannot be read or written: {error.strerror or error}. {mend}") from error
 
 
 def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
@@ -146,7 +149,7 @@ def _check_source(config: Config) -> None:
     if not path.exists() and not any(_list_sidecars(*folders)):
         raise NothingFound(
             f"There is neither a ledger at {path} nor a sidecar in {config.output.results}: is this the right configuration? "
-            "`visiond run` begins anew."
+            f"`{command('run')}` begins anew."
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
+from daemon.hints import command
 from daemon.statements import SQL
 
 APPLICATION_ID = 0x56495344  # "VISD"
@@ -102,6 +103,6 @@ def unusable(path: Path, error: sqlite3.DatabaseError) -> LedgerUnusable:
 
 def damaged(path: Path, found: object) -> LedgerDamaged:
     return LedgerDamaged(
-        f"{path} cannot be used: {found}. Stop the daemon and restore a backup, or run `visiond repair`: "
+        f"{path} cannot be used: {found}. Stop the daemon and restore a backup, or run `{command('repair')}`: "
         "it makes the ledger anew from the sidecars, and no model has to run again."
     )

@@ -19,6 +19,10 @@ class PackError(Exception):
     """A pack of weights is missing, altered or unfit; the message says which and how to mend it."""
 
 
+class NotPulled(PackError):
+    """The standard pack is not there yet."""
+
+
 class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A stage as a pack provides it."""
 

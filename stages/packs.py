@@ -18,7 +18,17 @@ import msgspec
 from stages import registry
 from stages.base import StageSpec
 from stages.hub import Hub, pull
-from stages.manifest import MANIFEST, Manifest, PackError, StageEntry, digest_file, list_files, read_manifest, write_manifest
+from stages.manifest import (
+    MANIFEST,
+    Manifest,
+    NotPulled,
+    PackError,
+    StageEntry,
+    digest_file,
+    list_files,
+    read_manifest,
+    write_manifest,
+)
 
 MINI = Path(__file__).parent / "mini"
 STANDARD = "standard"
@@ -60,9 +70,8 @@ def open_pack(name_or_path: str | Path, models_folder: Path) -> Pack:
     known = {"mini": MINI, STANDARD: models_folder / STANDARD, **find_packs(models_folder)}
     path = known.get(name, Path(name).expanduser())
     if name == STANDARD and not (path / MANIFEST).is_file():
-        raise PackError(
-            f'the pack "standard" is not in {models_folder}. Run `visiond models pull`, or copy the folder '
-            f"{path} from a machine that has it."
+        raise NotPulled(
+            f'the pack "standard" is not in {models_folder}; pull it, or copy the folder {path} from a machine that has it.'
         )
     if not path.exists():
         if "/" in name:

@@ -7,9 +7,12 @@ import csv
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -367,3 +370,25 @@ def test_without_a_ledger_status_says_so(tmp_path: Path) -> None:
     fresh = Place(tmp_path).command("status")
     assert fresh.returncode == os.EX_NOINPUT
     assert "`visiond run` makes it" in fresh.stderr
+
+
+def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
+    place = Place(tmp_path / "a daemon's [own]")
+    place.drop_many(range(1))
+    place.drop("broken.jpg", b"no picture")
+    command = f"visiond {{}} --config {shlex.quote(str(place.config))}"
+    assert f"`{command.format('run')}` makes it" in shell(command.format("status"), tmp_path).stderr
+    ended = shell(command.format("run --once"), tmp_path).stdout
+    assert f"`{command.format('list --status failed')}` tells why they failed" in ended
+    for hint in (ended, shell(command.format("retry 00000.ppm"), tmp_path).stderr):
+        followed = shell(hint.split("`")[1], tmp_path)
+        assert (followed.returncode, str(place.inbox()) in followed.stdout) == (0, True), hint
+    place.site.ledger.unlink()
+    lost = shell(command.format("status"), tmp_path).stderr
+    assert f"`{command.format('repair')}` makes it from them" in lost
+    assert shell(lost.split("`")[1], tmp_path).stdout == "sidecars: 2 restored\n"
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -284,7 +284,7 @@ def test_a_sidecar_that_the_disk_loses_after_all_ends_the_repair_with_a_sentence
     with Supervisor(tmp_path, lambda call: errno.EIO if call.name == "syncfs" else 0) as supervisor:
         refused = place.command("repair", prefix=supervisor.prefix)
     assert refused.returncode == os.EX_CANTCREAT
-    assert "then repair again" in refused.stderr
+    assert "then run `visiond repair` again" in refused.stderr
 
 
 def test_a_sidecar_that_cannot_be_written_ends_the_repair_with_a_sentence(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_sidecar_that_cannot_be_written_ends_the_repair_with_a_sentence(tmp_pa
     place.site.results.write_bytes(b"in the way")
     refused = place.command("repair")
     assert refused.returncode == os.EX_CANTCREAT
-    assert "then repair again" in refused.stderr
+    assert "then run `visiond repair` again" in refused.stderr
 
 
 # Backups

@@ -105,7 +105,7 @@ def test_a_pull_that_failed_leaves_no_pack_and_can_be_repeated(tmp_path: Path, h
     weights.write_bytes(whole[:100])
     with pytest.raises(PackError, match=r"yolov8n\.pt"):
         pull_standard(tmp_path / "models", lambda _: None, hub)
-    with pytest.raises(PackError, match="visiond models pull"):
+    with pytest.raises(PackError, match="pull it, or copy the folder"):
         open_pack("standard", tmp_path / "models")
     weights.write_bytes(whole)
     pull_standard(tmp_path / "models", lambda _: None, hub)

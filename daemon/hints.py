@@ -1,0 +1,22 @@
+"""The commands that messages tell people to run: pasted as they stand, they act on the very daemon that is spoken of."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+DEFAULT_CONFIG = Path("daemon.toml")  # in the current folder; read without being named
+_options: list[str] = []  # of this process's own command line
+
+
+def keep_config(file: Path | None) -> None:
+    """Have every command name this configuration from now on, if it would not find it by itself."""
+    _options[:] = ["--config", str(file.absolute())] if file and file.absolute() != DEFAULT_CONFIG.absolute() else []
+
+
+def command(*words: str | Path) -> str:
+    """A command of ours, quoted for the shell."""
+    elsewhere = Path(sys.argv[0]).name == "visiond" and not shutil.which("visiond")  # not on the PATH
+    return shlex.join([sys.argv[0] if elsewhere else "visiond", *map(str, words), *_options])
