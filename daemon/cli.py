@@ -16,6 +16,7 @@ from daemon.display import (
     console,
     errors,
     print_json,
+    print_listing,
     print_outcomes,
     print_table,
     quantity,
@@ -127,7 +128,8 @@ def list_images(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Files by the state of their newest version, newest first, with the reason where they have no result.
+    """Files by the state of their newest version, newest first, with the reason where they have no result. Where it is not
+    for a terminal, a line for each: number, state, file, and bin or reason, with tabs between.
 
     Example: visiond list --status failed
     """
@@ -138,7 +140,7 @@ def list_images(
     if as_json:
         print_json([record.document() for record in records])
         return
-    print_table(
+    print_listing(
         ("id", "state", "file", "bin or reason"),
         (
             (r.id, r.status.name, os.fsdecode(r.location), r.bin or ": ".join(filter(None, (r.reason, r.detail))))

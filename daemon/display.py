@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 from rich.markup import escape as escape_markup
-from rich.table import Table
+from rich.table import Column, Table
 
 from daemon.errors import NotPrinted, ReaderGone
 from daemon.hints import command
@@ -80,10 +80,24 @@ def print_json(content: object) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
-    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    console.print(_table(columns, rows, title))
+
+
+def print_listing(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """On a terminal a table of its width, in which long cells are folded; for programs a line for each row, with tabs."""
+    if sys.stdout.isatty():
+        console.print(_table(columns, rows), soft_wrap=False)
+        return
+    for row in rows:
+        print(*(escape(str(cell)) for cell in row), sep="\t")
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
+    headers = (Column(name, overflow="fold") for name in columns)
+    table = Table(*headers, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(say(cell) for cell in row))
-    console.print(table)
+    return table
 
 
 def show_record(record: Record) -> None:

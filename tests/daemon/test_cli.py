@@ -7,6 +7,8 @@ import csv
 import io
 import json
 import os
+import pty
+import re
 import shlex
 import signal
 import socket
@@ -86,7 +88,7 @@ def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -
 
 def test_list_tells_which_files_failed_and_why(place: Place) -> None:
     told = say(place, "list", "--status", "failed")
-    assert f"{place.inbox() / 'broken.jpg'}  not-an-image: the bytes are plain text" in told
+    assert told.endswith(f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n")
     assert "00001.ppm" not in told
     assert told == say(place, "list", "--status", "FAILED")  # as the list itself writes it
     [document] = json.loads(say(place, "list", "--status", "failed", "--json"))
@@ -97,8 +99,25 @@ def test_list_tells_which_files_failed_and_why(place: Place) -> None:
 
 def test_a_listing_is_bounded_and_says_so(place: Place) -> None:
     done = place.command("list", "--limit", "2")
-    assert len(done.stdout.splitlines()) == 1 + 2
+    assert len(done.stdout.splitlines()) == 2
     assert "--limit shows more" in done.stderr
+
+
+def test_a_listing_is_a_plain_row_an_image_for_programs_and_fits_the_terminal_for_people(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row.split("\t") for row in say(place, "list").splitlines()]
+    assert len(rows) == 7
+    assert {len(row) for row in rows} == {4}
+    assert not any(cell != cell.strip() for row in rows for cell in row)
+    monkeypatch.setenv("COLUMNS", "50")
+    master, slave = pty.openpty()
+    with open(master, "rb", buffering=0) as terminal, open(slave, "wb") as screen:
+        assert place.command("list", stdout=screen).returncode == 0
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.read(1 << 16).decode()).splitlines()
+    assert max(map(len, lines)) <= 50
+    column = slice(lines[0].index("file"), lines[0].index("bin or reason"))
+    assert str(place.inbox() / "broken.jpg") in "".join(line[column].strip() for line in lines)  # folded, and whole
 
 
 def test_a_name_in_two_inboxes_is_refused_with_both(tmp_path: Path) -> None:
