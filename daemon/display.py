@@ -132,7 +132,7 @@ def show_record(record: Record) -> None:
         title=f"bin {document['bin']['name']}",
     )
     print_table(
-        ("stage", "seconds", "model"),
+        ("stage", "seconds (its batch's average)", "model"),
         ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
     )
 

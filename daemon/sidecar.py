@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from stages.base import Caption, Clip, Objects, Ocr
 from stages.binning import Bin
 
 SCHEMA = "visiond/1"
+TIMINGS = "By stage: the seconds of the batch that the image was in, divided by its images; as measured when the model ran."
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -36,7 +39,7 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     clip: Clip | None = None
     caption: Caption | None = None
     bin: Bin | None = None
-    timings: dict[str, float] = {}  # stage → this image's share of the seconds
+    timings: Annotated[dict[str, float], msgspec.Meta(description=TIMINGS)] = {}
     models: dict[str, str] = {}  # stage → fingerprint of the model
     status: str = ""
     reason: str = ""

@@ -72,6 +72,7 @@ def test_show_tells_every_criterion_and_every_stages_time(place: Place) -> None:
         "bin ",
         "ocr",
         "blip",
+        "seconds (its batch's average)",
         "8×8 PPM",
     ):
         assert word in told
