@@ -21,7 +21,7 @@ from anyio import to_thread
 
 from daemon.endings import Judge
 from daemon.errors import SCARCE, ResultsLost, WorkerLost
-from daemon.intake import read_files
+from daemon.intake import Intake
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Placed
 from daemon.ledger import Ledger
 from daemon.messages import Item, Reply
@@ -96,6 +96,7 @@ class Pipeline:
         self.persist = Persistence()
         self.progressed_at = time.monotonic()
         self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
+        self.intake = Intake(slab, self._roots, self.persist, self._take_on)
         self._recovered: set[int] = set()  # inboxes
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
@@ -116,8 +117,9 @@ class Pipeline:
             tasks.start_soon(self.publish)
             tasks.start_soon(self.confirm)
             tasks.start_soon(self.watch, once)
+            tasks.start_soon(self.intake.run)
             await self.feed()
-            while self.in_flight:
+            while len(self.in_flight) > self.intake.waiting():
                 self._landed.clear()
                 await self._landed.wait()
             tasks.cancel_scope.cancel()
@@ -127,6 +129,8 @@ class Pipeline:
         self._draining = self.persist.hurried = True
         self._watching.cancel()
         self._admitted.set()
+        for job in self.intake.release(every=True):
+            self._let_go(job)
         for queue in [queue for lane in self.lanes for queue in (lane.queue, lane.suspects)]:
             while not queue.empty():
                 self._let_go(queue.get_nowait())
@@ -163,25 +167,32 @@ class Pipeline:
     # 2. Its bytes come into the slab, once.
 
     async def feed(self) -> None:
-        """Fetch jobs, give each room in the slab, and take them up: many at a time, but none held back while another
-        waits for room."""
+        """Fetch jobs, give each room in the slab, and have them read: many at a time, but none held back while another
+        waits for room, nor for another inbox."""
         while jobs := await self._next_jobs():
             self.in_flight |= {job.id: job for job in jobs}
             group: list[Job] = []
             for job in jobs:
+                if self.intake.is_full(group, job):
+                    await self.intake.read(group)
+                    group = []
+                if self.intake.hold_back(job):
+                    continue
                 if not self._reserve_now(job):
-                    await self._take_up(group)
+                    await self.intake.read(group)
                     group = []
                     job.extent = await self.slab.reserve(job.version.size)
                 group.append(job)
-            await self._take_up(group)
+            await self.intake.read(group)
 
     async def _next_jobs(self) -> list[Job]:
         """The next jobs, waiting until there are some; none when there will be no more. Of an inbox that does not answer,
         nothing is read and nothing moved."""
         while not self._draining:
             self._admitted.clear()
-            complete, answering = self._complete, self.watcher.answering()
+            if released := self.intake.release():
+                return released
+            complete, answering = self._complete, self.watcher.answering() - self.intake.late()
             await self.recover(answering - self._recovered)
             pause = await self.persist("ledger", self.ledger.seconds_to_next_try)
             if jobs := await self.persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys(), answering):
@@ -201,10 +212,8 @@ class Pipeline:
         job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
         return True
 
-    async def _take_up(self, jobs: list[Job]) -> None:
-        """Read and digest the files, answer from the ledger what is known there, queue the rest."""
-        reserved = [job for job in jobs if job.extent]
-        await self.persist("inbox", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
+    async def _take_on(self, jobs: list[Job]) -> None:
+        """The files have been read: answer from the ledger what is known there, queue the rest."""
         if self.reuse_results:
             await self.persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
         for job in jobs:

@@ -8,6 +8,7 @@ last process is gone the kernel frees it, kill -9 or not.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import mmap
 import os
 from collections import deque
@@ -75,7 +76,8 @@ class Slab:
 
     def close(self) -> None:
         self.view.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):  # a thread that hangs in reading a file keeps it until the process ends
+            self._map.close()
         os.close(self.fd)
 
     def _take(self, length: int) -> Extent | None:
