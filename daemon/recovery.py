@@ -189,6 +189,7 @@ def _restore(
     restored = _write(connection, list(records.values()))
     for file, record in records.items():
         if record.id in restored:
+            restored.remove(record.id)  # it is the first of those with that id
             yield Finding("restored", file)
         else:
             yield Finding("left out", file, f"another sidecar has the id {record.id} too")

@@ -316,6 +316,38 @@ def test_a_backup_is_taken_while_the_daemon_writes_and_brings_everything_back(tm
     assert told(place, "verify") == (0, {"whole": 300})
 
 
+@pytest.mark.parametrize("on_success", ["move", "delete"])
+def test_a_backup_brings_back_the_results_of_sources_that_are_no_longer_there(tmp_path: Path, on_success: str) -> None:
+    place = Place(tmp_path, {"inbox": [{"settle_seconds": 0, "on_success": on_success}], "output": {"bins": "copy"}})
+    place.drop_many(range(3))
+    place.drop("broken.jpg", b"no picture")
+    assert place.run_once().returncode == 1
+    before, exported = sidecars(place), place.command("export", "-").stdout
+    assert place.command("backup", tmp_path / "backup.sqlite").returncode == 0
+    for folder in ("state", "results", "failed", "done", "bins"):
+        shutil.rmtree(tmp_path / folder, ignore_errors=True)
+    (tmp_path / "state").mkdir()
+    os.replace(tmp_path / "backup.sqlite", place.site.ledger)
+    assert told(place, "repair") == (0, {"missing": 4})
+    assert (sidecars(place), place.command("export", "-").stdout) == (before, exported)
+    assert place.command("retry", "--all").returncode == 0
+    again = place.drop("00000.ppm", picture(0))
+    assert place.run_once().returncode == 0
+    assert place.rows("SELECT status FROM image ORDER BY id")[-1] == (1,)
+    assert place.rows("SELECT COUNT(*) FROM image WHERE status = 4")[0] == (1,)  # what was to be tried again is not there
+    assert [path.name for path in place.site.bins.rglob("*.ppm")] == [again.name]
+
+
+def test_of_two_sidecars_with_one_number_one_is_named_as_left_out(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    twin = place.site.results / "00001.ppm.json"
+    twin.write_text(json.dumps(place.sidecar("00001.ppm") | {"id": place.sidecar("00000.ppm")["id"]}))
+    place.site.ledger.unlink()
+    done = json.loads(place.command("repair", "--json").stdout)
+    assert done["counts"] == {"restored": 5, "left out": 1}
+    assert len(place.rows("SELECT id FROM image")) == 5
+
+
 def test_a_backup_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path)
     assert place.run_once().returncode == 0
