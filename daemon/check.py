@@ -65,8 +65,8 @@ def _folders(config: Config) -> Iterator[Finding]:
     folders |= {"output.bins_folder": output.bins_folder} if output.bins != "none" else {}
     folders |= {"output.done": output.done} if any(i.on_success == "move" for i in config.inbox) else {}
     for key, folder in folders.items():
-        there = next(path for path in (folder, *folder.parents) if path.exists())
         try:
+            there = next(path for path in (folder, *folder.parents) if path.exists())
             with tempfile.TemporaryFile(dir=there):
                 pass
         except OSError as error:

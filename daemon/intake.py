@@ -12,6 +12,7 @@ from functools import partial
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskStatus
 
 from daemon.beneath import READ, open_beneath
 from daemon.errors import SCARCE
@@ -47,17 +48,19 @@ class Intake:
         self._persist = persist
         self._take_on = take_on
         self._threads = {inbox: anyio.CapacityLimiter(1) for inbox in roots}
-        self._share = slab.size // (2 * len(roots))  # bytes: all that hang leave the others half of it
+        self.share = slab.size // (2 * len(roots))  # bytes that are read at once: all that hang leave the others half of it
         self._late: set[Reading] = set()
-        self._held: list[Job] = []  # of inboxes that are late
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
         """What is late is read to its end in here."""
         async with anyio.create_task_group() as self._tasks:
+            task_status.started()
             await anyio.sleep_forever()
 
     async def read(self, jobs: list[Job]) -> None:
         """Have the files read and taken on, those of an inbox that is late when they come."""
+        if not jobs:
+            return
         inboxes = dict.fromkeys(job.inbox for job in jobs)
         readings = {inbox: Reading([job for job in jobs if job.inbox == inbox]) for inbox in inboxes}
         for inbox, reading in readings.items():
@@ -78,30 +81,13 @@ class Intake:
             await self._take_on(reading.jobs)
             self._late.remove(reading)
 
-    def is_full(self, group: Sequence[Job], job: Job) -> bool:
-        """Whether the job would make the group more than an inbox may have in the slab unread."""
-        return bool(group) and sum(mate.version.size for mate in (*group, job)) > self._share
-
     def late(self) -> set[int]:
         """The inboxes that are waited for no longer."""
         return {reading.jobs[0].inbox for reading in self._late}
 
-    def hold_back(self, job: Job) -> bool:
-        """Whether the job's inbox is late: then `release` gives the job back when it no longer is."""
-        is_late = job.inbox in self.late()
-        self._held += [job] if is_late else []
-        return is_late
-
-    def release(self, *, every: bool = False) -> list[Job]:
-        """The jobs that need not be held back any more; or all."""
-        late = set() if every else self.late()
-        released = [job for job in self._held if job.inbox not in late]
-        self._held = [job for job in self._held if job.inbox in late]
-        return released
-
     def waiting(self) -> int:
         """How many jobs wait for inboxes that are late."""
-        return len(self._held) + sum(len(reading.jobs) for reading in self._late if not reading.done.is_set())
+        return sum(len(reading.jobs) for reading in self._late if not reading.done.is_set())
 
 
 def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> None:

@@ -117,7 +117,7 @@ class Pipeline:
             tasks.start_soon(self.publish)
             tasks.start_soon(self.confirm)
             tasks.start_soon(self.watch, once)
-            tasks.start_soon(self.intake.run)
+            await tasks.start(self.intake.run)
             await self.feed()
             while len(self.in_flight) > self.intake.waiting():
                 self._landed.clear()
@@ -129,8 +129,6 @@ class Pipeline:
         self._draining = self.persist.hurried = True
         self._watching.cancel()
         self._admitted.set()
-        for job in self.intake.release(every=True):
-            self._let_go(job)
         for queue in [queue for lane in self.lanes for queue in (lane.queue, lane.suspects)]:
             while not queue.empty():
                 self._let_go(queue.get_nowait())
@@ -172,17 +170,19 @@ class Pipeline:
         while jobs := await self._next_jobs():
             self.in_flight |= {job.id: job for job in jobs}
             group: list[Job] = []
+            unread = 0  # bytes
             for job in jobs:
-                if self.intake.is_full(group, job):
-                    await self.intake.read(group)
-                    group = []
-                if self.intake.hold_back(job):
+                if job.inbox in self.intake.late():
+                    self._let_go(job)
+                    self.ledger.rewind()
                     continue
-                if not self._reserve_now(job):
+                if unread + job.version.size > self.intake.share or not self._reserve_now(job):
                     await self.intake.read(group)
-                    group = []
-                    job.extent = await self.slab.reserve(job.version.size)
+                    group, unread = [], 0
+                    if not self._reserve_now(job):
+                        job.extent = await self.slab.reserve(job.version.size)
                 group.append(job)
+                unread += job.version.size
             await self.intake.read(group)
 
     async def _next_jobs(self) -> list[Job]:
@@ -190,8 +190,6 @@ class Pipeline:
         nothing is read and nothing moved."""
         while not self._draining:
             self._admitted.clear()
-            if released := self.intake.release():
-                return released
             complete, answering = self._complete, self.watcher.answering() - self.intake.late()
             await self.recover(answering - self._recovered)
             pause = await self.persist("ledger", self.ledger.seconds_to_next_try)

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.intake import Intake, read_files
+from daemon.intake import read_files
 from daemon.jobs import Failure, Job, Version
-from daemon.persistence import Persistence
 from daemon.slab import Slab
 from stages.base import Reason
-from tests.makers import VERSION, make_job
+from tests.makers import make_job
 
 
 @pytest.fixture
@@ -95,18 +94,6 @@ def test_a_file_that_cannot_be_read_spoils_none_of_its_mates(inbox: Path, slab: 
     take_in(slab, inbox, *jobs)
     assert [bool(job.digest) for job in jobs] == [True, False, True]
     assert [job.gone for job in jobs] == [False, True, False]
-
-
-def test_files_that_hang_unread_leave_the_other_inboxes_half_the_slab(slab: Slab) -> None:
-    async def take_on(jobs: list[Job]) -> None:
-        raise AssertionError(jobs)
-
-    intake = Intake(slab, {1: b"/one", 2: b"/two"}, Persistence(), take_on)
-    quarter = make_job(version=VERSION._replace(size=slab.size // 4))
-    crumb = make_job(version=VERSION._replace(size=1))
-    assert not intake.is_full([], quarter)
-    assert intake.is_full([quarter], crumb)
-    assert not intake.is_full([crumb], crumb)
 
 
 # Another version than the ledger's is never read.

@@ -205,9 +205,10 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_work
 
 def test_a_mount_that_dies_in_the_middle_of_a_file_holds_up_no_other_inbox_and_no_end(tmp_path: Path) -> None:
     inboxes = [{"name": "dead", "priority": 1, "settle_seconds": 0}, {"name": "live", "settle_seconds": 0}]
-    place = Place(tmp_path, {"inbox": inboxes, "pipeline": {"batch_timeout_seconds": 0.4}})
+    place = Place(tmp_path, {"inbox": inboxes, "pipeline": {"batch_timeout_seconds": 0.4, "slab_bytes": 1 << 20}})
     environment = hang_system_calls(place, place.inbox("dead"), ("preadv",))
-    place.drop_many(range(100), "dead")
+    for number in range(100):
+        place.drop(f"{number:05d}.ppm", picture(number, bytes(40_000)), "dead")  # three times the slab
     place.drop_many(range(100, 200), "live")
     with Daemon(place, **OFTEN, **environment) as daemon:
         daemon.wait_until(lambda status: status["done"] == 100, "the images of the other inbox")
