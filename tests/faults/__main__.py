@@ -1,8 +1,9 @@
 """Every fault of the catalogue in full, and a table of what came of it.
 
-    python -m tests.faults [--only 9,10] [--seed 1]
+    VISIOND_ALONE=1 python -m tests.faults [--only 9,10] [--seed 1]
 
-Exits 1 when a row fails. The same seed gives the same instants, as far as the machine lets it.
+Exits 1 when a row fails. The same seed gives the same instants, as far as the machine lets it. Without VISIOND_ALONE promised
+times have the slack of tests that share a machine.
 """
 
 from __future__ import annotations

@@ -55,8 +55,7 @@ def kill_groups(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = kill.kill_workers(kill.open_place(folder, workers=2), sizes["kills"], sizes["files"], chance)
-    least = RATE_KEPT if sizes["kills"] >= 100 else 0.5  # few kills on a busy machine measure nothing finer
-    return Figure(str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= least)
+    return Figure(str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= RATE_KEPT)
 
 
 def drain(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -107,10 +106,12 @@ def take_a_worker(folder: Path, _chance: random.Random, _sizes: Sizes) -> Figure
 
 
 def beset(folder: Path, _chance: random.Random, sizes: Sizes, begin: bytes = load.REQUEST) -> Figure:
-    kept, slowest = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"], begin)
-    alone = sizes["windows"] > 5  # the short form shares its cores with other tests
-    least, most = (0.98, 0.1) if alone else (0.8, 1.0)
-    return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", kept >= least and slowest < most)
+    kept, centiles = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"], begin)
+    median, slowest = centiles[49], centiles[98]
+    full = kept >= 0.98 and slowest < 0.1
+    short = kept >= 0.2 and median < 1.0  # other tests may hold up anything once: but the work goes on, and most are answered
+    passed = full if sizes["windows"] > 5 else short
+    return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", passed)
 
 
 def beset_by_handshakes(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:

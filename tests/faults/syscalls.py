@@ -88,7 +88,7 @@ class Supervisor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Every process under it must have ended."""
-        self._thread.join(10)
+        self._thread.join(40)
         self._server.close()
         assert error or not self._thread.is_alive(), "the supervised program has not ended"
 

@@ -35,5 +35,5 @@ def test_without_descriptors_it_waits_tells_the_cause_and_the_mend_and_goes_on(t
         connection.close()
         resource.prlimit(daemon.process.pid, FILES, (most, most))
         daemon.wait_idle(5)
-        assert daemon.get("/readyz") == (200, {"ready": True, "problems": []})
+        wait_for(lambda: daemon.get("/readyz") == (200, {"ready": True, "problems": []}), "the next scan of its inbox")
     place.assert_kept(DONE=5)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import Daemon, Place
+from tests.daemon_process import SLACK_SECONDS, Daemon, Place, wait_for
 from tests.faults.syscalls import Supervisor
 
 RECOVERY_SECONDS = 10.0
@@ -65,8 +65,10 @@ def assert_says_so_once(daemon: Daemon) -> None:
 
 
 def assert_goes_on(daemon: Daemon, images: int) -> None:
-    daemon.wait_idle(images, RECOVERY_SECONDS)
-    assert daemon.get("/readyz") == (200, {"ready": True, "problems": []})
+    ended = daemon.status()["ended_in_this_run"]
+    daemon.wait_until(lambda status: status["ended_in_this_run"] > ended, "further endings", RECOVERY_SECONDS + SLACK_SECONDS)
+    daemon.wait_idle(images)
+    wait_for(lambda: daemon.get("/readyz") == (200, {"ready": True, "problems": []}), "readiness")
 
 
 def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do_not_hinder_its_end(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do
             disk.remount("ro")
             place.drop_many(range(100, 150))
             assert_paused(daemon, "results", os.strerror(errno.EROFS))
-            assert daemon.stop(RECOVERY_SECONDS) == 0
+            assert daemon.stop(RECOVERY_SECONDS + SLACK_SECONDS) == 0
         disk.remount("rw")
         assert place.run_once().returncode == 0
         place.assert_kept(DONE=150)
