@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import hypothesis
 import pytest
 
 from daemon.ledger import Ledger
+from daemon.pool import Pool, Worker
+from tests.daemon_process import GLANCE
 from tests.makers import MODELS
 
 if not Path("/dev/nvidiactl").exists():
@@ -30,6 +33,23 @@ def inbox(tmp_path: Path) -> Path:
     folder = tmp_path / "inbox"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def lend_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Pool], object]], None]:
+    """Pools in this process lend out no worker before a condition holds of them."""
+
+    def hold_back(condition: Callable[[Pool], object]) -> None:
+        lend = Pool.reserve
+
+        async def reserve(pool: Pool) -> Worker:
+            while not condition(pool):  # noqa: ASYNC110 - a condition sends no word
+                await anyio.sleep(GLANCE)
+            return await lend(pool)
+
+        monkeypatch.setattr(Pool, "reserve", reserve)
+
+    return hold_back
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from daemon import intake
 from daemon import pipeline as steps
 from daemon.config import parse
+from daemon.pool import Pool
 from daemon.service import Service
-from tests.daemon_process import STAGES, Daemon, Place, picture, wait_for
+from tests.daemon_process import STAGES, Daemon, Gate, Place, picture, wait_for
 
-SLOW = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
 PASSING = ("id", "timings", "finished_at")  # what differs from run to run
 
 
@@ -46,11 +46,13 @@ def asked(service: Service) -> dict[str, float]:
     return {stage: service.metrics.value("visiond_stage_images_total", stage=stage) for stage in STAGES}
 
 
-def test_the_inbox_of_the_highest_priority_is_served_first(tmp_path: Path) -> None:
+def test_the_inbox_of_the_highest_priority_is_served_first(
+    tmp_path: Path, lend_when: Callable[[Callable[[Pool], object]], None]
+) -> None:
     inboxes = [{"name": "low", "settle_seconds": 0}, {"name": "high", "priority": 5, "settle_seconds": 0}]
     settings = {"queue_images": 4, "threads_per_worker": 1}
     place = Place(tmp_path, {"inbox": inboxes, "pipeline": settings, "stages": {name: {"batch_size": 4} for name in STAGES}})
-    place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": 0.001}}}})
+    lend_when(lambda _: place.rows("SELECT COUNT(*) FROM image") == [(310,)])  # whichever inbox is read faster
     place.drop_many(range(300), "low")
     place.drop_many(range(300, 310), "high")
     run_once(place)
@@ -140,14 +142,16 @@ def test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached
 
 
 def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_done(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"pipeline": {"queue_images": 1}, "stages": SLOW})
+    place, gate = Place(tmp_path, {"pipeline": {"queue_images": 1}}), Gate(tmp_path)
     place.drop_many(range(90))
-    with Daemon(place) as daemon:
-        daemon.wait_until(lambda status: status["pending"] > 70 and status["done"], "a backlog")
+    with Daemon(place, ready=False, **gate.environment) as daemon:
+        wait_for(lambda: place.site.ledger.exists() and place.rows("SELECT COUNT(*) FROM image") == [(90,)], "a backlog")
         last = [path for (path,) in place.rows("SELECT path FROM image ORDER BY id DESC LIMIT 2")]
         deleted, replaced = (path.decode() for path in last)
         (place.inbox() / deleted).unlink()
         place.drop(replaced, picture(1000))
+        wait_for(lambda: place.rows("SELECT COUNT(*) FROM image") == [(91,)], "the new version")
+        gate.let_in()
         daemon.wait_idle(91)
         assert daemon.stop() == 0
     verdict = place.judge(deleted=frozenset([deleted.encode()]))

@@ -9,18 +9,16 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.daemon_process import Daemon, Notice, Place, counts_of, picture
+from tests.daemon_process import PATIENCE, Daemon, Notice, Place, counts_of, picture, wait_for
 from tests.faults.syscalls import Call, Supervisor
 
 SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}}  # 50 images a second
-DRAIN_SECONDS = 10.0
 WATCHDOG_SECONDS = 1.0
 OFTEN = {"WATCHDOG_USEC": "150000"}  # a word every 50 ms
 
@@ -30,9 +28,8 @@ def test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load(tm
     place.drop_many(range(400))
     with Daemon(place) as daemon:
         daemon.wait_until(lambda status: status["done"] > 10, "work")
-        told = time.monotonic()
         assert daemon.stop() == 0
-        assert time.monotonic() - told < DRAIN_SECONDS
+        assert list(daemon.events("stopped"))  # it was not cut short by drain_seconds
         ready = datetime.fromisoformat(next(daemon.events("ready"))["timestamp"]).timestamp()
         texts = [notice.text for notice in daemon.notify.notices]
     counts = counts_of(place)
@@ -103,16 +100,14 @@ def cost_of(place: Place, *arguments: str) -> tuple[float, subprocess.CompletedP
 
 
 def test_a_second_ctrl_c_does_not_wait_for_what_is_in_hand(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 30.0}}}})
+    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 600.0}}}, "pipeline": {"drain_seconds": 600.0}})
     with Daemon(place) as daemon:
         place.drop("a.ppm", picture(1))
         daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
         os.killpg(daemon.process.pid, signal.SIGINT)
         daemon.wait_event("draining", in_flight=1)
-        told = time.monotonic()
         os.killpg(daemon.process.pid, signal.SIGINT)
         daemon.wait_end()
-        assert time.monotonic() - told < DRAIN_SECONDS
     assert counts_of(place) == {"PENDING": 1}
 
 
@@ -121,9 +116,7 @@ def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path:
     with Daemon(place) as daemon:
         hang_publishing(place, "a.ppm")
         daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
-        told = time.monotonic()
         assert daemon.stop() == 0
-        assert time.monotonic() - told < DRAIN_SECONDS
         daemon.wait_event("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
     (place.site.results / temporary_of("a.ppm")).unlink()
     assert place.run_once().returncode == 0
@@ -198,7 +191,7 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_work
         assert f"{place.inbox('dead')} does not answer; is its mount dead?" in check_with(place, environment)
         (tmp_path / "hanging").unlink()
         daemon.wait_idle(9)
-        assert daemon.get("/readyz") == (200, {"ready": True, "problems": []})
+        wait_for(lambda: daemon.get("/readyz") == (200, {"ready": True, "problems": []}), "readiness")
         assert daemon.stop() == 0
     place.assert_kept(DONE=9)
 
@@ -273,35 +266,41 @@ def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_whe
     place = Place(tmp_path, {"pipeline": {"batch_timeout_seconds": 0.4}})
     place.configure({"stages": {"ocr": {"options": {"fail": {"HANG": "hang"}}}}})
     with Daemon(place, **OFTEN) as daemon:
-        assert daemon.notify.wait(lambda notices: fed(notices) >= 5, 20, daemon.alive), "idle, it is fed"
+        assert daemon.notify.wait(lambda notices: fed(notices) >= 5, PATIENCE, daemon.alive), "idle, it is fed"
         place.drop("hang.ppm", picture(1, b"HANG"))
         daemon.wait_event("image failed", reason="timeout")
-        assert longest_silence(daemon.notify.notices) < 8, "a worker that hangs is the pool's business"
+        daemon.notify.catch_up()
+        assert fed_while_hanging(daemon) >= 4, "a worker that hangs is the pool's business"
         hang_publishing(place, "a.ppm")
-        assert daemon.notify.wait(lambda notices: longest_silence(notices) >= 10, 20, daemon.alive), "stuck, it is not fed"
+        begun = len(daemon.notify.notices)
+        stuck = daemon.notify.wait(lambda notices: longest_silence(notices[begun:]) >= 10, PATIENCE, daemon.alive)
+        assert stuck, "stuck, it is not fed"
 
 
 def test_the_watchdog_is_fed_while_a_backlog_is_answered_from_the_ledger_and_no_worker_moves(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"pipeline": {"batch_timeout_seconds": 0.2}})  # so that silence of 0.4 s is a stall
+    place = Place(tmp_path)
     place.drop("original.ppm", picture(1))
     assert place.run_once().returncode == 0
+    place.configure({"pipeline": {"batch_timeout_seconds": 0.2}})  # so that silence of 0.4 s is a stall
     for number in range(1500):
         place.drop(f"{number}.ppm", picture(1))
     with Daemon(place, **OFTEN) as daemon:
         daemon.wait_idle(1500)
-        assert longest_silence(daemon.notify.notices) < 8
+        daemon.notify.catch_up()
+        assert longest_silence_amid_progress(daemon.notify.notices) < 3
         assert daemon.metric("visiond_stage_images_total", stage="ocr") == 0
 
 
 def test_the_watchdog_is_not_fed_while_the_event_loop_is_blocked(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with Daemon(place, **OFTEN) as daemon:
-        assert daemon.notify.wait(lambda notices: fed(notices) >= 3, 20, daemon.alive)
+        assert daemon.notify.wait(lambda notices: fed(notices) >= 3, PATIENCE, daemon.alive)
         daemon.signal(signal.SIGSTOP)  # what blocks the loop does not matter: here it is all threads
-        stopped = len(daemon.notify.notices) + 1  # one may be on its way
+        os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED)
+        stopped = daemon.notify.catch_up()
         assert not daemon.notify.wait(lambda notices: len(notices) > stopped, WATCHDOG_SECONDS, daemon.alive)
         daemon.signal(signal.SIGCONT)
-        assert daemon.notify.wait(lambda notices: fed(notices[stopped:]) >= 3, 20, daemon.alive)
+        assert daemon.notify.wait(lambda notices: fed(notices[stopped:]) >= 3, PATIENCE, daemon.alive)
 
 
 def fed(notices: list[Notice]) -> int:
@@ -315,6 +314,31 @@ def longest_silence(notices: list[Notice]) -> int:
         silent = 0 if notice.text == "WATCHDOG=1" else silent + notice.text.startswith("STATUS=")
         longest = max(longest, silent)
     return longest
+
+
+def longest_silence_amid_progress(notices: list[Notice]) -> int:
+    """The same of those reports that tell of more images done than the last one: a machine that stands still tells of none."""
+    longest = silent = 0
+    before, is_fed = "", False
+    for notice in notices:
+        is_fed = is_fed or notice.text == "WATCHDOG=1"
+        if notice.text.startswith("STATUS="):
+            done = notice.text.partition(" done")[0]
+            silent = 0 if is_fed else silent + (done != before)
+            longest, before, is_fed = max(longest, silent), done, False
+    return longest
+
+
+def fed_while_hanging(daemon: Daemon) -> int:
+    """How often the watchdog was fed between the start and the loss of those workers that had the hanging image alone."""
+    spans = [
+        [datetime.fromisoformat(entry["timestamp"]).timestamp() for entry in daemon.events(event)]
+        for event in ("worker ready", "worker lost")
+    ]
+    return sum(
+        fed([notice for notice in daemon.notify.notices if ready < notice.at < lost])
+        for ready, lost in list(zip(*spans, strict=False))[1:]
+    )
 
 
 def hang_publishing(place: Place, path: str) -> None:
