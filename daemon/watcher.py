@@ -164,8 +164,10 @@ class Watcher:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(sweep)
-            while not folder.deaf_seconds():  # noqa: ASYNC110 - silence has no event
+            silences = 0
+            while silences < 2:  # in a row: else it was the whole machine that stood still
                 await anyio.sleep(ANSWER_SECONDS / 4)
+                silences = silences + 1 if folder.deaf_seconds() else 0
             folder.given_up = folder.obstacle()
             tasks.cancel_scope.cancel()
 

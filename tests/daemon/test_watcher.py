@@ -21,13 +21,13 @@ from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.records import Reader
 from daemon.sections import Inbox
+from daemon.settle import Patience
 from daemon.watcher import Watcher
-from tests.daemon_process import GLANCE, Daemon, Place, picture, wait_for
+from tests.daemon_process import GLANCE, PATIENCE, Daemon, Place, picture, wait_for
 from tests.makers import MODELS, VERSION, admit, done, make_file
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE = 20.0  # seconds
 NEVER = 3600.0  # between scans, so that only events can have found a file
 MANY = 9000  # each is created and closed: more events than the kernel's queue of 16,384 holds
 
@@ -200,15 +200,23 @@ async def test_a_file_is_found_by_events_alone(
         assert found.metrics.value("visiond_reconcile_found_total") == 0
 
 
-async def test_a_file_that_is_written_slowly_is_found_when_it_is_whole(watch: Watch, inbox: Path) -> None:
-    async with watch(settle_seconds=0.3) as found:
-        with (inbox / "slow.jpg").open("wb", buffering=0) as file:
-            for _ in range(8):
+async def test_a_file_that_is_written_slowly_is_found_when_it_is_whole(
+    watch: Watch, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is moved in is whole at once: it shows that the events before it have been looked at."""
+    seconds = NEVER
+    async with watch() as found:
+        monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(seconds, trusts_clock=True)))
+        with (found.inbox / "slow.jpg").open("wb", buffering=0) as file:
+            for number in range(3):
                 file.write(b"x" * 100)
-                await anyio.sleep(0.1)  # the writer's slowness is what is tested
-                assert found.paths == []
-        await found.until(["slow.jpg"])
-        assert [file.version.size for file in found.files if file.path == b"slow.jpg"] == [800]
+                os.fchmod(file.fileno(), 0o600)  # which is an event
+                (outside / "whole.jpg").touch()
+                (outside / "whole.jpg").rename(found.inbox / f"{number}.jpg")
+                await found.until([f"{earlier}.jpg" for earlier in range(number + 1)])
+            seconds = 0.0
+        await found.until(["0.jpg", "1.jpg", "2.jpg", "slow.jpg"])
+        assert [file.version.size for file in found.files if file.path == b"slow.jpg"] == [300]
 
 
 async def test_names_that_are_ignored_are_passed_over_and_so_are_folders_where_none_are_wanted(watch: Watch) -> None:
@@ -318,10 +326,33 @@ async def test_an_inbox_that_does_not_answer_holds_up_no_other_and_is_told_of(
             found.write(name)
             await found.until(os.listdir(inbox))
         with anyio.fail_after(PATIENCE):
-            while not (obstacles := watcher.obstacles()):  # noqa: ASYNC110 - time itself is waited for
+            told = f"inbox {dead} has not answered for "
+            while not any(line.startswith(told) for line in watcher.obstacles()):  # noqa: ASYNC110 - time itself is waited for
                 await anyio.sleep(GLANCE)
-        assert obstacles[0].startswith(f"inbox {dead} has not answered for ")
         tasks.cancel_scope.cancel()
+
+
+async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
+    inbox: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the time to answer is over at one look, and at the next one the answer is there."""
+    silence, looked_again = iter([3.0, 0.0]), threading.Event()
+
+    def deaf_seconds(_folder: watching.Folder) -> float:
+        if (seconds := next(silence, None)) is None:
+            looked_again.set()
+        return seconds or 0.0
+
+    monkeypatch.setattr(watching.Folder, "deaf_seconds", deaf_seconds)
+    monkeypatch.setattr(watching, "is_network_mount", lambda _: not looked_again.wait(PATIENCE))
+    monkeypatch.setattr(watching, "ANSWER_SECONDS", 0.01)
+    found = Found(inbox, ledger)
+    found.write("a.jpg")
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        watcher = Watcher({1: Inbox(path=inbox, settle_seconds=0)}, reader, NEVER, found.metrics)
+        await watcher.run(found.admit, once=True)
+    assert found.paths == [b"a.jpg"]
+    assert watcher.obstacles() == []
 
 
 async def test_polling_finds_all_that_events_would_have_told(watch: Watch, outside: Path) -> None:
@@ -363,7 +394,8 @@ async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch,
     async with watch(rescan_seconds=0.1) as found:
         found.inbox.rename(outside / "gone")
         found.inbox.mkdir()
-        found.write("a.jpg")
+        (outside / "a.jpg").touch()
+        (outside / "a.jpg").rename(found.inbox / "a.jpg")  # whole, at whatever instant a scan comes by
         await found.until(["a.jpg"])
 
 
