@@ -67,7 +67,7 @@ def test_workers_hold_the_models_and_the_daemon_does_not(report: dict[str, Any])
 def test_a_single_image_takes_its_work_and_little_more(report: dict[str, Any]) -> None:
     single, work = report["single_image"], sum(report["runs"][0]["stage_seconds"].values())
     assert 0 < single["p50"] <= single["p95"] <= single["p99"]
-    assert single["p50"] < 2 * work + 2  # seconds
+    assert single["p50"] < 2 * work + 10  # seconds; a scan, were it needed, comes after 30
 
 
 def test_workers_are_fed_from_memory(report: dict[str, Any]) -> None:

@@ -17,11 +17,11 @@ from daemon import connections
 from daemon.connections import Server
 from daemon.sections import Http
 from daemon.web import load_certificate
-from tests.daemon_process import make_certificate
+from tests.daemon_process import PATIENCE, make_certificate
 
 pytestmark = pytest.mark.anyio
 
-SOON = 4.0  # seconds; uvicorn itself lets go of an idle connection after 5
+NEVER = 3600  # seconds: what is not told otherwise is not let go of, by uvicorn neither
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
@@ -35,6 +35,7 @@ async def served(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """The port of a server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Server(answer, listener, tls)
+        server.config.timeout_keep_alive = NEVER
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [])
             try:
@@ -49,6 +50,12 @@ def trusting() -> ssl.SSLContext:
     return context
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REQUEST_SECONDS", "HANDSHAKE_SECONDS"):
+        monkeypatch.setattr(connections, name, float(NEVER))
+
+
 @pytest.fixture
 def tls(tmp_path: Path) -> ssl.SSLContext:
     return load_certificate(Http(**{name: str(tmp_path / file) for name, file in make_certificate(tmp_path).items()}))
@@ -56,7 +63,7 @@ def tls(tmp_path: Path) -> ssl.SSLContext:
 
 async def is_closed(client: SocketStream) -> bool:
     try:
-        with anyio.fail_after(SOON):
+        with anyio.fail_after(PATIENCE):
             await client.receive()
     except (anyio.EndOfStream, anyio.BrokenResourceError):
         return True
@@ -66,15 +73,15 @@ async def is_closed(client: SocketStream) -> bool:
 async def test_half_a_request_is_waited_for_only_so_long_and_so_is_the_next_one_on_a_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
-    async with served() as port, await anyio.connect_tcp("127.0.0.1", port) as client:
-        await client.send(REQUEST[:-2])
-        assert await is_closed(client)
-        async with await anyio.connect_tcp("127.0.0.1", port) as other:
-            for _ in range(2):
-                await other.send(REQUEST)
-                assert (await other.receive()).startswith(b"HTTP/1.1 204")
-            assert await is_closed(other)
+    async with served() as port, await anyio.connect_tcp("127.0.0.1", port) as other:
+        for seconds in (float(NEVER), 0.3):
+            monkeypatch.setattr(connections, "REQUEST_SECONDS", seconds)  # from the end of its answer
+            await other.send(REQUEST)
+            assert (await other.receive()).startswith(b"HTTP/1.1 204")
+        assert await is_closed(other)
+        async with await anyio.connect_tcp("127.0.0.1", port) as client:
+            await client.send(REQUEST[:-2])
+            assert await is_closed(client)
 
 
 async def test_a_handshake_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext) -> None:

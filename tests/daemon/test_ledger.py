@@ -22,6 +22,7 @@ from daemon.ledger import GROUP, Ledger
 from daemon.records import Model, Reader, Record
 from stages.base import Reason
 from stages.registry import ORDER
+from tests.daemon_process import PATIENCE
 from tests.makers import MODELS, VERSION, admit, complete, done, failed, make_file, make_job, make_outputs, postponed, read
 
 pytestmark = pytest.mark.anyio
@@ -105,7 +106,7 @@ async def test_a_file_with_figures_beyond_64_bits_is_admitted(ledger: Ledger, in
         names = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
         status = SimpleNamespace(**{name: 2**63 + 1 if name == "st_ino" else getattr(status, name) for name in names})
     file = File(1, b"a.jpg", Version.of(status))
-    with anyio.fail_after(2):
+    with anyio.fail_after(PATIENCE):
         assert await ledger.admit([file]) == Admitted(1, 0, 0)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ import pytest
 from stages import registry
 from stages.base import Caption, DeviceLost, Image, ImageError, Objects, Ocr, OutOfMemory, Reason, Stage, StageSpec
 from stages.binning import Thresholds, judge
+from tests.daemon_process import PATIENCE
 
 
 def make_stage(name: str, *, batch_size: int = 16, **options: Any) -> Stage:
@@ -134,21 +137,22 @@ threading.Thread(target=beat, daemon=True).start()
 
 def test_a_hanging_image_stops_every_thread_of_the_process() -> None:
     command = [sys.executable, "-c", HEARTBEAT + FATAL % "hang"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdout is not None
-        while process.stdout.readline() != "ready\n":
+        while process.stdout.readline() != b"ready\n":
             pass
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.3)
+        deadline = time.monotonic() + PATIENCE
+        while select.select([process.stdout], [], [], 0.3)[0]:  # beats from before it hung; none in 30 of their periods
+            assert os.read(process.stdout.fileno(), 4096), "it ended"
+            assert time.monotonic() < deadline, "other threads go on"
         process.kill()
-        assert process.stdout.read().count("beat") < 5
 
 
 def test_latency_counts_forward_passes_and_images() -> None:
     stage = make_stage("yolo", batch_size=2, latency_seconds=0.02, latency_per_image_seconds=0.01)
     started = time.perf_counter()
     stage.run(IMAGES[:3])
-    assert 0.07 <= time.perf_counter() - started < 5
+    assert time.perf_counter() - started >= 0.07
 
 
 def test_an_answer_costs_a_few_microseconds() -> None:
