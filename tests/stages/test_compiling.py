@@ -20,25 +20,26 @@ from stages.ppocr import load_detector, load_recognizer
 
 TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
          torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
-compiled = {}
+SIZES = ("INPUTS", "OUTPUTS", "CHANNELS")  # where only these differ, the one with the most is compiled
+calls = {}
 
-class Compiling:  # in place of a kernel: compiles for what it is called with, and runs nothing
+class Compiling:  # in place of a kernel: notes what it is to be compiled for, and runs nothing
     def __init__(self, kernel):
         self.kernel = kernel
 
     def __getitem__(self, grid):
-        return self.compile
+        return self.note
 
-    def compile(self, *arguments, **named):
+    def note(self, *arguments, **named):
         options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
         given = dict(zip(self.kernel.arg_names, arguments)) | named
         constants = {p.name: given[p.name] for p in self.kernel.params if p.is_constexpr or given[p.name] is None}
-        key = self.kernel.__name__, *sorted((constants | options).items(), key=str)
-        if key in compiled:
-            return
+        sizes = [constants.get(name, 0) for name in SIZES]
+        others = {name: value for name, value in (constants | options).items() if name not in SIZES}
         types = {name: TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32" for name, value in given.items()}
         source = ASTSource(self.kernel, types | dict.fromkeys(constants, "constexpr"), constants)
-        compiled[key] = compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=options).metadata.shared
+        key = self.kernel.__name__, *sorted(others.items(), key=str)
+        calls[key] = max(calls.get(key, ([], None, None)), (sizes, source, options), key=lambda call: call[0])
 
 found = [(module, name) for module in (kernels, pointwise, warpkernel) for name in vars(module)
          if name.endswith("_kernel") and isinstance(vars(module)[name], JITFunction)]
@@ -54,7 +55,9 @@ warp.cut_with_kernel([page], lay_out(0, torch.tensor(lines, dtype=torch.float32)
 hidden = torch.zeros(4, 768, dtype=torch.bfloat16)
 launch.add_norm(hidden, hidden, torch.nn.LayerNorm(768, dtype=torch.bfloat16))
 launch.add_bias_silu(torch.zeros(1, 16, 8, 8, dtype=torch.bfloat16), hidden[0, :16])
-print(*sorted({name for _, name in found} - {key[0] for key in compiled}), max(compiled.values()))
+target = GPUTarget("cuda", int(sys.argv[1]), 32)
+shared = [compile(source, target=target, options=options).metadata.shared for _, source, options in calls.values()]
+print(*sorted({name for _, name in found} - {key[0] for key in calls}), max(shared))
 """
 
 
