@@ -193,6 +193,10 @@ class Place:
         with contextlib.closing(_connect(self.site.ledger)) as connection:
             return connection.execute(query, parameters).fetchall()
 
+    def has_ledger(self) -> bool:
+        """Whether a daemon has come so far as to make its tables."""
+        return self.site.ledger.exists() and bool(self.rows("SELECT 1 FROM sqlite_schema WHERE name = 'image'"))
+
     def processes(self) -> list[int]:
         """Every living process that was started for this place, by the token in its environment."""
         found = []

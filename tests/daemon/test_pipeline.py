@@ -145,7 +145,7 @@ def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_d
     place, gate = Place(tmp_path, {"pipeline": {"queue_images": 1}}), Gate(tmp_path)
     place.drop_many(range(90))
     with Daemon(place, ready=False, **gate.environment) as daemon:
-        wait_for(lambda: place.site.ledger.exists() and place.rows("SELECT COUNT(*) FROM image") == [(90,)], "a backlog")
+        wait_for(lambda: place.has_ledger() and place.rows("SELECT COUNT(*) FROM image") == [(90,)], "a backlog")
         last = [path for (path,) in place.rows("SELECT path FROM image ORDER BY id DESC LIMIT 2")]
         deleted, replaced = (path.decode() for path in last)
         (place.inbox() / deleted).unlink()

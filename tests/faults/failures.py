@@ -74,7 +74,7 @@ def fail_call(folder: Path, number: int, tally: Tally) -> None:
         said = any(word in first.stderr for word in ("visiond:", '"level": "warning"', '"level": "error"'))
         if not said or "Traceback" in first.stderr:
             tally.problems.append(f"{where}: it ended with status {first.returncode} and {first.stderr[-500:]}")
-        if place.site.ledger.exists() and place.rows("SELECT 1 FROM sqlite_schema WHERE name = 'image'"):
+        if place.has_ledger():
             false = [
                 line for line in place.judge(finished=False).problems if "without a sidecar" in line or "integrity" in line
             ]

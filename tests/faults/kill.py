@@ -160,8 +160,8 @@ class Readings:
         opened = [str(event.name) for event in self._inotify if not event.mask & Mask.ISDIR]
         self.times.update(opened)
         self.needless |= self._done.intersection(opened)
-        exists = self._place.site.ledger.exists()  # a daemon may be killed before it has made one
-        self._done = {os.fsdecode(path) for (path,) in self._place.rows(DONE_PATHS)} if exists else set()
+        there = self._place.has_ledger()  # a daemon may be killed before it has made one
+        self._done = {os.fsdecode(path) for (path,) in self._place.rows(DONE_PATHS)} if there else set()
 
 
 class Rate:
