@@ -82,7 +82,7 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
         cost, second = cost_of(place, "run")
         assert second.returncode == os.EX_TEMPFAIL
         assert f"Another visiond works with {tmp_path / 'state'}" in second.stderr
-        assert cost < 1.0
+        assert cost < 3 * cost_of(place, "--version")[0]  # 0.4 s each; with torch it were four
         place.drop_many(range(10))
         daemon.wait_idle(10)
         os.killpg(daemon.process.pid, signal.SIGINT)  # Ctrl-C, as a terminal sends it: to the workers too
