@@ -172,15 +172,15 @@ class Pipeline:
             group: list[Job] = []
             unread = 0  # bytes
             for job in jobs:
+                if unread + job.version.size > self.intake.share or not self._reserve_now(job):
+                    await self.intake.read(group)
+                    group, unread = [], 0
                 if job.inbox in self.intake.late():
                     self._let_go(job)
                     self.ledger.rewind()
                     continue
-                if unread + job.version.size > self.intake.share or not self._reserve_now(job):
-                    await self.intake.read(group)
-                    group, unread = [], 0
-                    if not self._reserve_now(job):
-                        job.extent = await self.slab.reserve(job.version.size)
+                if not (job.extent or job.failure or self._reserve_now(job)):
+                    job.extent = await self.slab.reserve(job.version.size)
                 group.append(job)
                 unread += job.version.size
             await self.intake.read(group)

@@ -398,7 +398,9 @@ def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) 
     place.drop("broken.jpg", b"no picture")
     command = f"visiond {{}} --config {shlex.quote(str(place.config))}"
     assert f"`{command.format('run')}` makes it" in shell(command.format("status"), tmp_path).stderr
-    ended = shell(command.format("run --once"), tmp_path).stdout
+    run = shell(command.format("run --once"), tmp_path)
+    assert run.returncode == 1, run.stderr
+    ended = run.stdout
     assert f"`{command.format('list --status failed')}` tells why they failed" in ended
     for hint in (ended, shell(command.format("retry 00000.ppm"), tmp_path).stderr):
         followed = shell(hint.split("`")[1], tmp_path)

@@ -207,7 +207,7 @@ def test_a_mount_that_dies_in_the_middle_of_a_file_holds_up_no_other_inbox_and_n
         daemon.wait_until(lambda status: status["done"] == 100, "the images of the other inbox")
         assert counts_of(place) == {"PENDING": 100, "DONE": 100}
         before = len(daemon.notify.notices)
-        assert daemon.notify.wait(lambda notices: len(notices) > before + 40, PATIENCE, daemon.alive)
+        assert daemon.notify.wait(lambda notices: len(notices) > before + 20, PATIENCE, daemon.alive)
         assert longest_silence(daemon.notify.notices[before:]) < 8, "what hangs there is no stall"
         assert daemon.stop() == 0
         assert list(daemon.events("stopped"))  # it was not cut short by drain_seconds
