@@ -25,7 +25,7 @@ from daemon.jobs import JobStatus
 from daemon.records import Reader, Record
 from daemon.schema import trouble_named
 from daemon.snapshot import Snapshot
-from daemon.state import CONTROL, LEDGER, lock_state
+from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 
 CHUNK = 10_000  # images named in one request
 
@@ -124,7 +124,8 @@ def ask(control: Path, method: str, path: str, body: object = None) -> Any:
     connection = http.client.HTTPConnection("localhost", timeout=30)
     connection.sock = socket.socket(socket.AF_UNIX)
     try:
-        connection.sock.connect(str(control))
+        with socket_address(control) as address:
+            connection.sock.connect(address)
         connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
         return msgspec.json.decode(connection.getresponse().read())
     except PermissionError as error:

@@ -14,6 +14,7 @@ LEDGER = "ledger.sqlite"
 DATABASE = ("-wal", "-shm", "")  # the names of SQLite's files, behind the ledger's
 CONTROL = "control.sock"
 LOCK = "lock"
+SOCKET_BYTES = 107  # unix(7)
 
 
 @contextlib.contextmanager
@@ -35,3 +36,17 @@ def lock_state(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """A name for a socket's file that fits into an address, whose end is at SOCKET_BYTES: for a longer path by its folder's
+    descriptor. Raises OSError."""
+    if len(os.fsencode(path)) <= SOCKET_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

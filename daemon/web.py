@@ -35,6 +35,7 @@ from daemon.errors import ConfigError
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.sections import Http
+from daemon.state import socket_address
 from daemon.status import Status
 
 log = structlog.get_logger()
@@ -220,7 +221,8 @@ def _listen_control(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         path.unlink(missing_ok=True)
-        listener.bind(str(path))
+        with socket_address(path) as address:
+            listener.bind(address)
     except OSError as error:
         raise ConfigError([f"state.path: a socket cannot be made at {path}: {error.strerror or error}."]) from error
     path.chmod(0o600)

@@ -386,6 +386,12 @@ def test_a_mistake_is_named_with_its_mend_and_an_exit_status_of_its_own(
     assert "Traceback" not in done.stderr
 
 
+def test_a_daemon_answers_in_a_folder_whose_path_is_longer_than_a_sockets_address(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"state": {"path": "long" * 30}})
+    with Daemon(place):
+        assert json.loads(say(place, "status", "--json"))["running"]
+
+
 def test_without_a_ledger_status_says_so(tmp_path: Path) -> None:
     fresh = Place(tmp_path).command("status")
     assert fresh.returncode == os.EX_NOINPUT

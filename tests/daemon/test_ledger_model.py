@@ -84,7 +84,8 @@ class LedgerModel(RuleBasedStateMachine):
         for row in old:
             row.status = JobStatus.GONE
         files = [make_file(path, inbox=inbox, size=size) for inbox, path, size in known + new]
-        failures = sum(versions[-1].status is JobStatus.FAILED for key in new if (versions := self.versions(key)))
+        latest = {key[:2]: versions[-1] for key in new if (versions := self.versions(key))}
+        failures = sum(row.status is JobStatus.FAILED for row in latest.values())
         self.rows |= {key: Row(len(self.rows) + index) for index, key in enumerate(new)}
         assert self.run(self.ledger.admit(files)) == Admitted(len(new), 0, len(old), failures)
 
