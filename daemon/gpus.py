@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pynvml
+LIBRARY = "libnvidia-ml.so.1"  # of the driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,58 +29,66 @@ class Gpu:
 
 def list_gpus() -> list[Gpu]:
     """The GPUs that may be used; none on a machine without NVIDIA's driver. A GPU that fails to answer is left out."""
-    with _library() as available:
-        if not available:
+    with _library() as nvml:
+        if not nvml:
             return []
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
         described: list[Gpu] = []
-        for handle in _visible(handles):
-            with contextlib.suppress(pynvml.NVMLError):
-                described.append(_describe(len(described), handle))
+        for handle in _visible(nvml, handles):
+            with contextlib.suppress(nvml.NVMLError):
+                described.append(_describe(nvml, len(described), handle))
         return described
 
 
 def driver_version() -> str | None:
     """NVIDIA's driver; None where there is none."""
-    with _library() as available:
-        return str(pynvml.nvmlSystemGetDriverVersion()) if available else None
+    with _library() as nvml:
+        return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
 
 
 @contextlib.contextmanager
-def _library() -> Iterator[bool]:
+def _library() -> Iterator[Any]:
+    """The module pynvml, which takes longer to import than all else of a command; None where there is nothing for it to do."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        yield None
+        return
+    import pynvml
+
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, no library
-        yield False
+    except pynvml.NVMLError:  # no driver
+        yield None
         return
     try:
-        yield True
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
 
 
-def _visible(handles: list[Any]) -> list[Any]:
+def _visible(nvml: Any, handles: list[Any]) -> list[Any]:
     """Those that CUDA_VISIBLE_DEVICES names, by number or by UUID; all when it is not set."""
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
         return handles
     by_name = {str(number): handle for number, handle in enumerate(handles)}
-    by_name |= {pynvml.nvmlDeviceGetUUID(handle): handle for handle in handles}
+    by_name |= {nvml.nvmlDeviceGetUUID(handle): handle for handle in handles}
     return [by_name[name.strip()] for name in setting.split(",") if name.strip() in by_name]
 
 
-def _describe(index: int, handle: Any) -> Gpu:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+def _describe(nvml: Any, index: int, handle: Any) -> Gpu:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     utilisation, processes = None, ()
-    with contextlib.suppress(pynvml.NVMLError):
-        utilisation = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-    with contextlib.suppress(pynvml.NVMLError):
-        processes = tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    with contextlib.suppress(nvml.NVMLError):
+        utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    with contextlib.suppress(nvml.NVMLError):
+        processes = tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     return Gpu(
         index,
-        pynvml.nvmlDeviceGetUUID(handle),
-        pynvml.nvmlDeviceGetName(handle),
+        nvml.nvmlDeviceGetUUID(handle),
+        nvml.nvmlDeviceGetName(handle),
         int(memory.total),
         int(memory.free),
         int(memory.used),

@@ -13,9 +13,11 @@ import pytest
 
 from daemon.ledger import Ledger
 from daemon.pool import Pool, Worker
+from daemon.worker import keep_memory
 from tests.daemon_process import GLANCE
 from tests.makers import MODELS
 
+keep_memory()  # as in workers, whose stages the tests run
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch may do; only the tests of kernels see it
 

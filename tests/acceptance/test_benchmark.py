@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-pytestmark = pytest.mark.timeout(400)  # four processes load the models, one after another
+pytestmark = pytest.mark.timeout(400)  # three processes load the models, one after another
 
 COUNT = 4
-OPTIONS = ["--pack", "mini", "--cold", "1", "--warm", "0", "--sample", "1", "--single", "2", "--memory", "1"]
+OPTIONS = ["--pack", "mini", "--cold", "1", "--warm", "0", "--sample", "1", "--single", "2"]
 
 
 def run_bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -68,10 +68,6 @@ def test_a_single_image_takes_its_work_and_little_more(report: dict[str, Any]) -
     single, work = report["single_image"], sum(report["runs"][0]["stage_seconds"].values())
     assert 0 < single["p50"] <= single["p95"] <= single["p99"]
     assert single["p50"] < 2 * work + 10  # seconds; a scan, were it needed, comes after 30
-
-
-def test_workers_are_fed_from_memory(report: dict[str, Any]) -> None:
-    assert report["memory_images_per_second"] > 0
 
 
 def test_the_machine_and_the_command_are_told(report: dict[str, Any]) -> None:

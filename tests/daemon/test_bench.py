@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 
 from daemon.bench import Percentiles, Place, make_once
+from daemon.ceiling import measure_ceiling
+from daemon.config import parse
+from daemon.errors import VisiondError
+from tests.daemon_process import Place as FakePlace
+from tests.daemon_process import picture
+from tests.makers import tree
 
 
 @pytest.mark.parametrize(("cold", "left"), [(False, ["kernels"]), (True, [])])
@@ -53,3 +59,19 @@ def test_what_was_cut_off_is_made_anew_and_what_is_whole_is_kept(tmp_path: Path)
 
 def test_percentiles_lie_among_what_was_measured() -> None:
     assert Percentiles.of([number / 100 for number in range(101)]) == Percentiles(0.5, 0.95, 0.99)
+
+
+def test_workers_are_fed_from_memory(tmp_path: Path) -> None:
+    place = FakePlace(tmp_path)
+    place.drop_many(range(200))
+    config = parse(place.settings, tmp_path)
+    images = sorted(place.inbox().iterdir())
+    assert measure_ceiling(config, images, 0.5) > 0
+    assert tree(tmp_path).keys() == {f"inbox/{image.name}" for image in images} | {"daemon.toml"}  # nothing is written
+
+
+def test_what_the_workers_cannot_do_from_memory_is_told(tmp_path: Path) -> None:
+    place = FakePlace(tmp_path, {"stages": {"ocr": {"options": {"fail": {"RAISE": "raise"}}}}})
+    place.drop("a.ppm", picture(1, b"RAISE"))
+    with pytest.raises(VisiondError, match="failed on 1 images fed from memory"):
+        measure_ceiling(parse(place.settings, tmp_path), [place.inbox() / "a.ppm"], 0.5)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-import sys, torch
+import math, sys, torch
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -20,10 +20,10 @@ from stages.ppocr import load_detector, load_recognizer
 
 TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
          torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
-SIZES = ("INPUTS", "OUTPUTS", "CHANNELS")  # where only these differ, the one with the most is compiled
 calls = {}
 
-class Compiling:  # in place of a kernel: notes what it is to be compiled for, and runs nothing
+# In place of a kernel: notes what it is to be compiled for, and runs nothing. Where sizes alone differ, the largest is.
+class Compiling:
     def __init__(self, kernel):
         self.kernel = kernel
 
@@ -34,12 +34,12 @@ class Compiling:  # in place of a kernel: notes what it is to be compiled for, a
         options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
         given = dict(zip(self.kernel.arg_names, arguments)) | named
         constants = {p.name: given[p.name] for p in self.kernel.params if p.is_constexpr or given[p.name] is None}
-        sizes = [constants.get(name, 0) for name in SIZES]
-        others = {name: value for name, value in (constants | options).items() if name not in SIZES}
+        flags = {name: value for name, value in constants.items() if value is None or isinstance(value, bool)}
+        size = math.prod(value + 1 for name, value in constants.items() if name not in flags)
         types = {name: TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32" for name, value in given.items()}
         source = ASTSource(self.kernel, types | dict.fromkeys(constants, "constexpr"), constants)
-        key = self.kernel.__name__, *sorted(others.items(), key=str)
-        calls[key] = max(calls.get(key, ([], None, None)), (sizes, source, options), key=lambda call: call[0])
+        key = self.kernel.__name__, *sorted(flags.items(), key=str)
+        calls[key] = max(calls.get(key, (0, None, None)), (size, source, options), key=lambda call: call[0])
 
 found = [(module, name) for module in (kernels, pointwise, warpkernel) for name in vars(module)
          if name.endswith("_kernel") and isinstance(vars(module)[name], JITFunction)]
