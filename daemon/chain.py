@@ -59,7 +59,7 @@ class Allowance:
         self._fitted = 0
 
     def shrink(self, count: int) -> None:
-        self.most, self._fitted = max(1, count // 2), 0
+        self.most, self._fitted = min(self.most, max(1, count // 2)), 0  # another thread may have come down further
 
     def note_fit(self, count: int) -> None:
         if count == self.most:

@@ -32,8 +32,10 @@ def list_gpus() -> list[Gpu]:
     with _library() as nvml:
         if not nvml:
             return []
-        handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-        described: list[Gpu] = []
+        handles, described = [], list[Gpu]()
+        for number in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handles.append(nvml.nvmlDeviceGetHandleByIndex(number))
         for handle in _visible(nvml, handles):
             with contextlib.suppress(nvml.NVMLError):
                 described.append(_describe(nvml, len(described), handle))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -12,11 +13,11 @@ _options: list[str] = []  # of this process's own command line
 
 
 def keep_config(file: Path | None) -> None:
-    """Have every command name this configuration from now on, if it would not find it by itself."""
-    _options[:] = ["--config", str(file.absolute())] if file and file.absolute() != DEFAULT_CONFIG.absolute() else []
+    """Have every command name this configuration from now on, if it was named."""
+    _options[:] = ["--config", str(file.absolute())] if file else []
 
 
 def command(*words: str | Path) -> str:
     """A command of ours, quoted for the shell."""
     elsewhere = Path(sys.argv[0]).name == "visiond" and not shutil.which("visiond")  # not on the PATH
-    return shlex.join([sys.argv[0] if elsewhere else "visiond", *map(str, words), *_options])
+    return shlex.join([os.path.abspath(sys.argv[0]) if elsewhere else "visiond", *map(str, words), *_options])

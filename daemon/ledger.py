@@ -106,10 +106,6 @@ class Ledger:
             self._cursors.setdefault(self._priorities[file.inbox], 0)
         return admitted
 
-    def rewind(self) -> None:
-        """Jobs that were given and are no longer in hand are to be found again."""
-        self._cursors = dict.fromkeys(self._cursors, 0)
-
     async def next_jobs(self, limit: int, busy: Collection[int], inboxes: Collection[int] | None = None) -> list[Job]:
         """Jobs to work on: those due for another try, then highest priority first and oldest first within it.
 
@@ -119,7 +115,7 @@ class Ledger:
         asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
         wanted = msgspec.json.encode(sorted(asked_of)).decode()
         if not self._asked_of.issuperset(asked_of):
-            self.rewind()
+            self._cursors = dict.fromkeys(self._cursors, 0)
         self._asked_of = frozenset(asked_of)
 
         def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:

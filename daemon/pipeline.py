@@ -21,7 +21,7 @@ from anyio import to_thread
 
 from daemon.endings import Judge
 from daemon.errors import SCARCE, ResultsLost, WorkerLost
-from daemon.intake import Intake
+from daemon.intake import read_files
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Placed
 from daemon.ledger import Ledger
 from daemon.messages import Item, Reply
@@ -96,7 +96,6 @@ class Pipeline:
         self.persist = Persistence()
         self.progressed_at = time.monotonic()
         self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
-        self.intake = Intake(slab, self._roots, self.persist, self._take_on)
         self._recovered: set[int] = set()  # inboxes
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
@@ -117,9 +116,8 @@ class Pipeline:
             tasks.start_soon(self.publish)
             tasks.start_soon(self.confirm)
             tasks.start_soon(self.watch, once)
-            await tasks.start(self.intake.run)
             await self.feed()
-            while len(self.in_flight) > self.intake.waiting():
+            while self.in_flight:
                 self._landed.clear()
                 await self._landed.wait()
             tasks.cancel_scope.cancel()
@@ -165,32 +163,25 @@ class Pipeline:
     # 2. Its bytes come into the slab, once.
 
     async def feed(self) -> None:
-        """Fetch jobs, give each room in the slab, and have them read: many at a time, but none held back while another
-        waits for room, nor for another inbox."""
+        """Fetch jobs, give each room in the slab, and take them up: many at a time, but none held back while another
+        waits for room."""
         while jobs := await self._next_jobs():
             self.in_flight |= {job.id: job for job in jobs}
             group: list[Job] = []
-            unread = 0  # bytes
             for job in jobs:
-                if unread + job.version.size > self.intake.share or not self._reserve_now(job):
-                    await self.intake.read(group)
-                    group, unread = [], 0
-                if job.inbox in self.intake.late():
-                    self._let_go(job)
-                    self.ledger.rewind()
-                    continue
-                if not (job.extent or job.failure or self._reserve_now(job)):
+                if not self._reserve_now(job):
+                    await self._take_up(group)
+                    group = []
                     job.extent = await self.slab.reserve(job.version.size)
                 group.append(job)
-                unread += job.version.size
-            await self.intake.read(group)
+            await self._take_up(group)
 
     async def _next_jobs(self) -> list[Job]:
         """The next jobs, waiting until there are some; none when there will be no more. Of an inbox that does not answer,
         nothing is read and nothing moved."""
         while not self._draining:
             self._admitted.clear()
-            complete, answering = self._complete, self.watcher.answering() - self.intake.late()
+            complete, answering = self._complete, self.watcher.answering()
             await self.recover(answering - self._recovered)
             pause = await self.persist("ledger", self.ledger.seconds_to_next_try)
             if jobs := await self.persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys(), answering):
@@ -210,8 +201,10 @@ class Pipeline:
         job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
         return True
 
-    async def _take_on(self, jobs: list[Job]) -> None:
-        """The files have been read: answer from the ledger what is known there, queue the rest."""
+    async def _take_up(self, jobs: list[Job]) -> None:
+        """Read and digest the files, answer from the ledger what is known there, queue the rest."""
+        reserved = [job for job in jobs if job.extent]
+        await self.persist("inbox", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
         if self.reuse_results:
             await self.persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
         for job in jobs:

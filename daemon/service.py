@@ -160,7 +160,7 @@ class Service:
     def _is_stalled(self, pipeline: Pipeline, status: Status) -> bool:
         """Whether images are in flight, nothing holds them up, and yet nothing has happened for too long."""
         patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
-        idle = len(pipeline.in_flight) <= pipeline.intake.waiting() or status.holdups()  # a dead mount is no stall
+        idle = not pipeline.in_flight or status.holdups()
         return not idle and time.monotonic() - pipeline.progressed_at > patience
 
 

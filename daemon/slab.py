@@ -8,7 +8,6 @@ last process is gone the kernel frees it, kill -9 or not.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import mmap
 import os
 from collections import deque
@@ -76,8 +75,7 @@ class Slab:
 
     def close(self) -> None:
         self.view.release()
-        with contextlib.suppress(BufferError):  # a thread that hangs in reading a file keeps it until the process ends
-            self._map.close()
+        self._map.close()
         os.close(self.fd)
 
     def _take(self, length: int) -> Extent | None:

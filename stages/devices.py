@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -111,6 +112,7 @@ def run_apart(make: Callable[[], Item]) -> Future[Item]:
         try:
             future.set_result(make())
         except BaseException as error:  # noqa: BLE001 - whoever asks for the result is told
+            traceback.clear_frames(error.__traceback__)  # else what has failed keeps the device's memory
             future.set_exception(error)
 
     threading.Thread(target=work, name=APART, daemon=True).start()

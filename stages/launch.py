@@ -205,7 +205,8 @@ def try_project(device: torch.device) -> None:
 
 def compiled_mark(device: torch.device) -> Path:
     """The file that says, beside Triton's own, that all kernels of the networks have been compiled and run."""
-    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (kernels, pointwise))
+    names = ("kernels", "pointwise", "warpkernel", "launch", "layers", "fused")
+    sources = b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in names)
     told = f"{triton.__version__} {torch.cuda.get_device_capability(device)}".encode()
     return Path(triton.knobs.cache.dir) / f"visiond-{hashlib.sha256(sources + told).hexdigest()[:16]}"
 

@@ -7,6 +7,7 @@ of its own has seen to it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,6 +22,9 @@ from stages.ppocr import Detector, Recognizer, group_depthwise, load_detector, l
 
 if TYPE_CHECKING:
     from stages.fused import FusedDetector, FusedRecognizer
+
+
+REST_SECONDS = 60.0  # after a lack of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +44,40 @@ class NetworkLoader:
         self.files, self.device, self.dtype, self.try_out = files, torch.device(device), dtype, try_out
         self._lock = threading.Lock()
         self._fusing: Future[Networks] | None = None
+        self._rest_until = 0.0
 
     def load(self) -> None:
         """Raises OutOfMemory, DeviceLost."""
         self._wants_fused = self._can_fuse()
-        if self._wants_fused and self._is_compiled():
-            self._networks, self._wants_fused = self._load_fused(), False
-        else:
-            self._networks = self._load_plain()
+        fused = self._take(run_apart(self._load_fused)) if self._wants_fused and self._is_compiled() else None
+        self._networks = fused or self._load_plain()
 
     def latest(self) -> Networks:
         """Compiling begins with the first call, when all stages have loaded: some record CUDA graphs meanwhile, beside which
         nothing else may use the device. Raises DeviceLost."""
         with self._lock:
-            if self._wants_fused and self._fusing is None:
-                self._fusing = run_apart(self._load_fused)
-            elif self._fusing and self._fusing.done():
+            if self._fusing and self._fusing.done():
                 fusing, self._fusing = self._fusing, None
-                self._take(fusing)
+                self._networks = self._take(fusing) or self._networks
+            elif self._wants_fused and not self._fusing and time.monotonic() >= self._rest_until:
+                self._fusing = run_apart(self._load_fused)
             return self._networks
 
-    def _take(self, fusing: Future[Networks]) -> None:
+    def _take(self, fusing: Future[Networks]) -> Networks | None:
+        """The networks by kernels, waited for; None if there are none, or none yet. Raises DeviceLost."""
         try:
-            self._networks, self._wants_fused = fusing.result(), False
-        except OutOfMemory:  # for now others have the room: it is tried again, and what has been compiled stays so
-            return
+            networks = fusing.result()
+        except OutOfMemory:  # for now others have the room; what has been compiled stays so
+            self._rest_until = time.monotonic() + REST_SECONDS
+            return None
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001 - one of them will not run here: no reason to do without OCR
             self._wants_fused = False
             tell_unfused(error)
+            return None
+        self._wants_fused = False
+        return networks
 
     def _can_fuse(self) -> bool:
         return self.device.type == "cuda" and self.dtype == torch.float16 and has_kernels(self.device)

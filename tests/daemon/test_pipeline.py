@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon import intake
 from daemon import pipeline as steps
 from daemon.config import parse
 from daemon.pool import Pool
@@ -184,8 +183,8 @@ def test_file_descriptors_that_run_out_hold_up_the_pipeline_and_fail_nothing(
 
         return call
 
-    for module, name in ((intake, "read_files"), (steps, "publish_records"), (steps, "sync_folders")):
-        monkeypatch.setattr(module, name, short_at_first(getattr(module, name)))
+    for name in ("read_files", "publish_records", "sync_folders"):
+        monkeypatch.setattr(steps, name, short_at_first(getattr(steps, name)))
     place = Place(tmp_path, {"pipeline": {"max_attempts": 1}})
     place.drop_many(range(5))
     run_once(place)

@@ -40,7 +40,8 @@ class Loader(NetworkLoader):
 
 
 @pytest.mark.parametrize("errors", [[], [OutOfMemory("for now")]], ids=["at once", "when there is room"])
-def test_plain_networks_read_until_the_kernels_are_compiled(errors: list[Exception]) -> None:
+def test_plain_networks_read_until_the_kernels_are_compiled(errors: list[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.ocrnet.REST_SECONDS", 0.0)
     loader = Loader(*errors)
     assert loader.latest() is loader.latest() is loader.plain
     loader.compiled.set()
@@ -63,6 +64,14 @@ def test_kernels_that_cannot_be_compiled_leave_the_plain_networks_and_say_so() -
     with pytest.warns(RuntimeWarning, match="without its fused kernels.*signal 11"):
         wait_for(lambda: loader.latest() and not loader.errors and loader._fusing is None, "their end")
     assert loader.latest() is loader.plain
+
+
+def test_kernels_that_were_compiled_and_no_longer_run_leave_the_plain_networks_too() -> None:
+    loader = Loader(RuntimeError("device kernel image is invalid"))
+    loader.compiled.set()
+    with pytest.warns(RuntimeWarning, match="without its fused kernels.*invalid"):
+        loader.load()
+    assert loader.latest() is loader.latest()
 
 
 def test_a_device_lost_meanwhile_is_told() -> None:
