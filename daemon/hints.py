@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 DEFAULT_CONFIG = Path("daemon.toml")  # in the current folder; read without being named
+VARIABLE = "VISIOND_CONFIG"  # of the environment, which names another
 _options: list[str] = []  # of this process's own command line
 
 
 def keep_config(file: Path | None) -> None:
-    """Have every command name this configuration from now on, if it was named."""
-    _options[:] = ["--config", str(file.absolute())] if file else []
+    """Have every command name this configuration from now on, if it would not find it by itself."""
+    found = Path(os.environ.get(VARIABLE) or DEFAULT_CONFIG)
+    _options[:] = ["--config", str(file.absolute())] if file and file.absolute() != found.absolute() else []
 
 
 def command(*words: str | Path) -> str:

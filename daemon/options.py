@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.hints import DEFAULT_CONFIG, keep_config
+from daemon.hints import DEFAULT_CONFIG, VARIABLE, keep_config
 
 if TYPE_CHECKING:
     from daemon.config import Config
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config", "-c", help="The configuration; by default ./daemon.toml if there is one.", envvar="VISIOND_CONFIG"
-    ),
+    typer.Option("--config", "-c", help="The configuration; by default ./daemon.toml if there is one.", envvar=VARIABLE),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
