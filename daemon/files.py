@@ -62,5 +62,5 @@ def tell_lost_ledger(config: Config) -> str:
     path = config.state.path / LEDGER
     if path.exists() or not any(name.endswith(".json") for _, _, names in os.walk(config.output.results) for name in names):
         return ""
-    mend = f"`{command('repair')}` makes it from them; `run` begins a new one."
+    mend = f"`{command('repair')}` makes it from them; `{command('run')}` begins a new one."
     return f"There is no ledger at {path}, but there are results: {mend}"

@@ -86,7 +86,7 @@ def write_markdown() -> str:
         "<!-- Made by `python -m daemon.reference > docs/configuration.md`; change daemon/sections.py instead. -->",
         "visiond reads `daemon.toml`, named by `--config` or `VISIOND_CONFIG`, else the one in the current folder.\n"
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or, for\n"
-        'example, `"256 MiB"`. An unknown key is refused; `visiond check` tells every problem at once.',
+        'example, `"256 MiB"`. An unknown key is refused; `visiond check` tells what is wrong.',
     ]
     for table in list_tables():
         rows = [f"| `{key.name}` | {_escape(key.kind)} | {_code(key.default)} | {_escape(key.meaning)} |" for key in table.keys]
