@@ -58,7 +58,8 @@ def interleave(pixels: Tensor) -> Tensor:
 
     _, height, width = pixels.shape
     out = pixels.new_empty(height, width, 3)
-    interleave_kernel[(-(-height * width // INTERLEAVED_PIXELS),)](pixels, out, height * width, PIXELS=INTERLEAVED_PIXELS)
+    planes = pixels.contiguous()
+    interleave_kernel[(-(-height * width // INTERLEAVED_PIXELS),)](planes, out, height * width, PIXELS=INTERLEAVED_PIXELS)
     return out
 
 

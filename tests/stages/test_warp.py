@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from stages import warp
 from stages.ocr import lay_out
-from stages.warp import Lines, crop_quad, cut_in_torch, cut_with_cv2, cut_with_kernel, frame, join, resize_in_torch
+from stages.warp import Lines, crop_quad, cut_in_torch, cut_with_cv2, cut_with_kernel, frame, interleave, join, resize_in_torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
 
 
 def draw_page(width: int, height: int, seed: int) -> torch.Tensor:
@@ -54,14 +58,21 @@ def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
 
 def test_the_kernel_cuts_lines_as_torch_does() -> None:
     """At sizes that the interpreter can bear."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    pages, lines = [draw_page(500, 300, seed).to(device) for seed in (0, 1)], lay_out_lines(0.25)
+    pages, lines = [draw_page(500, 300, seed).to(DEVICE) for seed in (0, 1)], lay_out_lines(0.25)
     lines = replace(lines, resized=np.minimum(lines.resized, 50))
     theirs, ours = cut_in_torch(pages, lines, 8, 64).int(), cut_with_kernel(pages, lines, 8, 64).int()
     inside = torch.arange(64) < torch.from_numpy(lines.resized)[:, None]
     off = (ours - theirs).abs().cpu()[inside[:, None].expand(-1, 8, -1)]
     assert off.max() <= 1
     assert (off > 0).float().mean() < 2e-3
+
+
+def test_a_picture_is_interleaved_however_it_lies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warp, "has_kernels_for", lambda _: True)
+    page = draw_page(50, 30, 0).to(DEVICE)
+    planes = page.permute(2, 0, 1)
+    assert torch.equal(interleave(planes), page)
+    assert torch.equal(interleave(planes.contiguous()), page)
 
 
 def test_an_upright_box_is_cut_as_the_warp_cuts_it() -> None:
