@@ -21,6 +21,7 @@ import traceback
 from daemon.chain import Chain
 from daemon.messages import LENGTH, Batch, Beat, Farewell, FromWorker, Ready, Setup, ToWorker, decode_to_worker, frame
 from stages.base import DeviceLost, OutOfMemory
+from stages.processes import die_with
 
 BEAT_SECONDS = 1.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -50,7 +51,7 @@ class Channel:
 def main() -> None:
     """Entry of the child process: `python -m daemon.worker SOCKET_FD SLAB_FD PARENT_PID`."""
     connection, slab_fd, parent = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    _die_with(parent)
+    die_with(parent)
     keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides what it means
     os.dup2(2, 1)  # whatever a library prints goes to the log
@@ -141,14 +142,6 @@ def keep_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1):
         mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most before glibc 2.35
-
-
-def _die_with(parent: int) -> None:
-    """Be killed when the daemon dies, however it dies."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call
-        os._exit(os.EX_UNAVAILABLE)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stages.base import Header, ImageError, Limits, Reason
+from stages.processes import die_with
 from stages.seccomp import keep_system_calls
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 # The child ------------------------------------------------------------------------------------------------------------
 
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+PR_SET_NO_NEW_PRIVS = 38
 OPEN_FILES = 32
 
 
@@ -86,11 +87,8 @@ def confine(parent: int, limits: Limits) -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a read-only /proc
         Path("/proc/self/oom_score_adj").write_text("1000")  # short of memory, the kernel should take this one first
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit("the parent is gone")
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    die_with(parent)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     lower_limit(resource.RLIMIT_CORE, 0)
     lower_limit(resource.RLIMIT_NOFILE, OPEN_FILES)
     lower_limit(resource.RLIMIT_AS, limits.decode_bytes)
