@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from daemon.gpus import Gpu, list_gpus
 from daemon.hints import command
 from daemon.messages import Setup
 from daemon.metrics import Metrics
+from daemon.mps import Server, is_installed
 from daemon.pipeline import Lane
 from daemon.placement import Placement, Segment, choose_batch, plan
 from daemon.pool import Pool, Seat
@@ -60,6 +62,7 @@ class Layout:
     def open_lane(self, segment: Segment, slab: Slab, metrics: Metrics) -> Lane:
         """A segment with its queue and its pool of workers, which are not started yet."""
         name, settings = "+".join(segment.stages), self.config.pipeline
+        servers = self._open_servers(segment)
         share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # of the cores, for each worker
         seats = []
         for number, device in enumerate(segment.devices):
@@ -76,10 +79,17 @@ class Layout:
                 pipeline=self.config.stage_names,
             )
             environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
-            seats.append(Seat(setup, device, environment))
+            seats.append(Seat(setup, device, environment, servers.get(device)))
         pool = Pool(name, seats, slab.fd, settings, metrics)
         batch = max(self.specs[stage].batch_size for stage in segment.stages)
         return Lane(name, segment.stages, batch, pool, asyncio.Queue(settings.queue_images))
+
+    def _open_servers(self, segment: Segment) -> dict[str, Server]:
+        """By device: what lets several workers of a GPU run side by side, where it is wanted and can be had."""
+        if not self.config.pipeline.mps or not is_installed():
+            return {}
+        shared = [device for device, workers in Counter(segment.devices).items() if workers > 1 and device != "cpu"]
+        return {device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"]) for device in shared}
 
 
 def count_cores() -> int:

@@ -19,6 +19,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon.child import Worker
 from daemon.endings import Judge
 from daemon.errors import SCARCE, ResultsLost, WorkerLost
 from daemon.intake import read_files
@@ -27,7 +28,7 @@ from daemon.ledger import Ledger
 from daemon.messages import Item, Reply
 from daemon.metrics import Metrics
 from daemon.persistence import Persistence
-from daemon.pool import Pool, Worker
+from daemon.pool import Pool
 from daemon.records import Record
 from daemon.sinks import Journal, Sink, publish_durably, publish_records, sync_folders
 from daemon.slab import Slab
@@ -227,9 +228,9 @@ class Pipeline:
     async def work(self, lane: Lane, worker: Worker, jobs: list[Job]) -> None:
         try:
             reply = await self._run(lane, worker, jobs)
-        except WorkerLost:
+        except WorkerLost as loss:
             for job in jobs:
-                await self._queue(lane.suspects, job)
+                await self._queue(lane.suspects if loss.began or job.deaths else lane.queue, job)
         else:
             await self.advance(lane, worker, jobs, reply)
         finally:

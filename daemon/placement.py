@@ -22,7 +22,7 @@ CONTEXT_BYTES = 1 << 30
 IMAGE_BYTES = 90 << 20
 MODELS_BYTES = 2 << 30  # what a batch leaves for the weights, of which nothing is known yet when it is chosen
 GPU_BATCHES = (128, 64, 32, 16, 8)
-GPU_WORKERS = 4  # on one GPU: one interpreter does not keep an H200 busy
+GPU_WORKERS = 5  # on one GPU: one interpreter does not keep an H200 busy
 CORES_PER_WORKER = 3
 
 

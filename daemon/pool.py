@@ -2,19 +2,15 @@
 
 A seat is a place for a worker on a device; when its worker dies another one is started there, later each time
 it happens again. A seat whose workers keep dying before they have done anything is closed; when all are, so is the pool.
+Workers that share a GPU side by side (mps.py) also share an end: the first that is lost ends the sharing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -22,175 +18,21 @@ import anyio.abc
 import msgspec
 import structlog
 
+from daemon.child import Worker
 from daemon.errors import NoWorkersLeft, WorkerLost
-from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from daemon.messages import Item, Ready, Reply, Setup
 from daemon.metrics import Metrics
+from daemon.mps import Server
 from daemon.sections import PipelineSection
 from daemon.snapshot import WorkerState
 
 log = structlog.get_logger()
 
-LONGEST_MESSAGE = 256 << 20  # bytes
 QUICK_DEATHS = 5  # in a row, of workers that answered nothing: then their seat is closed
 LONE_DEATHS = 20  # likewise, each with one image alone in hand, which is then held to be the cause: it may be a folder of such
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubled for each further one
 LONGEST_BACKOFF_SECONDS = 30.0
-TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 SILENCE_SECONDS = 10.0  # without a beat a worker no longer counts as healthy
-
-
-class Worker:
-    """One child process and the conversation with it."""
-
-    def __init__(self, setup: Setup, device: str, process: anyio.abc.Process, connection: socket.socket) -> None:
-        self.name = setup.name
-        self.device = device
-        self.slots = setup.threads
-        self.process = process
-        self.connection = connection
-        self.alive = False
-        self.loaded = False
-        self.answered = 0  # batches
-        self.heard_at = time.monotonic()
-        self.beat = Beat(0)
-        self.cause = ""  # why it went away, where it could say so
-        self.timed_out = False
-        self.curable = True
-        self.died_alone = False  # with the one image that it had been lent whole for
-        self.alone: anyio.Event | None = None  # set: lent whole; the event fires when all its slots are in
-        self.parked = 0
-        self._pending: dict[int, asyncio.Future[Reply]] = {}
-        self._writer: asyncio.StreamWriter | None = None  # once it loads
-        self._numbers = 0
-        self._setup = setup
-
-    @classmethod
-    async def start(cls, setup: Setup, device: str, slab_fd: int, environment: Mapping[str, str]) -> Worker:
-        """Start the process; it has not loaded anything yet."""
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid())]
-        with theirs, contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
-            process = await anyio.open_process(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=None,
-                stderr=None,
-                env={**os.environ, **environment},
-                pass_fds=(theirs.fileno(), slab_fd),
-            )
-            undo.pop_all()
-        ours.setblocking(False)
-        return cls(setup, device, process, ours)
-
-    async def load(self, timeout_seconds: float) -> Ready:
-        """Wait until its models are loaded. Raises WorkerLost."""
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self.connection)
-        self._send(self._setup)
-        try:
-            with anyio.fail_after(timeout_seconds):
-                message = await self._receive()
-        except TimeoutError:
-            raise WorkerLost(self.name, f"its models were not loaded within {timeout_seconds:g} s") from None
-        except (EOFError, OSError):
-            raise WorkerLost(self.name, "it died while it loaded its models") from None
-        if isinstance(message, Farewell):
-            self.curable = message.curable
-            raise WorkerLost(self.name, message.cause)
-        assert isinstance(message, Ready)
-        self.alive = self.loaded = True
-        self.heard_at = time.monotonic()
-        return message
-
-    async def run(self, items: list[Item], timeout_seconds: float) -> Reply:
-        """Have a batch done. Raises WorkerLost when the worker dies on it or takes too long, for which it is killed."""
-        if not self.alive:
-            raise WorkerLost(self.name, self.cause or "it is gone", began=False)
-        self._numbers += 1
-        number = self._numbers
-        future = self._pending[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(Batch(number, items))
-            with anyio.fail_after(timeout_seconds):
-                reply: Reply = await future
-                return reply
-        except TimeoutError:
-            self.cause, self.timed_out = f"a batch was not done within {timeout_seconds:g} s", True
-            await self.kill()
-            raise WorkerLost(self.name, self.cause, timed_out=True) from None
-        finally:
-            self._pending.pop(number, None)
-
-    async def listen(self) -> None:
-        """Take its replies until it goes away; then every batch in its hands raises WorkerLost."""
-        try:
-            while True:
-                message = await self._receive()
-                self.heard_at = time.monotonic()
-                if isinstance(message, Reply):
-                    self.answered += 1
-                    future = self._pending.pop(message.id, None)
-                    if future and not future.done():
-                        future.set_result(message)
-                elif isinstance(message, Beat):
-                    self.beat = message
-                elif isinstance(message, Farewell):
-                    self.cause, self.curable = message.cause, message.curable
-        except (EOFError, OSError):
-            pass
-        finally:
-            self.alive = False
-            if self.alone:
-                self.died_alone = self.alone.is_set() and bool(self._pending)
-                self.alone.set()
-            for future in self._pending.values():
-                if not future.done():
-                    future.set_exception(WorkerLost(self.name, self.cause or "it died", timed_out=self.timed_out))
-
-    def dismiss(self) -> None:
-        """Tell it that no more batches will come: it leaves when those in its hands are done."""
-        if self.alive:
-            with contextlib.suppress(OSError):
-                self._send(Stop())
-
-    async def kill(self) -> None:
-        """Give it a moment if it is leaving, else SIGTERM, SIGKILL, and reap."""
-        with anyio.CancelScope(shield=True):
-            for signum in (signal.SIGTERM, signal.SIGKILL):
-                if self.process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        self.process.send_signal(signum)
-                    with anyio.move_on_after(TERM_SECONDS):
-                        await self.process.wait()
-            if self.process.returncode is None:
-                log.error("worker cannot be killed; the kernel holds it", worker=self.name, pid=self.process.pid)
-            if self._writer:
-                self._writer.close()
-            self.connection.close()
-
-    def epitaph(self) -> str:
-        """Why it is gone, for the log and the metrics' label."""
-        status = self.process.returncode
-        if self.cause:
-            return self.cause
-        return f"killed by {signal.Signals(-status).name}" if status and status < 0 else f"exited with status {status}"
-
-    def _send(self, message: Setup | Batch | Stop) -> None:
-        assert self._writer is not None
-        self._writer.write(frame(message))
-
-    async def _receive(self) -> Ready | Reply | Beat | Farewell:
-        try:
-            head = await self._reader.readexactly(LENGTH.size)
-            length = LENGTH.unpack(head)[0]
-            if length > LONGEST_MESSAGE:
-                raise msgspec.DecodeError(f"a message of {length} bytes")
-            return decode_from_worker(await self._reader.readexactly(length))
-        except asyncio.IncompleteReadError as error:
-            raise EOFError from error
-        except msgspec.MsgspecError as error:
-            self.cause = f"it talks nonsense: {error}"
-            raise EOFError from error
 
 
 @dataclass(slots=True)
@@ -200,6 +42,7 @@ class Seat:
     setup: Setup
     device: str
     environment: dict[str, str]
+    server: Server | None = None  # by which it shares its GPU with other seats
     state: str = "loading"  # loading, ready, waiting (to be restarted), closed
     worker: Worker | None = None
     quick_deaths: int = 0
@@ -230,12 +73,16 @@ class Pool:
         Raises NoWorkersLeft when no seat is left open.
         """
         opened = [anyio.Event() for _ in self.seats]
-        async with anyio.create_task_group() as tasks:
-            for seat, event in zip(self.seats, opened, strict=True):
-                tasks.start_soon(self._keep_filled, seat, event)
-            for event in opened:
-                await event.wait()
-            task_status.started()
+        try:
+            async with anyio.create_task_group() as tasks:
+                for seat, event in zip(self.seats, opened, strict=True):
+                    tasks.start_soon(self._keep_filled, seat, event)
+                for event in opened:
+                    await event.wait()
+                task_status.started()
+        finally:
+            for server in {seat.server for seat in self.seats if seat.server}:
+                await server.stop()
 
     async def reserve(self) -> Worker:
         """Wait for a free slot, the one free longest first."""
@@ -323,7 +170,8 @@ class Pool:
         try:
             on_gpu = not seat.device.startswith("cpu")
             setup = msgspec.structs.replace(seat.setup, rehearse=on_gpu or bool(seat.last_cause))
-            worker = await Worker.start(setup, seat.device, self._slab_fd, seat.environment)
+            environment = seat.environment | (await seat.server.share() if seat.server else {})
+            worker = seat.worker = await Worker.start(setup, seat.device, self._slab_fd, environment)
         except OSError as error:  # no process or memory to be had: that passes, so it never closes the seat
             seat.quick_deaths = min(seat.quick_deaths + 1, QUICK_DEATHS - 1)
             seat.last_cause = f"it cannot be started: {error.strerror}"
@@ -342,9 +190,21 @@ class Pool:
                 await worker.kill()
         if not self._stopping:
             self._mourn(seat, worker)
+            if seat.server and seat.server.shared:
+                await self._end_sharing(seat.server, worker)
+
+    async def _end_sharing(self, server: Server, lost: Worker) -> None:
+        """Nobody vouches for those that shared a GPU with a lost worker: all begin anew, and from then on each for itself, so
+        that the next death tells whose fault it is."""
+        log.warning("workers take turns on the GPU from here on, as one that shared it was lost", device=lost.device)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.stop)
+            for fellow in [seat.worker for seat in self.seats if seat.server is server and seat.worker]:
+                fellow.cause, fellow.excused = f"{lost.name}, with which it shared its GPU, was lost", True
+                tasks.start_soon(fellow.kill)
 
     def _welcome(self, seat: Seat, worker: Worker, ready: Ready) -> None:
-        seat.worker, seat.state = worker, "ready"
+        seat.state = "ready"
         for stage, seconds in ready.load_seconds.items():
             self._metrics.model_load_seconds.labels(seat.device, stage).set(seconds)
         log.info(
@@ -358,7 +218,7 @@ class Pool:
             self._free.put_nowait(worker)
 
     def _mourn(self, seat: Seat, worker: Worker) -> None:
-        if worker.answered:
+        if worker.answered or worker.excused:
             seat.quick_deaths = seat.lone_deaths = 0
         elif worker.died_alone:
             seat.lone_deaths += 1

@@ -135,6 +135,11 @@ class PipelineSection(Section):
         description="Worker processes on each device; 0: one on a CPU, or where stages are spread over devices; else "
         "as many as a GPU's memory and the cores allow.",
     )
+    mps: bool = Field(
+        True,
+        description="Where NVIDIA's nvidia-cuda-mps-control is installed, several workers of a GPU run side by side on it, a "
+        "fifth faster than in turns. When one is lost, all of that GPU begin anew, in turns.",
+    )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
     decoders_per_worker: int = Field(0, ge=0, description="Disposable decoder processes for each worker; 0: chosen by cores.")
     slab_bytes: Annotated[ByteCount, AfterValidator(_check_slab)] = Field(

@@ -63,7 +63,7 @@ class Status:
             for state in ("loading", "ready", "silent", "waiting", "closed"):
                 self._metrics.workers.labels(lane.name, state).set(states.count(state))
             for seat in lane.pool.seats:
-                if seat.worker:
+                if seat.worker and seat.worker.loaded:
                     beat, name = seat.worker.beat, seat.setup.name
                     self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
                     self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)

@@ -11,8 +11,9 @@ import anyio
 import hypothesis
 import pytest
 
+from daemon.child import Worker
 from daemon.ledger import Ledger
-from daemon.pool import Pool, Worker
+from daemon.pool import Pool
 from daemon.worker import keep_memory
 from tests.daemon_process import GLANCE
 from tests.makers import MODELS

@@ -14,13 +14,14 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from daemon.child import Worker
 from daemon.gpus import Gpu
 from daemon.jobs import Admitted, JobStatus
 from daemon.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.metrics import Metrics
 from daemon.persistence import Persistence
-from daemon.pool import Pool, Seat, Worker
+from daemon.pool import Pool, Seat
 from daemon.sections import Http, PipelineSection
 from daemon.slab import Slab
 from daemon.status import Status

@@ -13,9 +13,9 @@ import pytest
 import typer
 
 from daemon import config
+from daemon.child import TERM_SECONDS
 from daemon.cli import app
 from daemon.errors import ConfigError, LedgerTooNew, ModelsUnusable, VisiondError
-from daemon.pool import TERM_SECONDS
 from daemon.sections import PipelineSection
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
