@@ -53,17 +53,18 @@ class Config(Section):
 def load(path: Path | None) -> Config:
     """Read and check a configuration; None stands for the defaults in the current folder.
 
-    Raises ConfigError with every problem found.
+    Raises ConfigError with every problem found, each behind the file's name.
     """
-    document: dict[str, Any] = {}
-    if path is not None:
-        try:
-            document = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise ConfigError([f"{path} cannot be read: {error.strerror}. Name the file with --config."]) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError([f"{path} is not TOML: {error}"]) from error
-    return parse(document, path.parent if path else Path.cwd())
+    if path is None:
+        return parse({}, Path.cwd())
+    try:
+        return parse(tomllib.loads(path.read_text()), path.parent)
+    except OSError as error:
+        raise ConfigError([f"{path} cannot be read: {error.strerror}. Name the file with --config."]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path} is not TOML: {error}"]) from error
+    except ConfigError as error:
+        raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
 
 
 def parse(document: dict[str, Any], folder: Path) -> Config:

@@ -109,6 +109,16 @@ def test_a_size_below_its_least_is_refused() -> None:
 # Refusing
 
 
+def test_every_problem_is_told_with_the_file_that_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.toml"
+    file.write_text('log.levle = "info"\n[[inbox]]\npath = 3\n')
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    wrong, unknown = sorted(caught.value.problems)
+    assert wrong == f"{file}: inbox[0].path: a path in quotes is wanted (it is 3)"
+    assert unknown == f'{file}: log.levle: unknown key; did you mean "level"?'
+
+
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
