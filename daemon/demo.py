@@ -46,6 +46,7 @@ level = "info"
 
 def run_demo(folder: Path, count: int) -> None:
     """Fill `folder`/inbox, run the daemon over it once, print the table. What was done before is not done again."""
+    folder = folder.absolute()  # the commands that it tells are pasted elsewhere too
     inbox = folder / "inbox"
     config_file = folder / "daemon.toml"
     with written_into(folder):

@@ -417,6 +417,14 @@ def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) 
     assert shell(lost.split("`")[1], tmp_path).stdout == "sidecars: 2 restored\n"
 
 
+def test_what_the_demo_tells_to_try_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
+    told = shell("visiond demo demo --count 1", tmp_path).stdout
+    show, export = re.findall(r"visiond (?:show|export) .*", told)
+    assert f"inbox  {place.inbox()}\n" in shell(show, Path("/")).stdout
+    assert shell(export, Path("/")).stdout == f"3 images in {place.folder / 'results.csv'}\n"
+
+
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
