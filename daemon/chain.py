@@ -7,6 +7,7 @@ not fit into the device's memory is asked for in smaller parts from then on.
 from __future__ import annotations
 
 import io
+import math
 import sys
 import time
 import traceback
@@ -20,7 +21,7 @@ import msgspec
 
 from daemon.messages import Batch, Item, Outcome, Output, Reply, Setup, StageRun
 from stages import registry
-from stages.base import DeviceLost, Header, Image, ImageError, OutOfMemory, Reason, Result, Stage
+from stages.base import DeviceLost, Header, Image, ImageError, Limits, OutOfMemory, Reason, Result, Stage
 from stages.binning import is_decided
 from stages.images import decode, inspect
 
@@ -97,7 +98,7 @@ class Chain:
         then there, and a device that kills its worker on any image does so before one of the user's can be blamed for it.
         """
         if self.setup.rehearse:
-            page = draw_page()
+            page = draw_page(self.setup.limits)
             self.run(Batch(0, [Item(0, len(page), {})]), memoryview(page))
 
     def run(self, batch: Batch, slab: memoryview | None = None) -> Reply:
@@ -223,13 +224,16 @@ class Chain:
 
 
 @cache
-def draw_page() -> bytes:
-    """A JPEG of a camera's shape with lines of text, so that each stage and decoder has work."""
+def draw_page(limits: Limits) -> bytes:
+    """A JPEG of a camera's shape with lines of text, so that each stage and decoder has work. It is small where images are to
+    be: one of too many pixels would be refused before any stage."""
     from PIL import Image as Picture
     from PIL import ImageDraw, ImageFont
 
     picture, file = Picture.new("RGB", (1280, 960), "white"), io.BytesIO()
     ImageDraw.Draw(picture).text((80, 80), "A page to rehearse on\nand a second line", "black", ImageFont.load_default(48))
+    side = math.isqrt(limits.max_pixels)
+    picture.thumbnail((side, side))  # which enlarges nothing
     picture.save(file, "JPEG")
     return file.getvalue()
 

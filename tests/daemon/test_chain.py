@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from daemon import chain as module
-from daemon.chain import REGROW_CALLS, Allowance, Chain, Entry
+from daemon.chain import REGROW_CALLS, Allowance, Chain, Entry, draw_page
 from daemon.messages import Batch, Item, Setup
 from stages.base import Header, Limits, OutOfMemory, StageSpec
+from stages.images import inspect
 from tests.daemon_process import picture
 
 
@@ -74,3 +75,10 @@ def test_a_defect_in_a_reader_of_headers_costs_that_image_alone(monkeypatch: pyt
 
     monkeypatch.setattr(module, "inspect", inspect)
     assert [outcome.reason for outcome in chain.run(batch).outcomes] == ["", "header"]
+
+
+@pytest.mark.parametrize(("most", "size"), [(100_000_000, (1280, 960)), (1_000_000, (1000, 750)), (1, (1, 1))])
+def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, size: tuple[int, int]) -> None:
+    limits = Limits(max_pixels=most)
+    header = inspect(memoryview(draw_page(limits)), limits)
+    assert (header.width, header.height) == size

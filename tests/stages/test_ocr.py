@@ -18,7 +18,7 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from daemon import chain
-from stages.base import Image, Ocr, StageSpec
+from stages.base import Image, Limits, Ocr, StageSpec
 from stages.ocr import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, lay_out
 from stages.onnxfile import WeightsError, weight_files
 from stages.options import OcrOptions
@@ -102,7 +102,7 @@ def test_pages_hold_text(stage: OcrStage) -> None:
 
 
 def test_what_a_worker_rehearses_on_holds_lines(stage: OcrStage) -> None:
-    page = wrap_pixels(np.array(Pillow.open(io.BytesIO(chain.draw_page()))))
+    page = wrap_pixels(np.array(Pillow.open(io.BytesIO(chain.draw_page(Limits())))))
     assert [line.text for line in read(stage, page)[0].lines] == ["A page to rehearse on", "and a second line"]
 
 
