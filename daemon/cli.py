@@ -216,8 +216,11 @@ def export(
     chosen = format.value if format else format_of(file)
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
         written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step)
+        left_out = sum(reader.bin_counts().values()) - written
     if file != STDOUT:
         print(f"{quantity(written, 'image')} in {file}")
+    if ratio:
+        errors.print(f"{quantity(left_out, 'image')} left out to keep the mix.")
 
 
 for command in (backup, verify, repair):

@@ -163,6 +163,12 @@ def test_export_writes_to_standard_output(place: Place) -> None:
     assert len(rows) == 6
 
 
+@pytest.mark.parametrize("file", ["mix.csv", "-"])
+def test_a_mix_says_how_many_images_it_leaves_out(place: Place, tmp_path: Path, file: str) -> None:
+    mixed = place.command("export", "--ratio", "A=1,B=1", file if file == "-" else tmp_path / file)  # of one A and five B
+    assert mixed.stderr == "4 images left out to keep the mix.\n"
+
+
 PRINTING = (
     *("status", "list --json", "show 00001.ppm", "show 00001.ppm --json", "export -", "export - -f jsonl", "gpus", "plan"),
     *("check", "verify", "models list", "--version", "--help"),
