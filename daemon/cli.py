@@ -28,7 +28,7 @@ from daemon.display import (
 from daemon.errors import VisiondError
 from daemon.jobs import JobStatus
 from daemon.models_cli import models_app, train_app
-from daemon.options import ConfigOption, JsonOption, find_config, read_config
+from daemon.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
 from daemon.recovery_cli import backup, repair, verify
 
 app = typer.Typer(
@@ -201,6 +201,7 @@ def export(
     ratio: Annotated[
         str, typer.Option("--ratio", help="A mix of bins, e.g. A=0.4,B=0.4,C=0.2: as many images as it allows.")
     ] = "",
+    force: ForceOption = False,
     config: ConfigOption = None,
 ) -> None:
     """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as jsonl, all there is,
@@ -215,7 +216,7 @@ def export(
 
     chosen = format.value if format else format_of(file)
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
-        written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step)
+        written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force)
         left_out = sum(reader.bin_counts().values()) - written
     if file != STDOUT:
         print(f"{quantity(written, 'image')} in {file}")

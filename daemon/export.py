@@ -52,11 +52,13 @@ SEED = 0  # which images are left out of a mix is the same every time
 Step = Callable[[int, int | None], None]
 
 
-def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio: dict[str, float], step: Step) -> int:
+def export_records(
+    reader: Reader, file: Path, format: str, bin_name: str, ratio: dict[str, float], step: Step, *, force: bool = False
+) -> int:
     """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all; returns how many.
 
     file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: told how many rows are written, of how
-    many. Raises WrongArgument, NotWritable, MissingLibrary.
+    many. force: replace a file that is there. Raises WrongArgument, NotWritable, MissingLibrary.
     """
     counts = reader.bin_counts()
     _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
@@ -73,7 +75,7 @@ def export_records(reader: Reader, file: Path, format: str, bin_name: str, ratio
     if file == STDOUT:
         write(sys.stdout.buffer, count())
     else:
-        with written_whole(file, reader.path) as partial, partial.open("wb") as out:
+        with written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
             write(out, count())
     return written
 

@@ -16,8 +16,9 @@ STDOUT = Path("-")
 
 
 @contextlib.contextmanager
-def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
-    """Another name beside `file` to write under; at the end of the context it is renamed.
+def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[Path]:
+    """Another name beside `file` to write under; at the end of the context it is renamed. force: in place of a file that is
+    there, which may be the last good backup.
 
     Raises NotWritable, and WrongArgument for the ledger's own files: a daemon would go on writing to what was replaced.
     """
@@ -26,6 +27,8 @@ def written_whole(file: Path, ledger: Path) -> Iterator[Path]:
         raise WrongArgument(f"{file} is the ledger itself; name another file.")
     if file.exists() and not file.is_file():
         raise NotWritable(f"{file} is no regular file; it is written beside and renamed. Name a file.")
+    if file.exists() and not force:
+        raise NotWritable(f"{file} is there already; name another file, or replace it with --force.")
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.unlink(missing_ok=True)

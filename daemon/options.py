@@ -16,6 +16,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="The configuration; by default ./daemon.toml if there is one.", envvar=VARIABLE),
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file, if it is there.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

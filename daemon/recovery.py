@@ -128,14 +128,14 @@ def _list_sidecars(*folders: bytes) -> Iterator[bytes]:
         yield from (os.path.join(where, name) for name in names if name.endswith(b".json"))
 
 
-def back_up(config: Config, file: Path) -> None:
+def back_up(config: Config, file: Path, *, force: bool = False) -> None:
     """Copy the ledger as it is at one moment, by SQLite's own backup, whether or not a daemon writes to it.
 
-    Raises NothingFound, LedgerDamaged, NotWritable, WrongArgument.
+    force: replace a file that is there. Raises NothingFound, LedgerDamaged, NotWritable, WrongArgument.
     """
     if file == STDOUT:
         raise WrongArgument("A backup is a database, which cannot be written to standard output; name a file.")
-    with open_reader(config) as reader, written_whole(file, reader.path) as partial:
+    with open_reader(config) as reader, written_whole(file, reader.path, force=force) as partial:
         reader.back_up(partial)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.display import console, print_json, say
-from daemon.options import ConfigOption, JsonOption, read_config
+from daemon.options import ConfigOption, ForceOption, JsonOption, read_config
 
 if TYPE_CHECKING:
     from daemon.recovery import Finding
@@ -42,14 +42,16 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     _show(recovery.repair(read_config(config)), as_json=as_json, done=REPAIRED)
 
 
-def backup(file: Annotated[Path, typer.Argument(help="The file to write.")], config: ConfigOption = None) -> None:
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to write.")], force: ForceOption = False, config: ConfigOption = None
+) -> None:
     """Copy the ledger, which holds every result, also while the daemon runs.
 
     Example: visiond backup /backup/visiond.sqlite
     """
     from daemon import recovery
 
-    recovery.back_up(read_config(config), file)
+    recovery.back_up(read_config(config), file, force=force)
     print(f"the ledger as of now is in {file}")
 
 

@@ -169,6 +169,18 @@ def test_a_mix_says_how_many_images_it_leaves_out(place: Place, tmp_path: Path, 
     assert mixed.stderr == "4 images left out to keep the mix.\n"
 
 
+@pytest.mark.parametrize("command", ["export", "backup"])
+def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_bytes(b"mine")
+    refused = place.command(command, file)
+    assert refused.returncode == os.EX_CANTCREAT
+    assert f"{file} is there already; name another file, or replace it with --force." in refused.stderr
+    assert file.read_bytes() == b"mine"
+    assert f" in {file}\n" in say(place, command, "--force", file)
+    assert file.read_bytes() != b"mine"
+
+
 PRINTING = (
     *("status", "list --json", "show 00001.ppm", "show 00001.ppm --json", "export -", "export - -f jsonl", "gpus", "plan"),
     *("check", "verify", "models list", "--version", "--help"),

@@ -256,7 +256,7 @@ async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
     broken = Interrupted(tmp_path / "state" / "ledger.sqlite")
     broken.error = error
     with pytest.raises(raised, match=message):
-        write(broken, file, suffix)
+        export_records(broken, file, suffix, "", {}, lambda done, total: None, force=True)
     broken.close()
     assert file.read_bytes() == b"the old one"
     assert set(os.listdir(tmp_path)) == before
