@@ -53,8 +53,8 @@ def open_reader(config: Config) -> Iterator[Reader]:
     except PermissionError as error:
         raise NotPermitted(path) from error
     except FileNotFoundError:
-        anew = f"There is no ledger at {path} yet; `{command('run')}` makes it."
-        raise NothingFound(tell_lost_ledger(config) or anew) from None
+        mend = f"`{command('run')}` makes it. If another is meant, name its configuration with --config."
+        raise NothingFound(tell_lost_ledger(config) or f"There is no ledger at {path} yet; {mend}") from None
     with contextlib.closing(reader), trouble_named(path):
         yield reader
 

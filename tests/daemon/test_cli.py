@@ -410,10 +410,12 @@ def test_a_daemon_answers_in_a_folder_whose_path_is_longer_than_a_sockets_addres
         assert json.loads(say(place, "status", "--json"))["running"]
 
 
-def test_without_a_ledger_status_says_so(tmp_path: Path) -> None:
-    fresh = Place(tmp_path).command("status")
+def test_without_a_ledger_status_says_where_it_looked_and_how_to_name_another(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    fresh = place.command("status")
     assert fresh.returncode == os.EX_NOINPUT
-    assert "`visiond run` makes it" in fresh.stderr
+    assert f"There is no ledger at {place.site.ledger} yet; `visiond run` makes it." in fresh.stderr
+    assert "name its configuration with --config" in fresh.stderr
 
 
 def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
