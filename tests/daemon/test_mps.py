@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import structlog
 
 from daemon import layout, mps
 from daemon.config import parse
@@ -56,7 +57,8 @@ def write_program(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A control program is installed, and works."""
+    """A control program is installed, and works. The log goes to where a test reads it."""
+    structlog.reset_defaults()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     write_program(tmp_path / mps.CONTROL, CONTROL)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -89,12 +91,12 @@ async def test_all_that_share_a_gpu_have_one_server_until_it_is_stopped(trial: P
 
 
 async def test_where_it_does_not_work_workers_take_turns_and_it_is_tried_once(
-    trial: Path, capsys: pytest.CaptureFixture[str]
+    trial: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_program(trial, PYTHON.format(python=shlex.quote(REAL_PYTHON), status=3))
     server = Server("GPU-1")
     assert [await server.share() for _ in range(2)] == [{}, {}]
-    assert capsys.readouterr().out.count("MPS does not work here") == 1
+    assert "".join(capfd.readouterr()).count("MPS does not work here") == 1
     assert not list(trial.parent.glob("visiond-mps-*"))
 
 
