@@ -1,6 +1,7 @@
 -- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one
 -- statement, because each call of SQLite gives the interpreter lock away and may wait for it afterwards. `:is_newest` stands
--- for the condition of that name: no later version of the image's file is known.
+-- for the condition of that name: no later version of the image's file is known. `+inbox` keeps SQLite from the index that
+-- begins with it, where one that holds what is PENDING alone serves: the other has every image that ever was.
 
 -- name: is_newest
 NOT EXISTS (
@@ -106,16 +107,18 @@ SELECT COALESCE(MAX(id), 0) FROM image;
 
 -- name: fresh
 SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
-WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? AND inbox IN (SELECT value FROM json_each(?))
+WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? AND +inbox IN (SELECT value FROM json_each(?))
 ORDER BY id LIMIT ?;
 
 -- name: again
 SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
-WHERE status = 0 AND not_before > 0 AND not_before <= ? AND inbox IN (SELECT value FROM json_each(?))
+WHERE status = 0 AND not_before > 0 AND not_before <= ? AND +inbox IN (SELECT value FROM json_each(?))
 ORDER BY not_before LIMIT ?;
 
 -- name: next_again
-SELECT MIN(not_before) FROM image WHERE status = 0 AND not_before > ? AND inbox IN (SELECT value FROM json_each(?));
+-- That it is more than 0 has to be said: SQLite does not know what the parameter will be when it chooses an index.
+SELECT MIN(not_before) FROM image
+WHERE status = 0 AND not_before > 0 AND not_before > ? AND +inbox IN (SELECT value FROM json_each(?));
 
 -- name: priorities
 SELECT DISTINCT priority FROM image WHERE status = 0 AND not_before = 0 ORDER BY priority DESC;

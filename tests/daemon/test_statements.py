@@ -63,3 +63,16 @@ def test_every_statement_is_one_that_sqlite_accepts(name: str) -> None:
         connection.executescript(SQL["schema"])
         assert any(is_accepted(connection, statements._expand(name, 2, columns)) for columns in range(1, 20))
         assert not is_accepted(connection, "SELECT no_such_column FROM image")
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [("fresh", "fresh"), ("again", "again"), ("next_again", "again"), ("owed", "owed"), ("oldest_pending", "fresh")],
+)
+def test_what_is_asked_again_and_again_does_not_look_at_what_is_done(name: str, index: str) -> None:
+    """Of a million images, each would be looked at for each batch."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SQL["schema"])
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", (7,) * SQL[name].count("?")).fetchall()
+    assert f"image USING INDEX {index} " in plan[0][3]
+    assert not any("B-TREE" in step[3] for step in plan)
