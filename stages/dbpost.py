@@ -2,20 +2,22 @@
 
 Reference: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", 2020, in the form and with the
 constants that rapidocr gives it; the boxes are rapidocr's. It runs for every image under the interpreter lock, so a
-box costs a few calls into cv2 (which lets the lock go) and all arithmetic is numpy's, over all boxes at once.
+box costs a few calls into cv2 (which lets the lock go) and all arithmetic is numpy's, over all boxes of a batch at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-Map = NDArray[np.float32] | NDArray[np.uint8]
+Map = NDArray[np.float32] | NDArray[np.uint8]  # [height, width]
+Maps = Map  # [maps, height, width]
 Quads = NDArray[np.float32]  # [N, 4, 2]: x, y of the corners, clockwise from top left
 
 SQUARE = np.ones((2, 2), dtype=np.uint8)
@@ -30,33 +32,46 @@ ARC_TOLERANCE = 0.25  # pixels between a rounded corner's chords and its arc
 
 
 def find_boxes(
-    probabilities: Map,
-    size: tuple[int, int],
+    maps: Maps,
+    sizes: Sequence[tuple[int, int]],
     mask_threshold: float = 0.3,
     box_threshold: float = 0.5,
     unclip_ratio: float = 1.6,
-) -> Quads:
-    """The boxes round a map's texts in reading order, in whole pixels of the page that the map was made from.
+) -> list[Quads]:
+    """The boxes round each map's texts in reading order, in whole pixels of the page that the map was made from.
 
-    probabilities: [map height, map width], float32 in 0..1 or uint8 in 0..255.
-    size: width and height of the page.
+    maps: [maps, map height, map width], float32 in 0..1 or uint8 in 0..255.
+    sizes: width and height of each page.
     """
+    outlines = [find_outlines(probabilities, mask_threshold) for probabilities in maps]
+    owner = np.repeat(np.arange(len(maps)), [len(found) for found in outlines])  # which map a box is of
+    cores, kept = enclose(itertools.chain.from_iterable(outlines), SHORTEST_SIDE)
+    owner = owner[kept]
+    sure = mean_inside(maps, owner, cores) >= box_threshold
+    quads, kept = enclose(grow(cores[sure], unclip_ratio), SHORTEST_GROWN_SIDE)
+    owner = owner[sure][kept]
+    pages = np.array(sizes, dtype=np.float32)[owner, None]
+    quads = np.clip(np.round(quads / np.array(maps.shape[:0:-1], dtype=np.float32) * pages), 0, pages)
+    quads = np.minimum(order_corners(quads), pages - 1)
+    thick = is_thick(quads)
+    quads, owner = sort_rows(quads[thick], owner[thick])
+    return np.split(quads, np.searchsorted(owner, np.arange(1, len(maps))))
+
+
+def find_outlines(probabilities: Map, mask_threshold: float) -> Sequence[Any]:
+    """Points, int32, round each patch that is likely to be text."""
     threshold = math.floor(mask_threshold * 255) if probabilities.dtype == np.uint8 else mask_threshold
     mask = cv2.dilate((probabilities > threshold).view(np.uint8), SQUARE)
-    contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-    cores = enclose(contours[:MOST_CONTOURS], SHORTEST_SIDE)
-    cores = cores[mean_inside(probabilities, cores) >= box_threshold]
-    quads = enclose(grow(cores, unclip_ratio), SHORTEST_GROWN_SIDE)
-    page = np.array(size, dtype=np.float32)
-    quads = np.clip(np.round(quads / np.array(mask.shape[::-1], dtype=np.float32) * page), 0, page)
-    return sort_rows(drop_slivers(np.minimum(order_corners(quads), page - 1)))
+    outlines: Sequence[Any] = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)[0]
+    return outlines[:MOST_CONTOURS]
 
 
-def enclose(outlines: Iterable[Any], shortest_side: float) -> Quads:
-    """The rectangle of least area round each outline (int32 points), without those that are too thin."""
+def enclose(outlines: Iterable[Any], shortest_side: float) -> tuple[Quads, NDArray[np.bool_]]:
+    """The rectangle of least area round each outline, without those that are too thin; and which outlines are left."""
     rectangles = [cv2.minAreaRect(outline) for outline in outlines]
-    quads = [cv2.boxPoints(rectangle) for rectangle in rectangles if min(rectangle[1]) >= shortest_side]
-    return order_corners(np.array(quads, dtype=np.float32).reshape(-1, 4, 2))
+    kept = np.array([min(size) >= shortest_side for _, size, _ in rectangles], dtype=bool)
+    quads = [cv2.boxPoints(rectangle) for rectangle in itertools.compress(rectangles, kept)]
+    return order_corners(np.array(quads, dtype=np.float32).reshape(-1, 4, 2)), kept
 
 
 def order_corners(quads: Quads) -> Quads:
@@ -66,16 +81,16 @@ def order_corners(quads: Quads) -> Quads:
     return pairs.reshape(-1, 4, 2)[:, [0, 2, 3, 1]]
 
 
-def mean_inside(values: Map, quads: Quads) -> NDArray[np.float64]:
-    """The mean of a map, as 0..1, inside each quadrilateral, whose corners are cut off to whole pixels."""
-    last = np.array(values.shape[::-1]) - 1
+def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[np.float64]:
+    """The mean of its map, as 0..1, inside each quadrilateral, whose corners are cut off to whole pixels."""
+    last = np.array(maps.shape[:0:-1]) - 1
     first = np.clip(np.floor(quads.min(axis=1)), 0, last).astype(np.int32)
     end = np.clip(np.ceil(quads.max(axis=1)), 0, last).astype(np.int32) + 1
     outlines = (quads - first[:, None]).astype(np.int32, order="C")
     upright = (outlines == np.stack([outlines[:, BESIDE, 0], outlines[:, ABOVE, 1]], axis=2)).all(axis=(1, 2)).tolist()
     means = np.empty(len(quads))
     for i, ((left, top), (right, bottom)) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
-        around = values[top:bottom, left:right]
+        around = maps[owner[i], top:bottom, left:right]
         if upright[i]:  # then a slice holds just what is inside, at a fifth of the cost
             (x, y), (u, v) = outlines[i, 0].tolist(), outlines[i, 2].tolist()
             means[i] = cv2.mean(around[max(y, 0) : v + 1, max(x, 0) : u + 1])[0]
@@ -83,7 +98,7 @@ def mean_inside(values: Map, quads: Quads) -> NDArray[np.float64]:
             inside = np.zeros(around.shape, dtype=np.uint8)
             cv2.fillPoly(inside, outlines[i : i + 1], 1)
             means[i] = cv2.mean(around, inside)[0]
-    return means / 255 if values.dtype == np.uint8 else means
+    return means / 255 if maps.dtype == np.uint8 else means
 
 
 def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
@@ -121,15 +136,16 @@ def area(quads: NDArray[Any]) -> NDArray[Any]:
     return doubled / 2
 
 
-def drop_slivers(quads: Quads) -> Quads:
+def is_thick(quads: Quads) -> NDArray[np.bool_]:
     width = np.linalg.norm(quads[:, 0] - quads[:, 1], axis=1)
     height = np.linalg.norm(quads[:, 0] - quads[:, 3], axis=1)
-    kept: Quads = quads[np.minimum(width, height) >= SHORTEST_KEPT_SIDE]
-    return kept
+    thick: NDArray[np.bool_] = np.minimum(width, height) >= SHORTEST_KEPT_SIDE
+    return thick
 
 
-def sort_rows(quads: Quads) -> Quads:
-    """From top to bottom, and from left to right among boxes whose tops follow each other closely."""
-    quads = quads[np.argsort(quads[:, 0, 1], kind="stable")]
-    rows = np.cumsum(np.diff(quads[:, 0, 1], prepend=0) >= ROW_GAP)
-    return quads[np.lexsort((quads[:, 0, 0], rows))]
+def sort_rows(quads: Quads, owner: NDArray[np.int64]) -> tuple[Quads, NDArray[np.int64]]:
+    """Map after map, from top to bottom, and from left to right among boxes whose tops follow each other closely."""
+    down = np.lexsort((quads[:, 0, 1], owner))
+    quads, owner = quads[down], owner[down]
+    begins = (np.diff(quads[:, 0, 1], prepend=0) >= ROW_GAP) | (np.diff(owner, prepend=0) > 0)
+    return quads[np.lexsort((quads[:, 0, 0], np.cumsum(begins)))], owner

@@ -112,9 +112,9 @@ class OcrStage(Stage):
             with hold_device(self.lock):
                 pages.update((i, make_page(pixels[i], plans[i])) for i in places)
                 maps = self._detect(networks, [pages[i] for i in places], plans[places[0]].map)
-            for i, probabilities in zip(places, maps, strict=True):
-                size = pages[i].shape[1], pages[i].shape[0]
-                quads[i] = find_boxes(probabilities, size, options.mask_threshold, options.box_threshold, options.unclip_ratio)
+            sizes = [(pages[i].shape[1], pages[i].shape[0]) for i in places]
+            found = find_boxes(maps, sizes, options.mask_threshold, options.box_threshold, options.unclip_ratio)
+            quads.update(zip(places, found, strict=True))
         return [pages[i] for i in range(len(images))], [quads[i] for i in range(len(images))]
 
     def _batch_maps(self, plans: Sequence[Plan]) -> Iterator[Sequence[int]]:

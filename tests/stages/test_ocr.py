@@ -159,7 +159,8 @@ def test_a_lines_width_is_bounded_and_is_at_least_what_it_needs(sizes: list[tupl
 
 def test_the_lock_is_free_while_boxes_are_found(stage: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
-    monkeypatch.setattr("stages.ocr.find_boxes", lambda *_: held.append(stage.lock.locked()) or np.empty((0, 4, 2), np.float32))
+    nothing = [np.empty((0, 4, 2), np.float32)]
+    monkeypatch.setattr("stages.ocr.find_boxes", lambda *_: held.append(stage.lock.locked()) or nothing)
     read(stage, draw_page(1))
     assert held == [False]
 
