@@ -43,7 +43,7 @@ class Worker:
         self.cause = ""  # why it went away, where it could say so
         self.timed_out = False
         self.curable = True
-        self.excused = False  # it goes for no fault of its own, nor of its images
+        self.shared = False  # its GPU with others, by MPS: then its end tells nothing of its images, nor of its seat
         self.died_alone = False  # with the one image that it had been lent whole for
         self.alone: anyio.Event | None = None  # set: lent whole; the event fires when all its slots are in
         self.parked = 0
@@ -105,7 +105,7 @@ class Worker:
         except TimeoutError:
             self.cause, self.timed_out = f"a batch was not done within {timeout_seconds:g} s", True
             await self.kill()
-            raise WorkerLost(self.name, self.cause, timed_out=True) from None
+            raise self._loss() from None
         finally:
             self._pending.pop(number, None)
 
@@ -127,16 +127,22 @@ class Worker:
         except (EOFError, OSError):
             pass
         finally:
-            self.alive = False
-            if self.alone:
-                self.died_alone = self.alone.is_set() and bool(self._pending)
-                self.alone.set()
-            for future in self._pending.values():
-                if not future.done():
-                    future.set_exception(self._loss())
+            self.abandon()
+
+    def abandon(self, cause: str = "") -> None:
+        """Expect nothing more of it: every batch in its hands raises WorkerLost, and what it may still say is not heard."""
+        if not self.alive:
+            return
+        self.alive, self.cause = False, self.cause or cause
+        if self.alone:
+            self.died_alone = self.alone.is_set() and bool(self._pending)
+            self.alone.set()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._loss())
 
     def _loss(self) -> WorkerLost:
-        return WorkerLost(self.name, self.cause or "it died", timed_out=self.timed_out, began=not self.excused)
+        return WorkerLost(self.name, self.cause or "it died", timed_out=self.timed_out, began=not self.shared)
 
     def dismiss(self) -> None:
         """Tell it that no more batches will come: it leaves when those in its hands are done."""

@@ -131,7 +131,7 @@ class Hurried(Exception):
 
 
 class WorkerLost(Exception):
-    """A worker went away. `began`: it had the batch in its hands, so one of the images may be the cause."""
+    """A worker went away. `began`: it had the batch in its hands, and to itself, so one of the images may be the cause."""
 
     def __init__(self, name: str, cause: str, *, timed_out: bool = False, began: bool = True) -> None:
         super().__init__(f"{name}: {cause}")

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -26,13 +26,15 @@ log = structlog.get_logger()
 
 CONTROL = "nvidia-cuda-mps-control"  # of the driver; it starts the server itself
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+ADMINISTRATORS = Path("/tmp/nvidia-mps/control")  # where one is that CUDA's processes find by themselves
 TRIAL_SECONDS = 30.0
-END_SECONDS = 5.0
+END_SECONDS = 1.0
+GLANCE_SECONDS = 0.01
 
 
 def is_installed() -> bool:
-    """False where an administrator's own server is named: CUDA's processes find that one by themselves."""
-    return PIPES not in os.environ and shutil.which(CONTROL) is not None
+    """False where an administrator has a server: that one is used then."""
+    return PIPES not in os.environ and not ADMINISTRATORS.exists() and shutil.which(CONTROL) is not None
 
 
 class Server:
@@ -45,64 +47,76 @@ class Server:
         self._works = True
         self._starting = anyio.Lock()
         self._process: anyio.abc.Process | None = None
+        self._folder = ""
 
     async def share(self) -> dict[str, str]:
-        """The environment of a process that is to share the GPU; empty where MPS does not work, and once it was stopped."""
+        """The environment of a process that is to share the GPU; empty where MPS does not work, and once it was closed."""
         async with self._starting:
             if self._works and not self.shared:
                 await self._start()
             return self.shared
 
-    async def stop(self) -> None:
-        """Whoever shares the GPU loses it."""
+    def close(self) -> bool:
+        """Nobody shares the GPU from here on. Whether somebody did."""
         shared, self.shared, self._works = self.shared, {}, False
+        return bool(shared)
+
+    async def stop(self) -> None:
+        """Close it and end its process: whoever shared the GPU loses it."""
+        self.close()
         with anyio.CancelScope(shield=True):
             for signum in (signal.SIGTERM, signal.SIGKILL):
                 if self._process and self._process.returncode is None:
                     self._process.send_signal(signum)
                     with anyio.move_on_after(END_SECONDS):
                         await self._process.wait()
-        if shared:
-            shutil.rmtree(shared[PIPES], ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> None:
-        folder = tempfile.mkdtemp(prefix="visiond-mps-")  # short: sockets lie in it
-        self.shared = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        environment = {**os.environ, **self.shared, "CUDA_VISIBLE_DEVICES": self._gpu}
-        program = [sys.executable, "-m", "daemon.mps"]
         try:
-            self._process = await anyio.open_process(
-                [*program, "serve", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
+            self._folder = tempfile.mkdtemp(prefix="visiond-mps-")  # short: sockets lie in it
+            shared = {PIPES: self._folder, "CUDA_MPS_LOG_DIRECTORY": self._folder}
             with anyio.fail_after(TRIAL_SECONDS):
-                await anyio.run_process([*program, "try"], env=environment)
-            log.info("workers share the GPU", gpu=self._gpu, by=CONTROL)
+                await self._serve(os.environ | shared | {"CUDA_VISIBLE_DEVICES": self._gpu})
         except (OSError, subprocess.CalledProcessError) as error:  # a TimeoutError is an OSError
-            log.warning("workers take turns on the GPU, as MPS does not work here", gpu=self._gpu, error=repr(error))
+            last = (getattr(error, "stderr", None) or b"").strip().rpartition(b"\n")[2].decode(errors="replace")
+            log.warning("workers take turns on the GPU, as MPS does not work here", gpu=self._gpu, error=last or repr(error))
             await self.stop()
         except BaseException:
             await self.stop()
             raise
+        else:
+            self.shared = shared if self._works else {}
+            log.info("workers share the GPU", gpu=self._gpu, by=CONTROL)
+
+    async def _serve(self, environment: dict[str, str]) -> None:
+        """In sessions of their own: a Ctrl-C reaches the whole group, and the daemon decides what it means."""
+        program, parent = [sys.executable, "-m", "daemon.mps"], str(os.getpid())
+        self._process = await anyio.open_process(
+            [*program, "serve", parent],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        while not await anyio.Path(self._folder, "control").exists():  # where CUDA cannot reach it, it quietly does without
+            if self._process.returncode is not None:
+                raise OSError(f"{CONTROL} left with status {self._process.returncode}")
+            await anyio.sleep(GLANCE_SECONDS)
+        await anyio.run_process([*program, "try", parent], env=environment, start_new_session=True)
 
 
 def main() -> None:
-    """`python -m daemon.mps serve PARENT` becomes the server's control process; `… try` makes a context by it once."""
-    if sys.argv[1] == "serve":
-        die_with(int(sys.argv[2]), signal.SIGTERM)
+    """`python -m daemon.mps serve PARENT` becomes the server's control process; `… try PARENT` makes a context by it once."""
+    what, parent = sys.argv[1], int(sys.argv[2])
+    if what == "serve":
+        die_with(parent, signal.SIGTERM)
         os.execvp(CONTROL, [CONTROL, "-f"])
-    sys.exit(try_out())
-
-
-def try_out() -> int:
-    """CUDA's status, 0 for success. Where the server cannot be reached CUDA would quietly do without, so it is waited for."""
-    while not os.path.exists(os.path.join(os.environ[PIPES], "control")):
-        time.sleep(0.01)
+    die_with(parent)
     cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-    return int(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+    if status := cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0):
+        sys.exit(f"CUDA error {status}")
 
 
 if __name__ == "__main__":

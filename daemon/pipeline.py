@@ -230,7 +230,7 @@ class Pipeline:
             reply = await self._run(lane, worker, jobs)
         except WorkerLost as loss:
             for job in jobs:
-                await self._queue(lane.suspects if loss.began or job.deaths else lane.queue, job)
+                await self._queue(lane.suspects if loss.began else lane.queue, job)
         else:
             await self.advance(lane, worker, jobs, reply)
         finally:

@@ -81,8 +81,10 @@ class Pool:
                     await event.wait()
                 task_status.started()
         finally:
-            for server in {seat.server for seat in self.seats if seat.server}:
-                await server.stop()
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as ends:
+                    for server in {seat.server for seat in self.seats if seat.server}:
+                        ends.start_soon(server.stop)
 
     async def reserve(self) -> Worker:
         """Wait for a free slot, the one free longest first."""
@@ -170,14 +172,17 @@ class Pool:
         try:
             on_gpu = not seat.device.startswith("cpu")
             setup = msgspec.structs.replace(seat.setup, rehearse=on_gpu or bool(seat.last_cause))
-            environment = seat.environment | (await seat.server.share() if seat.server else {})
-            worker = seat.worker = await Worker.start(setup, seat.device, self._slab_fd, environment)
+            shared = await seat.server.share() if seat.server else {}
+            worker = await Worker.start(setup, seat.device, self._slab_fd, seat.environment | shared)
         except OSError as error:  # no process or memory to be had: that passes, so it never closes the seat
             seat.quick_deaths = min(seat.quick_deaths + 1, QUICK_DEATHS - 1)
             seat.last_cause = f"it cannot be started: {error.strerror}"
             log.warning("worker cannot be started", worker=seat.setup.name, error=error.strerror)
             return
+        seat.worker, worker.shared = worker, bool(shared)
         try:
+            if seat.server and shared != seat.server.shared:
+                raise WorkerLost(worker.name, "the sharing of its GPU ended while it was started")
             ready = await worker.load(self._settings.load_timeout_seconds)
             self._welcome(seat, worker, ready)
             opened.set()
@@ -185,23 +190,24 @@ class Pool:
         except WorkerLost as loss:
             worker.cause = worker.cause or loss.cause
         finally:
-            seat.worker = None
+            seat.worker, seat.state = None, "loading"
             with anyio.CancelScope(shield=True):
-                await worker.kill()
+                await self._end(seat, worker)
         if not self._stopping:
             self._mourn(seat, worker)
-            if seat.server and seat.server.shared:
-                await self._end_sharing(seat.server, worker)
 
-    async def _end_sharing(self, server: Server, lost: Worker) -> None:
-        """Nobody vouches for those that shared a GPU with a lost worker: all begin anew, and from then on each for itself, so
+    async def _end(self, seat: Seat, worker: Worker) -> None:
+        """Nobody vouches for those that shared a GPU with a lost worker. They begin anew, and from then on each for itself, so
         that the next death tells whose fault it is."""
-        log.warning("workers take turns on the GPU from here on, as one that shared it was lost", device=lost.device)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.stop)
-            for fellow in [seat.worker for seat in self.seats if seat.server is server and seat.worker]:
-                fellow.cause, fellow.excused = f"{lost.name}, with which it shared its GPU, was lost", True
+            tasks.start_soon(worker.kill)
+            if self._stopping or not seat.server or not seat.server.close():
+                return
+            log.warning("workers take turns on the GPU from here on, as one that shared it was lost", device=seat.device)
+            for fellow in [other.worker for other in self.seats if other.server is seat.server and other.worker]:
+                fellow.abandon(f"{worker.name}, with which it shared its GPU, was lost")
                 tasks.start_soon(fellow.kill)
+            tasks.start_soon(seat.server.stop)
 
     def _welcome(self, seat: Seat, worker: Worker, ready: Ready) -> None:
         seat.state = "ready"
@@ -218,13 +224,13 @@ class Pool:
             self._free.put_nowait(worker)
 
     def _mourn(self, seat: Seat, worker: Worker) -> None:
-        if worker.answered or worker.excused:
+        if worker.answered or worker.shared:
             seat.quick_deaths = seat.lone_deaths = 0
         elif worker.died_alone:
             seat.lone_deaths += 1
         else:
             seat.quick_deaths += 1
-        if not worker.curable:
+        if not worker.curable and not worker.shared:
             seat.quick_deaths = QUICK_DEATHS
         seat.last_cause = worker.epitaph()
         reason = "timeout" if worker.timed_out else "died" if worker.loaded else "load"

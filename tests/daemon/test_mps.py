@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -9,30 +10,44 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import structlog
 
 from daemon import layout, mps
+from daemon.child import Worker
 from daemon.config import parse
+from daemon.errors import WorkerLost
 from daemon.gpus import Gpu
+from daemon.layout import Layout
+from daemon.messages import Item, Setup
+from daemon.metrics import Metrics
 from daemon.mps import PIPES, Server, is_installed
+from daemon.pool import Pool, Seat
+from daemon.sections import PipelineSection
 from daemon.service import run_service
-from tests.daemon_process import Place, wait_for
+from daemon.slab import Slab
+from stages.base import Limits
+from tests.daemon_process import GLANCE, PATIENCE, Place, wait_for
 from tests.faults.test_workers import drop_marked, failed_as, open_place
 
 pytestmark = pytest.mark.anyio
 
 REAL_PYTHON = sys.executable
+GPUS = [Gpu(0, "GPU-1", "", 1 << 36, 1 << 36, 0, "9.0", None, ())]
 CONTROL = """#!/bin/sh
 echo $$ "$CUDA_VISIBLE_DEVICES" > "$CUDA_MPS_PIPE_DIRECTORY/pid"
+touch "$CUDA_MPS_PIPE_DIRECTORY/control"
 exec sleep 600
 """
 PYTHON = """#!/bin/sh
 [ "$3" = try ] || exec {python} "$@"
-until [ -s "$CUDA_MPS_PIPE_DIRECTORY/pid" ]; do sleep 0.01; done
+[ {status} = 0 ] || echo CUDA error {status} >&2
 exit {status}
 """
 PARENT = """
@@ -96,7 +111,8 @@ async def test_where_it_does_not_work_workers_take_turns_and_it_is_tried_once(
     write_program(trial, PYTHON.format(python=shlex.quote(REAL_PYTHON), status=3))
     server = Server("GPU-1")
     assert [await server.share() for _ in range(2)] == [{}, {}]
-    assert "".join(capfd.readouterr()).count("MPS does not work here") == 1
+    told = "".join(capfd.readouterr())
+    assert told.count("MPS does not work here") == told.count("CUDA error 3") == 1
     assert not list(trial.parent.glob("visiond-mps-*"))
 
 
@@ -106,9 +122,46 @@ def test_an_administrators_own_server_is_left_to_cuda(trial: Path, monkeypatch: 
     assert not is_installed()
 
 
-def test_it_is_not_looked_for_in_vain(trial: Path) -> None:
-    trial.with_name(mps.CONTROL).unlink()
+def test_an_administrators_server_at_the_usual_place_too(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps, "ADMINISTRATORS", trial)
     assert not is_installed()
+
+
+def test_without_the_control_program_there_is_none(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial.with_name(mps.CONTROL).unlink()
+    monkeypatch.setenv("PATH", str(trial.parent))
+    assert not is_installed()
+
+
+async def test_a_control_program_that_leaves_is_not_waited_for(trial: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_program(trial.with_name(mps.CONTROL), "#!/bin/sh\nexit 7\n")
+    with anyio.fail_after(mps.TRIAL_SECONDS / 2):
+        assert await Server("GPU-1").share() == {}
+    assert "left with status 7" in "".join(capfd.readouterr())
+
+
+async def test_without_room_for_its_sockets_workers_take_turns(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(trial / "nowhere"))
+    assert await Server("GPU-1").share() == {}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "servers"),
+    [
+        ({"devices": ["cuda:0"], "workers_per_device": 2}, ["cuda:0"]),
+        ({"devices": ["cuda:0"], "workers_per_device": 2, "mps": False}, []),
+        ({"devices": ["cuda:0"], "workers_per_device": 1}, []),
+        ({"devices": ["cpu:0"], "workers_per_device": 2}, []),
+    ],
+)
+def test_only_several_workers_of_a_gpu_share_it_and_only_where_that_is_wanted(
+    pipeline: dict[str, Any], servers: list[str], trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
+    made = Layout.of(parse(Place(tmp_path, {"pipeline": pipeline}).settings, tmp_path))
+    with contextlib.closing(Slab(1 << 20)) as slab:
+        [lane] = [made.open_lane(segment, slab, Metrics()) for segment in made.placement.segments]
+    assert [seat.device for seat in lane.pool.seats if seat.server] == servers * 2
 
 
 def test_a_server_does_not_outlive_a_daemon_that_is_killed(trial: Path) -> None:
@@ -120,16 +173,61 @@ def test_a_server_does_not_outlive_a_daemon_that_is_killed(trial: Path) -> None:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("end", ["segfault", "lost"])
-async def test_one_that_is_lost_takes_its_fellows_along_once_and_only_its_own_image_is_blamed(
+@pytest.mark.parametrize("end", ["segfault", "lost", ""])
+async def test_the_first_that_is_lost_ends_the_sharing_only_its_own_image_fails_and_nothing_is_left_behind(
     end: str, trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(layout, "list_gpus", lambda: [Gpu(0, "GPU-1", "", 1 << 36, 1 << 36, 0, "9.0", None, ())])
-    place: Place = open_place(tmp_path, {"POISON": end}, devices=["cuda:0"], workers_per_device=2)
-    poison = drop_marked(place, "POISON", 1)
+    monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
+    place: Place = open_place(tmp_path, {"POISON": end} if end else {}, devices=["cuda:0"], workers_per_device=2)
+    poison = drop_marked(place, "POISON", 1) if end else set()
     place.drop_many(range(40))
     with anyio.fail_after(60):
         await run_service(parse(place.settings, tmp_path), once=True)
     told = "".join(capfd.readouterr())
-    assert told.count("take turns on the GPU from here on") == told.count("with which it shared its GPU, was lost") == 1
-    assert failed_as(place.assert_kept(DONE=40, FAILED=1), "poison") == poison
+    assert told.count("workers share the GPU") == 1
+    assert told.count("take turns on the GPU from here on") == len(poison)
+    assert not list(trial.parent.glob("visiond-mps-*"))
+    assert failed_as(place.assert_kept(DONE=40, **({"FAILED": 1} if poison else {})), "poison") == poison
+
+
+def mps_of(worker: Worker) -> bool:
+    return PIPES.encode() in Path(f"/proc/{worker.process.pid}/environ").read_bytes()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - a seat sends no word
+            await anyio.sleep(GLANCE)
+
+
+async def test_those_that_shared_with_a_lost_one_begin_anew_without_and_nothing_is_their_images_fault(
+    trial: Path,
+) -> None:
+    setup = Setup("w", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
+    server = Server("GPU-1")
+    seats = [Seat(setup, "cuda:0", {}, server) for _ in range(3)]
+    with contextlib.closing(Slab(1 << 20)) as slab:
+        pool = Pool("w", seats, slab.fd, PipelineSection(), Metrics())
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(pool.run)
+            workers = [seat.worker for seat in seats if seat.worker]
+            assert [mps_of(worker) for worker in workers] == [True] * 3
+            control = control_of(server.shared)
+            for worker in workers:
+                os.kill(worker.process.pid, signal.SIGSTOP)  # so that they keep what they are given
+
+            async def lose(worker: Worker) -> None:
+                with pytest.raises(WorkerLost) as loss:
+                    await pool.run_batch(worker, [Item(0, 1, {})])
+                assert not loss.value.began
+
+            async with anyio.create_task_group() as batches:
+                for worker in workers:
+                    batches.start_soon(lose, worker)
+                await anyio.lowlevel.checkpoint()
+                os.kill(workers[0].process.pid, signal.SIGKILL)
+            await until(lambda: all(seat.healthy and seat.worker not in workers for seat in seats))
+            assert [mps_of(seat.worker) for seat in seats if seat.worker] == [False] * 3
+            assert not is_alive(control)
+            assert [(seat.quick_deaths, seat.lone_deaths) for seat in seats] == [(0, 0)] * 3
+            tasks.cancel_scope.cancel()

@@ -79,7 +79,7 @@ def pool_with_a_past(metrics: Metrics) -> Pool:
     metrics.worker_restarts.labels("cuda:0", "died").inc()
     metrics.model_load_seconds.labels("cuda:0", "ocr").set(1.0)
     worker = Worker(setup, "cuda:0", SimpleNamespace(returncode=None), SimpleNamespace())  # type: ignore[arg-type]
-    worker.beat = Beat(1, 2, 3)
+    worker.beat, worker.loaded = Beat(1, 2, 3), True
     pool.seats[0].worker, pool.seats[0].state = worker, "ready"
     return pool
 

@@ -80,13 +80,15 @@ def test_a_real_device_side_assert_is_a_lost_device_and_stays_one() -> None:
     assert told.stdout.splitlines() == ["an index out of range", "and nothing works any more"]
 
 
-def test_a_worker_killed_on_a_real_gpu_is_replaced_there_and_its_images_are_done(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"stages": {name: {"backend": ""} for name in STAGES}, "pipeline": {"devices": ["cuda:0"]}})
+@pytest.mark.parametrize("workers", [1, 2])  # two of them share it by MPS, where that is installed
+def test_a_worker_killed_on_a_real_gpu_is_replaced_there_and_its_images_are_done(workers: int, tmp_path: Path) -> None:
+    pipeline = {"devices": ["cuda:0"], "workers_per_device": workers}
+    place = Place(tmp_path, {"stages": {name: {"backend": ""} for name in STAGES}, "pipeline": pipeline})
     place.drop_many(range(40))
     place.captions.clear()  # which are the fake's
     with Daemon(place, ready=False) as daemon:
         daemon.wait_ready(LOADED_SECONDS)
-        os.kill(*daemon.workers(), signal.SIGKILL)
+        os.kill(daemon.workers()[0], signal.SIGKILL)
         daemon.wait_event("worker lost", cause="killed by SIGKILL")
         daemon.wait_idle(40, LOADED_SECONDS)
         assert daemon.stop() == 0
