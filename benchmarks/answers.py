@@ -1,0 +1,147 @@
+"""How equal the answers are: of an image alone and in a full batch, and beside the libraries that the stages are held against.
+
+    python -m benchmarks.answers --count 1000 --reference 200 [--pack mini] [--device cuda:0] [--dtype bfloat16]
+
+On scenes of `visiond samples`, through the stages as a worker runs them. Counted are images whose answers differ. The
+references are transformers' processors, models and generate and ultralytics' predict, in float32 on the same device; OCR's,
+rapidocr, is in tests/stages/test_ocr.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import PIL.Image
+import PIL.ImageOps
+import torch
+from torch.nn.functional import cosine_similarity
+from torchvision.ops import box_iou
+
+from stages import binning, registry
+from stages.base import Image, Limits, Stage
+from stages.baseline import OneAtATime, Task, open_image
+from stages.clip import decode_embedding
+from stages.decoder import Decoders
+from stages.devices import split_batches
+from stages.options import BlipOptions
+from stages.packs import open_pack, resolve_all
+from stages.training.scenes import write_samples
+from stages.training.score import UNSEEN_SEED, read_images, run_batch
+from stages.training.truth import TRUTH
+from stages.yolo import YoloStage
+
+Answers = Mapping[str, Any]  # by stage
+
+ASPECTS: dict[str, Callable[[Answers], object]] = {
+    "texts": lambda found: [line.text for line in found["ocr"].lines],
+    "text boxes": lambda found: [line.box for line in found["ocr"].lines],
+    "objects": lambda found: sorted(detection.label for detection in found["yolo"].detections),
+    "object boxes": lambda found: [detection.box for detection in found["yolo"].detections],
+    "tags": lambda found: [tag.label for tag in found["clip"].tags],
+    "captions": lambda found: found["blip"].text,
+    "bins": lambda found: (
+        binning.judge({stage: msgspec.json.encode(answer) for stage, answer in found.items()}, binning.Thresholds()).name
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("bench"), help="where the scenes are kept")
+    parser.add_argument("--pack", default="mini")
+    parser.add_argument("--count", type=int, default=1000, help="images that are answered alone and in full batches")
+    parser.add_argument("--reference", type=int, default=200, help="how many of them are held against the libraries")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="float32", help="of all stages; OCR takes float16 where it is bfloat16")
+    options = parser.parse_args()
+    scenes = options.folder / f"scenes-{options.count}"
+    if not (scenes / TRUTH).is_file():
+        write_samples(scenes, options.count, UNSEEN_SEED)
+    files = sorted(path for path in scenes.iterdir() if path.name != TRUTH)
+    stages = load_stages(options.pack, options.device, options.dtype, options.batch)
+    print(f"{options.pack}, {options.dtype}, {options.device}, batches of {options.batch}", flush=True)
+    together = list(answer(stages, files, options.batch, options.device))
+    alone = list(answer(stages, files, 1, options.device))
+    for name, aspect in ASPECTS.items():
+        different = sum(aspect(one) != aspect(other) for one, other in zip(together, alone, strict=True))
+        print(f"{name}: {different} of {len(files)} differ alone and in a batch", flush=True)
+    if options.reference:
+        compare(stages, files[: options.reference], together, options.device)
+
+
+def load_stages(pack: str, device: str, dtype: str, batch: int) -> list[Stage]:
+    overrides = {name: {"dtype": dtype, "batch_size": batch} for name in registry.ORDER}
+    if dtype == "bfloat16":
+        overrides["ocr"]["dtype"] = "float16"  # as in the daemon
+    stages = [registry.build(spec, device) for spec in resolve_all(open_pack(pack, Path("models")), registry.ORDER, overrides)]
+    for stage in stages:
+        stage.load()
+    return stages
+
+
+def answer(stages: Sequence[Stage], files: Sequence[Path], size: int, device: str) -> Iterator[Answers]:
+    limits, spent = Limits(), Counter[str]()
+    with closing(Decoders(len(os.sched_getaffinity(0)), limits)) as decoders:
+        for batch in split_batches(files, size):
+            images: list[Image] = read_images(batch, device, decoders, limits)
+            yield from run_batch(stages, images, spent)
+
+
+@torch.inference_mode()
+def compare(stages: Sequence[Stage], files: Sequence[Path], found: Sequence[Answers], device: str) -> None:
+    """Beside the libraries' own answers, an image at a time."""
+    with TemporaryDirectory() as folder:
+        images = [turn_upright(file, Path(folder)) for file in files]
+        task = Task([stage.spec for stage in stages], images, device, BlipOptions().max_new_tokens)
+        [names] = [stage.names for stage in stages if isinstance(stage, YoloStage)]
+        compare_with(OneAtATime(task), names, task, found)
+
+
+def compare_with(models: OneAtATime, names: Sequence[str], task: Task, found: Sequence[Answers]) -> None:
+    torch.backends.cudnn.allow_tf32 = False  # equal answers are asked for here, not quick ones
+    captions, cosines, overlaps, boxes = 0, [], [], Counter[str]()
+    for path, ours in zip(task.images, found, strict=False):
+        captions += ours["blip"].text == caption(models, path, task.new_tokens)
+        models.clip(path)
+        cosines.append(float(cosine_similarity(decode_embedding(ours["clip"].embedding), models.embedding[0].cpu(), dim=0)))
+        near = match(models.yolo(path), names, ours["yolo"])
+        boxes.update(theirs=near.shape[0], ours=near.shape[1])
+        if near.numel():
+            overlaps += near.amax(dim=1).tolist()
+    print(f"captions: {captions} of {len(task.images)} are generate's")
+    print(f"CLIP: least cosine to transformers' embedding {min(cosines):.6f}")
+    print(f"YOLO: {boxes['ours']} boxes beside predict's {boxes['theirs']}, least IoU {min(overlaps, default=1.0):.4f}")
+
+
+def turn_upright(file: Path, folder: Path) -> str:
+    """Its pixels without loss in another file, as the libraries know nothing of EXIF."""
+    copy = folder / f"{file.stem}.png"
+    with PIL.Image.open(file) as image:
+        PIL.ImageOps.exif_transpose(image).convert("RGB").save(copy, compress_level=1)
+    return str(copy)
+
+
+def caption(models: OneAtATime, path: str, most: int) -> str:
+    pixels = models.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(models.device)
+    tokens = models.blip_model.generate(pixel_values=pixels, max_new_tokens=most, do_sample=False, num_beams=1)
+    return str(models.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)[0]).strip()
+
+
+def match(theirs: Any, names: Sequence[str], ours: Any) -> torch.Tensor:
+    """How much each of predict's boxes overlaps with each of ours: IoU [theirs, ours], 0 for another label."""
+    boxes = torch.tensor([detection.box for detection in ours.detections]).reshape(-1, 4)
+    same = [[names[int(label)] == detection.label for detection in ours.detections] for label in theirs.cls]
+    return box_iou(theirs.xyxy.cpu().float(), boxes) * torch.tensor(same).reshape(len(theirs), len(boxes))
+
+
+if __name__ == "__main__":
+    main()
