@@ -17,7 +17,7 @@ from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.gpus import list_gpus
 from daemon.layout import Layout, judge_of, size_slab
-from daemon.mounts import is_network_mount, is_there
+from daemon.mounts import is_network_mount, is_there, tell_missing
 from daemon.state import CONTROL, LEDGER
 from daemon.web import listen, load_certificate, read_token, risks
 from stages.packs import open_pack
@@ -49,7 +49,7 @@ def _inboxes(config: Config) -> Iterator[Finding]:
                 "warning", f"inbox {inbox.path} does not answer; is its mount dead? Meanwhile `run` works on the others."
             )
         elif not there:
-            yield Finding("error", f"inbox {inbox.path} does not exist; create it (mkdir -p {inbox.path}) or mount it.")
+            yield Finding("error", tell_missing(inbox.path))
         elif not os.access(inbox.path, os.R_OK | os.X_OK):
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; change its permissions.")
         elif inbox.on_success != "keep" and not os.access(inbox.path, os.W_OK):

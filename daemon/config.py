@@ -87,9 +87,12 @@ def _anchor(config: Config, folder: Path) -> Config:
         paths = {name: Path(os.path.normpath(folder / getattr(section, name).expanduser())) for name in names}
         return section.model_copy(update=paths)
 
+    def absolute(file: str) -> str:
+        return os.path.normpath(folder / Path(file).expanduser())
+
     def located(name: str) -> str:
         """A pack or model by name as it is, by path absolute."""
-        return os.path.normpath(folder / Path(name).expanduser()) if "/" in name else name
+        return absolute(name) if "/" in name else name
 
     files = {name: getattr(config.http, name) for name in ("token_file", "tls_certificate", "tls_key")}
     stages = {
@@ -105,7 +108,7 @@ def _anchor(config: Config, folder: Path) -> Config:
             "state": anchored(config.state, "path"),
             "models": anchored(config.models, "folder").model_copy(update={"pack": located(config.models.pack)}),
             "stages": config.stages.model_copy(update=stages),
-            "http": config.http.model_copy(update={name: located(f"./{file}") for name, file in files.items() if file}),
+            "http": config.http.model_copy(update={name: absolute(file) for name, file in files.items() if file}),
         }
     )
 

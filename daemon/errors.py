@@ -114,6 +114,12 @@ class InboxUnreadable(VisiondError):
     exit_status = os.EX_IOERR
 
 
+class Unfinished(VisiondError):
+    """`run --once` was stopped before every image had its end."""
+
+    exit_status = 1
+
+
 class ResultsLost(VisiondError):
     """The system could not write to the disk what it had taken for written."""
 

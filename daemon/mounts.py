@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import threading
 from pathlib import Path
 
@@ -20,6 +21,10 @@ def is_there(folder: Path) -> bool | None:
     look.start()
     look.join(ANSWER_SECONDS)
     return answers[0] if answers else None
+
+
+def tell_missing(inbox: Path) -> str:
+    return f"inbox {inbox} does not exist; create it ({shlex.join(['mkdir', '-p', str(inbox)])}) or mount it."
 
 
 def is_network_mount(path: Path) -> bool:

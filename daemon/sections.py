@@ -137,8 +137,8 @@ class PipelineSection(Section):
     )
     mps: bool = Field(
         True,
-        description="Where NVIDIA's nvidia-cuda-mps-control is installed, several workers of a GPU run side by side on it, a "
-        "fifth faster than in turns. When one is lost, all of that GPU begin anew, in turns.",
+        description="Whether a GPU's workers run side by side on it by NVIDIA's Multi-Process Service, a fifth faster than in "
+        "turns, where the driver's nvidia-cuda-mps-control is installed. The first worker that is lost ends it.",
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
     decoders_per_worker: int = Field(0, ge=0, description="Disposable decoder processes for each worker; 0: chosen by cores.")

@@ -15,13 +15,14 @@ import structlog
 from anyio import to_thread
 
 from daemon.config import Config
-from daemon.errors import ConfigError, Hurried, InboxUnreadable, VisiondError
+from daemon.errors import ConfigError, Hurried, InboxUnreadable, Unfinished, VisiondError
 from daemon.files import tell_lost_ledger
+from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.layout import Layout, judge_of, size_slab
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
-from daemon.mounts import is_there
+from daemon.mounts import is_there, tell_missing
 from daemon.pipeline import Pipeline
 from daemon.pool import Pool
 from daemon.records import Reader
@@ -53,6 +54,7 @@ class Service:
         self.once = once
         self.show = show
         self.loaded = False  # the models are
+        self.told_to_stop = False
         self.url = ""  # of the pages, once they are served
         self.metrics = Metrics()
         self.notifier = Notifier()
@@ -133,6 +135,7 @@ class Service:
         """The first SIGTERM or SIGINT drains, the second or the end of the time for it stops at once."""
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for signum in signals:
+                self.told_to_stop = True
                 log.info("draining", signal=signum.name, in_flight=len(pipeline.in_flight))
                 self.notifier.stopping()
                 if not self.loaded:  # what is in hand waits for the models
@@ -180,14 +183,17 @@ async def run_service(config: Config, *, once: bool = False, show: Show | None =
     """Run the daemon; errors that task groups have wrapped come out as themselves."""
     service = Service(config, once=once, show=show)
     try:
-        return await service.run()
+        await service.run()
     except BaseExceptionGroup as group:
         _, rest = group.split(Hurried)
-        if rest is None:
-            log.warning("stopped before the drain was over; what was in hand stays pending")
-            return service.metrics.outcomes
-        error = next(leaves(rest))
-        raise error from (None if isinstance(error, VisiondError) else group)
+        if rest is not None:
+            error = next(leaves(rest))
+            raise error from (None if isinstance(error, VisiondError) else group)
+        log.warning("stopped before the drain was over; what was in hand stays pending")
+    pending = int(service.metrics.value("visiond_images_pending"))
+    if once and service.told_to_stop and pending:
+        raise Unfinished(f"Stopped: {pending:,} images are still pending; `{command('run', '--once')}` goes on with them.")
+    return service.metrics.outcomes
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
@@ -204,4 +210,4 @@ def check_inboxes(config: Config) -> None:
     for path in [path for path, answer in there.items() if answer is None]:
         log.warning("inbox does not answer, perhaps on a dead mount; the others are worked on meanwhile", path=str(path))
     if missing := [path for path, answer in there.items() if answer is False]:
-        raise ConfigError([f"inbox {path} does not exist; create it (mkdir -p {path}) or mount it." for path in missing])
+        raise ConfigError([tell_missing(path) for path in missing])

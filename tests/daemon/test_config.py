@@ -43,6 +43,11 @@ def test_paths_are_relative_to_the_files_folder(tmp_path: Path) -> None:
     assert config.state.path == tmp_path / "state"
 
 
+@pytest.mark.parametrize(("told", "meant"), [("token", "/srv/token"), ("../token", "/token"), ("/etc/token", "/etc/token")])
+def test_a_file_of_http_may_lie_anywhere(told: str, meant: str) -> None:
+    assert parse({"http": {"token_file": told}}, Path("/srv")).http.token_file == meant
+
+
 def test_without_a_file_paths_are_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(None).models.folder == tmp_path / "models"

@@ -13,8 +13,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from daemon.config import parse
+from daemon.errors import Unfinished
+from daemon.service import run_service
+from daemon.snapshot import Snapshot
 from tests.daemon_process import PATIENCE, SLACK_SECONDS, Daemon, Notice, Place, counts_of, picture, wait_for
 from tests.faults.syscalls import Call, Supervisor
 
@@ -43,6 +48,24 @@ def test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load(tm
     place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": 0}}}})
     assert place.run_once().returncode == 0  # all that was left is done
     place.assert_kept(DONE=400)
+
+
+def test_a_run_once_that_is_stopped_is_not_taken_for_one_that_did_all(tmp_path: Path) -> None:
+    place = Place(tmp_path, SLOW)
+    place.drop_many(range(200))
+
+    told: list[int] = []
+
+    def stop(snapshot: Snapshot) -> None:
+        if snapshot.done > 10 and not told:
+            told.append(snapshot.pending)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Unfinished, match=r"images are still pending; `visiond run --once") as end:
+        anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True, show=stop))
+    assert told[0] > 10
+    assert end.value.exit_status == 1
+    assert place.judge(finished=False).problems == []
 
 
 def test_files_are_admitted_while_the_models_load_and_it_is_ready_only_then(tmp_path: Path) -> None:
