@@ -32,9 +32,9 @@ from stages.clip import decode_embedding
 from stages.decoder import Decoders
 from stages.devices import split_batches
 from stages.options import BlipOptions
-from stages.packs import open_pack, resolve_all
+from stages.packs import open_pack
 from stages.training.scenes import write_samples
-from stages.training.score import UNSEEN_SEED, read_images, run_batch
+from stages.training.score import UNSEEN_SEED, load_stages, read_images, run_batch
 from stages.training.truth import TRUTH
 from stages.yolo import YoloStage
 
@@ -67,7 +67,10 @@ def main() -> None:
     if not (scenes / TRUTH).is_file():
         write_samples(scenes, options.count, UNSEEN_SEED)
     files = sorted(path for path in scenes.iterdir() if path.name != TRUTH)
-    stages = load_stages(options.pack, options.device, options.dtype, options.batch)
+    overrides = {name: {"dtype": options.dtype, "batch_size": options.batch} for name in registry.ORDER}
+    if options.dtype == "bfloat16":
+        overrides["ocr"]["dtype"] = "float16"  # as in the daemon
+    stages = load_stages(open_pack(options.pack, Path("models")), overrides, options.device)
     print(f"{options.pack}, {options.dtype}, {options.device}, batches of {options.batch}", flush=True)
     together = list(answer(stages, files, options.batch, options.device))
     alone = list(answer(stages, files, 1, options.device))
@@ -75,17 +78,7 @@ def main() -> None:
         different = sum(aspect(one) != aspect(other) for one, other in zip(together, alone, strict=True))
         print(f"{name}: {different} of {len(files)} differ alone and in a batch", flush=True)
     if options.reference:
-        compare(stages, files[: options.reference], together, options.device)
-
-
-def load_stages(pack: str, device: str, dtype: str, batch: int) -> list[Stage]:
-    overrides = {name: {"dtype": dtype, "batch_size": batch} for name in registry.ORDER}
-    if dtype == "bfloat16":
-        overrides["ocr"]["dtype"] = "float16"  # as in the daemon
-    stages = [registry.build(spec, device) for spec in resolve_all(open_pack(pack, Path("models")), registry.ORDER, overrides)]
-    for stage in stages:
-        stage.load()
-    return stages
+        compare(stages, files[: options.reference], together[: options.reference], options.device)
 
 
 def answer(stages: Sequence[Stage], files: Sequence[Path], size: int, device: str) -> Iterator[Answers]:
@@ -109,7 +102,7 @@ def compare(stages: Sequence[Stage], files: Sequence[Path], found: Sequence[Answ
 def compare_with(models: OneAtATime, names: Sequence[str], task: Task, found: Sequence[Answers]) -> None:
     torch.backends.cudnn.allow_tf32 = False  # equal answers are asked for here, not quick ones
     captions, cosines, overlaps, boxes = 0, [], [], Counter[str]()
-    for path, ours in zip(task.images, found, strict=False):
+    for path, ours in zip(task.images, found, strict=True):
         captions += ours["blip"].text == caption(models, path, task.new_tokens)
         models.clip(path)
         cosines.append(float(cosine_similarity(decode_embedding(ours["clip"].embedding), models.embedding[0].cpu(), dim=0)))

@@ -151,19 +151,12 @@ class Worker:
                 self._send(Stop())
 
     async def kill(self) -> None:
-        """Give it a moment if it is leaving, else SIGTERM, SIGKILL, and reap."""
-        with anyio.CancelScope(shield=True):
-            for signum in (signal.SIGTERM, signal.SIGKILL):
-                if self.process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        self.process.send_signal(signum)
-                    with anyio.move_on_after(TERM_SECONDS):
-                        await self.process.wait()
-            if self.process.returncode is None:
-                log.error("worker cannot be killed; the kernel holds it", worker=self.name, pid=self.process.pid)
-            if self._writer:
-                self._writer.close()
-            self.connection.close()
+        await end(self.process, TERM_SECONDS)
+        if self.process.returncode is None:
+            log.error("worker cannot be killed; the kernel holds it", worker=self.name, pid=self.process.pid)
+        if self._writer:
+            self._writer.close()
+        self.connection.close()
 
     def epitaph(self) -> str:
         """Why it is gone, for the log and the metrics' label."""
@@ -188,3 +181,14 @@ class Worker:
         except msgspec.MsgspecError as error:
             self.cause = f"it talks nonsense: {error}"
             raise EOFError from error
+
+
+async def end(process: anyio.abc.Process, seconds: float) -> None:
+    """SIGTERM, SIGKILL so much later, and reap."""
+    with anyio.CancelScope(shield=True):
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signum)
+                with anyio.move_on_after(seconds):
+                    await process.wait()

@@ -217,7 +217,7 @@ def export(
     chosen = format.value if format else format_of(file)
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
         written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force)
-        left_out = sum(reader.bin_counts().values()) - written
+        left_out = sum(reader.bin_counts().values()) - written if ratio else 0
     if file != STDOUT:
         print(f"{quantity(written, 'image')} in {file}")
     if ratio:

@@ -88,9 +88,8 @@ class Layout:
         """By device: what lets several workers of a GPU run side by side, where it is wanted and can be had."""
         if not self.config.pipeline.mps or not is_installed():
             return {}
-        gpus = Counter(device for device in segment.devices if not device.startswith("cpu"))
-        uuids = {device: address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"] for device in gpus}
-        return {device: Server(uuids[device]) for device, workers in gpus.items() if workers > 1}
+        shared = [device for device, workers in Counter(segment.devices).items() if workers > 1 and device.startswith("cuda")]
+        return {device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"]) for device in shared}
 
 
 def count_cores() -> int:

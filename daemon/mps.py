@@ -20,6 +20,7 @@ import anyio
 import anyio.abc
 import structlog
 
+from daemon.child import end
 from stages.processes import die_with
 
 log = structlog.get_logger()
@@ -64,12 +65,9 @@ class Server:
     async def stop(self) -> None:
         """Close it and end its process: whoever shared the GPU loses it."""
         self.close()
-        with anyio.CancelScope(shield=True):
-            for signum in (signal.SIGTERM, signal.SIGKILL):
-                if self._process and self._process.returncode is None:
-                    self._process.send_signal(signum)
-                    with anyio.move_on_after(END_SECONDS):
-                        await self._process.wait()
+        if self._process:
+            await end(self._process, END_SECONDS)
+        if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> None:

@@ -59,9 +59,8 @@ class Service:
         self.metrics = Metrics()
         self.notifier = Notifier()
 
-    async def run(self) -> Counter[JobStatus]:
-        """Start up, work until SIGTERM, SIGINT or (with once) the end of the work, shut down. Returns how many images
-        ended how. Raises VisiondError."""
+    async def run(self) -> None:
+        """Start up, work until SIGTERM, SIGINT or (with once) the end of the work, shut down. Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._obey_signals, pipeline)
@@ -81,7 +80,6 @@ class Service:
             if self.once and (obstacles := pipeline.watcher.obstacles()):
                 leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
                 raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
-        return self.metrics.outcomes
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
@@ -180,7 +178,7 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
 
 
 async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> Counter[JobStatus]:
-    """Run the daemon; errors that task groups have wrapped come out as themselves."""
+    """Run the daemon; returns how many images ended how. Errors that task groups have wrapped come out as themselves."""
     service = Service(config, once=once, show=show)
     try:
         await service.run()

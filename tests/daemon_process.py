@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -75,6 +76,13 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE)
         assert time.monotonic() < deadline, f"waited {timeout:g} s in vain for {what}"
         pause.wait(GLANCE)
     return value
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """As wait_for, beside what else runs on the event loop."""
+    with anyio.fail_after(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - it sends no word
+            await anyio.sleep(GLANCE)
 
 
 def free_port() -> int:

@@ -26,7 +26,7 @@ from stages.base import Caption, Clip, Image, ImageError, Limits, Ocr, Result, S
 from stages.decoder import Decoders
 from stages.devices import split_batches
 from stages.images import decode, inspect
-from stages.packs import open_pack, resolve_all
+from stages.packs import Pack, open_pack, resolve_all
 from stages.training.cache import label_line, open_dataset, read_upright
 from stages.training.scenes import write_samples
 from stages.training.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
@@ -113,10 +113,7 @@ def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> t
     overrides: dict[str, dict[str, Any]] = {name: {"batch_size": BATCH} for name in names}
     if device != "cpu" and "ocr" in overrides:
         overrides["ocr"]["dtype"] = "float16"  # as in the daemon: its kernels take the scenes' many sizes in their stride
-    specs = resolve_all(open_pack(pack, pack.parent), names, overrides)
-    stages = [registry.build(spec, device) for spec in specs]
-    for stage in stages:
-        stage.load()
+    stages = load_stages(open_pack(pack, pack.parent), overrides, device)
     limits, spent = Limits(), Counter[str]()
     decoders = Decoders(len(os.sched_getaffinity(0)), limits)
     results: list[Results] = []
@@ -128,6 +125,14 @@ def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> t
         decoders.close()
     asked = {"ocr": -(-read // BATCH) * BATCH}
     return results, {name: total / min(asked.get(name, len(truths)), len(truths)) for name, total in spent.items()}
+
+
+def load_stages(pack: Pack, overrides: Mapping[str, Mapping[str, Any]], device: str) -> list[Stage]:
+    """A pack's stages as a worker runs them. overrides: as resolve_all has them, for each stage that is wanted, in order."""
+    stages = [registry.build(spec, device) for spec in resolve_all(pack, overrides, overrides)]
+    for stage in stages:
+        stage.load()
+    return stages
 
 
 def read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits: Limits) -> list[Image]:

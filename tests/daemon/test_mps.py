@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from daemon.sections import PipelineSection
 from daemon.service import run_service
 from daemon.slab import Slab
 from stages.base import Limits
-from tests.daemon_process import GLANCE, PATIENCE, Place, wait_for
+from tests.daemon_process import Place, until, wait_for
 from tests.faults.test_workers import drop_marked, failed_as, open_place
 
 pytestmark = pytest.mark.anyio
@@ -192,12 +191,6 @@ async def test_the_first_that_is_lost_ends_the_sharing_only_its_own_image_fails_
 
 def mps_of(worker: Worker) -> bool:
     return PIPES.encode() in Path(f"/proc/{worker.process.pid}/environ").read_bytes()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - a seat sends no word
-            await anyio.sleep(GLANCE)
 
 
 async def test_those_that_shared_with_a_lost_one_begin_anew_without_and_nothing_is_their_images_fault(

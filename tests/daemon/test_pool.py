@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -17,7 +17,7 @@ from daemon.pool import Pool, Seat
 from daemon.sections import PipelineSection
 from daemon.slab import Slab
 from stages.base import Limits
-from tests.daemon_process import GLANCE, PATIENCE
+from tests.daemon_process import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -41,12 +41,6 @@ async def running() -> AsyncIterator[Seat]:
             tasks.start_soon(Pool("w", [seat], slab.fd, settings, Metrics()).run)
             yield seat
             tasks.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - neither the log nor a seat sends word
-            await anyio.sleep(GLANCE)
 
 
 async def test_a_worker_that_cannot_be_started_is_tried_again_for_ever(
