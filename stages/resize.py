@@ -1,12 +1,14 @@
 """What CLIP's and BLIP's image processors do, on the device and only for the pixels that are kept.
 
-The stock processor resizes a whole image and then crops it: a PNG of 1×20000 pixels becomes 224×4480000, 8 GB. Here
-each axis is a small matrix that holds the kept rows (or columns) of the resize alone, so that a resize is two matrix
-products, whatever the aspect ratio.
+On the CPU torch resizes bytes, as the stock processors have it do, so that no pixel differs. On a GPU, where torch knows no
+such resize, each axis is a small matrix that holds the kept rows (or columns) of the resize alone: a resize is two matrix
+products, whatever the aspect ratio. So it is on the CPU too for images so long that the stock processor, which resizes the
+whole image and then crops it, would make 8 GB of a PNG of 1×20000 pixels.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 import torch
+import torch.nn.functional as F
 
 from stages.devices import group_places
 
@@ -23,6 +26,8 @@ Axis = tuple[torch.Tensor, int, int]  # weights [kept, last - first], first, las
 
 # Elements of pixels that are converted to floats at once.
 BLOCK_ELEMENTS = 1 << 25
+
+MOST_CUT = 16  # as many times the pixels that are kept may be resized and cut off
 
 
 def axis_weights(size: int, resized: int, start: int, kept: int, device: str = "cpu") -> Axis:
@@ -58,7 +63,7 @@ def cubic(distance: Floats) -> Floats:
 class ImageProcessor:
     """Images of any size to one batch [images, 3, height, width], as a stock CLIP or BLIP processor makes it.
 
-    Within one or two of 255 levels, since the stock processor's weights are 16-bit integers on the CPU.
+    The same pixels on the CPU; within one or two of 255 levels on a GPU, where weights are not rounded to 16-bit integers.
     """
 
     def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
@@ -80,13 +85,22 @@ class ImageProcessor:
         self.mean, self.deviation = mean.view(3, 1, 1), deviation.view(3, 1, 1)
         self._axes = lru_cache(maxsize=32)(self._prepare_axes)
         self._device = device
+        self.stock = device == "cpu"
 
     def __call__(self, pixels: Sequence[torch.Tensor]) -> torch.Tensor:
         """pixels: uint8 [3, height, width] each, on the device, of unlike sizes."""
         batch = torch.empty(len(pixels), 3, self.height, self.width, device=self._device)
         for (height, width), places in group_places(image.shape[1:] for image in pixels).items():
-            batch[places] = self._resize([pixels[place] for place in places], *self._axes(height, width))
+            resized, alike = self._scale(height, width), [pixels[place] for place in places]
+            if self.stock and math.prod(resized) <= MOST_CUT * self.height * self.width:
+                batch[places] = self._crop(F.interpolate(torch.stack(alike), resized, mode="bicubic", antialias=True)).float()
+            else:
+                batch[places] = self._resize(alike, *self._axes(height, width))
         return ((batch - self.mean) / self.deviation).to(self.dtype)
+
+    def _crop(self, resized: torch.Tensor) -> torch.Tensor:
+        top, left = self._corner(*resized.shape[2:])
+        return resized[:, :, top : top + self.height, left : left + self.width]
 
     def _resize(self, pixels: list[torch.Tensor], rows: Axis, columns: Axis) -> torch.Tensor:
         """Images of one size to [images, 3, self.height, self.width] of whole levels 0..255."""
@@ -100,11 +114,15 @@ class ImageProcessor:
 
     def _prepare_axes(self, height: int, width: int) -> tuple[Axis, Axis]:
         resized_height, resized_width = self._scale(height, width)
-        top, left = (resized_height - self.height) // 2, (resized_width - self.width) // 2
+        top, left = self._corner(resized_height, resized_width)
         down, first_row, last_row = axis_weights(height, resized_height, top, self.height, self._device)
         across, first_column, last_column = axis_weights(width, resized_width, left, self.width, self._device)
         rows = (down.to(self.work_dtype), first_row, last_row)
         return rows, (across.T.contiguous().to(self.work_dtype), first_column, last_column)
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        """Where in a resized image the kept pixels begin: top, left."""
+        return (height - self.height) // 2, (width - self.width) // 2
 
     def _scale(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the whole resized image; the longer side is cut off to whole pixels."""
