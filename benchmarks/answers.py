@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,22 +64,32 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", help="of all stages; OCR takes float16 where it is bfloat16")
     options = parser.parse_args()
-    scenes = options.folder / f"scenes-{options.count}"
-    if not (scenes / TRUTH).is_file():
-        write_samples(scenes, options.count, UNSEEN_SEED)
-    files = sorted(path for path in scenes.iterdir() if path.name != TRUTH)
-    overrides = {name: {"dtype": options.dtype, "batch_size": options.batch} for name in registry.ORDER}
-    if options.dtype == "bfloat16":
-        overrides["ocr"]["dtype"] = "float16"  # as in the daemon
-    stages = load_stages(open_pack(options.pack, Path("models")), overrides, options.device)
+    files = make_scenes(options.folder, options.count)
+    stages = load(options.pack, options.dtype, options.batch, options.device)
     print(f"{options.pack}, {options.dtype}, {options.device}, batches of {options.batch}", flush=True)
     together = list(answer(stages, files, options.batch, options.device))
-    alone = list(answer(stages, files, 1, options.device))
-    for name, aspect in ASPECTS.items():
-        different = sum(aspect(one) != aspect(other) for one, other in zip(together, alone, strict=True))
+    for name, different in count_different(together, list(answer(stages, files, 1, options.device))).items():
         print(f"{name}: {different} of {len(files)} differ alone and in a batch", flush=True)
     if options.reference:
-        compare(stages, files[: options.reference], together[: options.reference], options.device)
+        told = compare(stages, files[: options.reference], together, options.device)
+        print(f"captions: {told.captions} of {told.images} are generate's")
+        print(f"CLIP: least cosine to transformers' embedding {told.cosine:.6f}")
+        print(f"YOLO: {told.boxes} boxes beside predict's {told.predicted}, least IoU {told.overlap:.4f}")
+
+
+def make_scenes(folder: Path, count: int) -> list[Path]:
+    """Scenes never trained on, kept for the next time."""
+    scenes = folder / f"scenes-{count}"
+    if not (scenes / TRUTH).is_file():
+        write_samples(scenes, count, UNSEEN_SEED)
+    return sorted(path for path in scenes.iterdir() if path.name != TRUTH)
+
+
+def load(pack: str, dtype: str, batch_size: int, device: str) -> list[Stage]:
+    overrides = {name: {"dtype": dtype, "batch_size": batch_size} for name in registry.ORDER}
+    if dtype == "bfloat16":
+        overrides["ocr"]["dtype"] = "float16"  # as in the daemon
+    return load_stages(open_pack(pack, Path("models")), overrides, device)
 
 
 def answer(stages: Sequence[Stage], files: Sequence[Path], size: int, device: str) -> Iterator[Answers]:
@@ -89,30 +100,47 @@ def answer(stages: Sequence[Stage], files: Sequence[Path], size: int, device: st
             yield from run_batch(stages, images, spent)
 
 
+def count_different(some: Sequence[Answers], others: Sequence[Answers]) -> dict[str, int]:
+    """Images of which they differ, by aspect."""
+    return {
+        name: sum(aspect(one) != aspect(other) for one, other in zip(some, others, strict=True))
+        for name, aspect in ASPECTS.items()
+    }
+
+
+@dataclass
+class Agreement:
+    """With the libraries' answers. captions: those that are the same. cosine, overlap: the least of an embedding, and of a
+    box that is predicted with the one of ours that is nearest; 1 where there is none."""
+
+    images: int = 0
+    captions: int = 0
+    cosine: float = 1.0
+    boxes: int = 0
+    predicted: int = 0
+    overlap: float = 1.0
+
+
 @torch.inference_mode()
-def compare(stages: Sequence[Stage], files: Sequence[Path], found: Sequence[Answers], device: str) -> None:
-    """Beside the libraries' own answers, an image at a time."""
+def compare(stages: Sequence[Stage], files: Sequence[Path], found: Sequence[Answers], device: str) -> Agreement:
+    """Beside the libraries' own answers, an image at a time. found: of these files, and perhaps of more."""
+    [names] = [stage.names for stage in stages if isinstance(stage, YoloStage)]
+    told = Agreement()
     with TemporaryDirectory() as folder:
         images = [turn_upright(file, Path(folder)) for file in files]
-        task = Task([stage.spec for stage in stages], images, device, BlipOptions().max_new_tokens)
-        [names] = [stage.names for stage in stages if isinstance(stage, YoloStage)]
-        compare_with(OneAtATime(task), names, task, found)
-
-
-def compare_with(models: OneAtATime, names: Sequence[str], task: Task, found: Sequence[Answers]) -> None:
-    torch.backends.cudnn.allow_tf32 = False  # equal answers are asked for here, not quick ones
-    captions, cosines, overlaps, boxes = 0, [], [], Counter[str]()
-    for path, ours in zip(task.images, found, strict=True):
-        captions += ours["blip"].text == caption(models, path, task.new_tokens)
-        models.clip(path)
-        cosines.append(float(cosine_similarity(decode_embedding(ours["clip"].embedding), models.embedding[0].cpu(), dim=0)))
-        near = match(models.yolo(path), names, ours["yolo"])
-        boxes.update(theirs=near.shape[0], ours=near.shape[1])
-        if near.numel():
-            overlaps += near.amax(dim=1).tolist()
-    print(f"captions: {captions} of {len(task.images)} are generate's")
-    print(f"CLIP: least cosine to transformers' embedding {min(cosines):.6f}")
-    print(f"YOLO: {boxes['ours']} boxes beside predict's {boxes['theirs']}, least IoU {min(overlaps, default=1.0):.4f}")
+        models = OneAtATime(Task([stage.spec for stage in stages], images, device, BlipOptions().max_new_tokens))
+        torch.backends.cudnn.allow_tf32 = False  # equal answers are asked for here, not quick ones
+        for path, ours in zip(images, found, strict=False):
+            told.images += 1
+            told.captions += ours["blip"].text == caption(models, path)
+            models.clip(path)
+            embedding = decode_embedding(ours["clip"].embedding)
+            told.cosine = min(told.cosine, float(cosine_similarity(embedding, models.embedding[0].cpu(), dim=0)))
+            near = match(models.yolo(path), names, ours["yolo"])
+            told.predicted += near.shape[0]
+            told.boxes += near.shape[1]
+            told.overlap = min([told.overlap, *(near.amax(dim=1).tolist() if near.numel() else [0.0] * len(near))])
+    return told
 
 
 def turn_upright(file: Path, folder: Path) -> str:
@@ -123,9 +151,9 @@ def turn_upright(file: Path, folder: Path) -> str:
     return str(copy)
 
 
-def caption(models: OneAtATime, path: str, most: int) -> str:
+def caption(models: OneAtATime, path: str) -> str:
     pixels = models.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(models.device)
-    tokens = models.blip_model.generate(pixel_values=pixels, max_new_tokens=most, do_sample=False, num_beams=1)
+    tokens = models.blip_model.generate(pixel_values=pixels, max_new_tokens=models.new_tokens, do_sample=False, num_beams=1)
     return str(models.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)[0]).strip()
 
 
