@@ -292,7 +292,30 @@ TURNS = {
 
 
 def read_avif(data: memoryview) -> Size:
-    """Size and turn of the primary item: its ispe, irot and imir properties. EXIF is ignored, as the standard says."""
+    """Size and turn of the primary item: its ispe, irot and imir properties. EXIF is ignored, as the standard says, and so is
+    clap, as Pillow does not cut."""
+    properties = dict(_primary_properties(data))
+    width, height = struct.unpack_from(">II", properties[b"ispe"], 4)
+    turns = properties[b"irot"][0] & 3 if b"irot" in properties else 0
+    mirror = properties[b"imir"][0] & 1 if b"imir" in properties else None
+    return width, height, TURNS[turns, mirror]
+
+
+def read_heif(data: memoryview) -> Size:
+    """As AVIF, but upright and cut already: pillow-heif turns (irot) and cuts (clap) the pixels while it decodes, in the
+    order of the properties. Encoders that pad a picture to whole blocks have it cut to its own size."""
+    properties = _primary_properties(data)
+    width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
+    for kind, value in properties:
+        if kind == b"clap":
+            width, height = _read_aperture(value)
+        elif kind == b"irot" and value[0] & 1:
+            width, height = height, width
+    return width, height, 1
+
+
+def _primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
+    """(type, payload) of each property of the primary item, in the order in which they apply; an ispe is among them."""
     boxes = dict(_boxes(data))
     meta = dict(_boxes(boxes.get(b"meta", NOTHING)[4:]))
     table = dict(_boxes(meta.get(b"iprp", NOTHING)))
@@ -301,19 +324,18 @@ def read_avif(data: memoryview) -> Size:
     item = struct.unpack_from(">H" if meta[b"pitm"][0] == 0 else ">I", meta[b"pitm"], 4)[0]
     properties = list(_boxes(table[b"ipco"]))
     numbers = _property_numbers(table[b"ipma"], item)
-    mine = dict(properties[number - 1] for number in numbers if 0 < number <= len(properties))
-    if b"ispe" not in mine:
+    mine = [properties[number - 1] for number in numbers if 0 < number <= len(properties)]
+    if b"ispe" not in dict(mine):
         raise ImageError(Reason.HEADER, "the primary picture states no size")
-    width, height = struct.unpack_from(">II", mine[b"ispe"], 4)
-    turns = mine[b"irot"][0] & 3 if b"irot" in mine else 0
-    mirror = mine[b"imir"][0] & 1 if b"imir" in mine else None
-    return width, height, TURNS[turns, mirror]
+    return mine
 
 
-def read_heif(data: memoryview) -> Size:
-    """As AVIF, but upright already: pillow-heif turns the pixels while it decodes."""
-    width, height, orientation = read_avif(data)
-    return (height, width, 1) if orientation > 4 else (width, height, 1)
+def _read_aperture(clap: memoryview) -> tuple[int, int]:
+    """Width and height of a clean aperture, two fractions, rounded as libheif does."""
+    width, width_parts, height, height_parts = struct.unpack_from(">IIII", clap)
+    if not (width_parts and height_parts):
+        raise ImageError(Reason.HEADER, "the primary picture is cut to an impossible size")
+    return (width + width_parts // 2) // width_parts, (height + height_parts // 2) // height_parts
 
 
 def _boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:

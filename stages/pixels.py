@@ -82,6 +82,9 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
         upright = reduce_depth(image)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
+        if upright.size != (header.width, header.height):  # a plug-in may learn it only now
+            told = f"{header.width}×{header.height}"
+            raise ImageError(Reason.HEADER, f"the header says {told}, the pixels are {upright.size}")
         _write_strips(upright, out)
 
 

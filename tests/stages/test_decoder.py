@@ -343,16 +343,43 @@ def test_code_in_the_working_directory_is_not_run(
     assert make().decode(*entry(GOOD)).shape == (64, 96, 3)
 
 
-def test_a_heif_plug_in_is_used_when_there_is_one(
-    make: Callable[..., Decoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pillow_heif.py").write_text(
-        "from PIL import Image, PngImagePlugin\n"
-        "def register_heif_opener():\n"
-        "    Image.register_open('HEIF', PngImagePlugin.PngImageFile)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+PLUG_IN = """
+from PIL import Image, PngImagePlugin
+
+class HeifImageFile(PngImagePlugin.PngImageFile):
+    def load(self):
+        done = super().load()
+        {deed}
+        return done
+
+def register_heif_opener():
+    Image.register_open('HEIF', HeifImageFile)
+"""
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a pillow-heif in the children's way that reads PNG, and does `deed` when it has."""
+
+    def install(deed: str = "pass") -> None:
+        (tmp_path / "pillow_heif.py").write_text(PLUG_IN.format(deed=deed))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    return install
+
+
+def test_a_heif_plug_in_is_used_when_there_is_one(make: Callable[..., Decoder], plug_in: Callable[..., None]) -> None:
+    plug_in()
     assert make().decode(memoryview(png()), Header("HEIF", 96, 64, 1))[3, 3].tolist() == [200, 40, 40]
+
+
+def test_a_picture_that_turns_out_smaller_as_it_is_decoded_is_refused(
+    make: Callable[..., Decoder], plug_in: Callable[..., None]
+) -> None:
+    plug_in("self.im, self._size = self.im.crop((0, 0, 95, 64)), (95, 64)")
+    with pytest.raises(ImageError, match="the header says 96×64, the pixels are") as refused:
+        make().decode(memoryview(png()), Header("HEIF", 96, 64, 1))
+    assert refused.value.reason is Reason.HEADER
 
 
 # The pool

@@ -9,7 +9,17 @@ import pytest
 from PIL import Image, ImageOps
 
 from stages.base import Header, ImageError, Limits, Reason
-from stages.headers import HEIGHT_TAG, PARTS, WIDTH_TAG, read_avif, read_jpeg, read_jpeg_frame, read_orientation, read_tiff
+from stages.headers import (
+    HEIGHT_TAG,
+    PARTS,
+    WIDTH_TAG,
+    read_avif,
+    read_heif,
+    read_jpeg,
+    read_jpeg_frame,
+    read_orientation,
+    read_tiff,
+)
 from stages.images import inspect
 from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg, oriented, ycck_jpeg
 
@@ -85,18 +95,52 @@ def test_boxes_nested_without_end_are_refused_without_recursion() -> None:
     assert refused.value.reason is Reason.HEADER
 
 
+def box(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(data), kind) + data
+
+
+def avif_of(associations: bytes, properties: bytes = box(b"ispe", struct.pack(">III", 0, 96, 64))) -> bytes:
+    table = struct.pack(">II", 0, len(associations) // 3) + associations
+    meta = bytes(4) + box(b"pitm", struct.pack(">IH", 0, 1)) + box(b"iprp", box(b"ipco", properties) + box(b"ipma", table))
+    return box(b"ftyp", b"avif" * 3) + box(b"meta", meta)
+
+
+def clap(*numbers: int) -> bytes:
+    return box(b"clap", struct.pack(">IIIIiIiI", *numbers))
+
+
+PADDED = box(b"ispe", struct.pack(">III", 0, 642, 482))
+CUT = clap(641, 1, 481, 1, -1, 2, -1, 2)
+TURNED = box(b"irot", b"\1")
+HEIF_SIZES = {  # properties of the primary picture, in order → its upright size
+    "whole": ([PADDED], (642, 482)),
+    "turned": ([PADDED, TURNED], (482, 642)),
+    "cut": ([PADDED, CUT], (641, 481)),
+    "cut, then turned": ([PADDED, CUT, TURNED], (481, 641)),
+    "turned, then cut": ([TURNED, CUT, PADDED], (641, 481)),
+    "turned, mirrored and turned again": ([PADDED, TURNED, box(b"imir", b"\0"), TURNED], (642, 482)),
+    "cut in the middle of pixels": ([PADDED, clap(1281, 2, 1924, 4, 0, 1, 0, 1)], (641, 481)),
+}
+
+
+@pytest.mark.parametrize(("properties", "size"), HEIF_SIZES.values(), ids=HEIF_SIZES.keys())
+def test_a_heic_is_as_large_as_its_properties_leave_it(properties: list[bytes], size: tuple[int, int]) -> None:
+    mine = bytes((0, 1, len(properties), *range(1, len(properties) + 1)))
+    data = memoryview(avif_of(mine, b"".join(properties) + clap(1, 1, 1, 1, 0, 1, 0, 1)))  # the last is another picture's
+    assert read_heif(data) == (*size, 1)
+
+
+def test_an_avif_is_as_large_as_it_is_stored_since_pillow_does_not_cut() -> None:
+    assert read_avif(memoryview(avif_of(b"\0\1\2\1\2", PADDED + CUT))) == (642, 482, 1)
+
+
+def test_a_heic_that_is_cut_to_parts_of_nothing_is_refused() -> None:
+    with pytest.raises(ImageError, match="cut to an impossible size"):
+        read_heif(memoryview(avif_of(b"\0\1\2\1\2", PADDED + clap(641, 0, 481, 1, 0, 1, 0, 1))))
+
+
 def big_tiff_of(entries: bytes) -> bytes:
     return struct.pack("<2sHHHQQ", b"II", 43, 8, 0, 16, len(entries) // 20) + entries
-
-
-def avif_of(associations: bytes) -> bytes:
-    def box(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I4s", 8 + len(data), kind) + data
-
-    table = struct.pack(">II", 0, len(associations) // 3) + associations
-    properties = box(b"ipco", box(b"ispe", struct.pack(">III", 0, 96, 64))) + box(b"ipma", table)
-    meta = bytes(4) + box(b"pitm", struct.pack(">IH", 0, 1)) + box(b"iprp", properties)
-    return box(b"ftyp", b"avif" * 3) + box(b"meta", meta)
 
 
 GIF_SCREEN = b"GIF89a" + struct.pack("<HHBBB", 96, 64, 0, 0, 0)
