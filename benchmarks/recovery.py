@@ -14,7 +14,7 @@ from pathlib import Path
 
 from daemon import recovery
 from daemon.config import load
-from daemon.sinks import write_sidecar
+from daemon.sinks import sidecar_paths, write_sidecar
 from tests.makers import make_record
 
 
@@ -22,9 +22,8 @@ def measure(folder: Path, images: int) -> None:
     inbox, config = folder / "inbox", load(None)
     for number in range(images):
         name = b"%03d/%06d.jpg" % (number // 1000, number)
-        write_sidecar(
-            os.fsencode(folder / "results"), make_record(inbox, name, b"%d" % number, id=number + 1, seen_at=time.time() + 1)
-        )
+        record = make_record(inbox, name, b"%d" % number, id=number + 1, seen_at=time.time() + 1)
+        write_sidecar(record, *sidecar_paths(os.fsencode(folder / "results"), name))
     for what, work in (("repair, the ledger lost", recovery.repair), ("verify", recovery.verify), ("repair", recovery.repair)):
         started = time.monotonic()
         kinds = collections.Counter(finding.kind for finding in work(config))

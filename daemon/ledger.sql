@@ -200,6 +200,10 @@ WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 0 AND image.id > ? ORDER BY image.id LIMIT ?;
 
+-- name: set_aside
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE status = 2 AND location IS NOT NULL AND image.id > ? AND NOT :is_newest ORDER BY image.id LIMIT ?;
+
 -- name: restore
 INSERT INTO image (id, inbox, path, device, inode, size, mtime_ns, ctime_ns, status, seen_at, attempts, location, digest,
     models, bin, criteria, reason, detail, finished_at, priority, emitted)

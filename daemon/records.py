@@ -166,6 +166,10 @@ class Reader:
         """Every image that has no end yet."""
         return self._walk("pending", 256)
 
+    def set_aside(self) -> Iterator[Record]:
+        """Every image that FAILED, was moved, and has a newer version."""
+        return self._walk("set_aside", 256)
+
     def check(self) -> None:
         """Read the file from end to end. Raises LedgerDamaged."""
         found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]

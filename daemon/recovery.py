@@ -30,7 +30,7 @@ from daemon.messages import Output
 from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar
-from daemon.sinks import Sink, sidecar_paths, sync_folders, write_sidecar
+from daemon.sinks import Sink, sync_folders, write_sidecar
 from daemon.sources import second_name
 from daemon.state import DATABASE, LEDGER, lock_state
 from daemon.statements import SQL, run_rows
@@ -88,22 +88,22 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
     known: set[bytes] = set()
     for record in reader.published():
         if sink := sinks.get(record.inbox_path):
-            finding = _find(sink.folder_of(record), record)
+            finding = _find(sink, record)
             if mend and finding.kind != "whole":
-                write_sidecar(sink.folder_of(record), record)
+                write_sidecar(record, *sink.sidecar_paths(record))
             known.add(finding.file)
             yield finding
-    for record in reader.pending():  # until its end what was said of its last failure stands
+    for record in itertools.chain(reader.pending(), reader.set_aside()):  # what was said of their last failure stands
         if sink := sinks.get(record.inbox_path):
-            known.update(sidecar_paths(sink.failed, record.path))
+            known.update(sink.sidecar_paths(record))
     if mend:
         sync_folders(sinks.values())
     yield from (Finding("foreign", file) for file in _list_sidecars(*_folders(sinks.values())) if file not in known)
 
 
-def _find(folder: bytes, record: Record) -> Finding:
+def _find(sink: Sink, record: Record) -> Finding:
     """The record's sidecar, under either of its names."""
-    paths, data = sidecar_paths(folder, record.path), record.sidecar
+    paths, data = sink.sidecar_paths(record), record.sidecar
     for path in paths:
         if _holds(path, data):
             return Finding("whole", path)
@@ -230,7 +230,8 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         raise ValueError("it has a number that no image has")
     if source.inbox != sink.inbox.decode(errors="replace"):
         raise ValueError(f"it is of the inbox {source.inbox}, and this is the folder of {os.fsdecode(sink.inbox)}")
-    if sidecar.schema != SCHEMA or file not in sidecar_paths(sink.folder_of(record), record.path):
+    places = b"", second_name(os.path.join(sink.failed, record.path), record.id)
+    if sidecar.schema != SCHEMA or not any(file in sink.sidecar_paths(record, place) for place in places):
         raise ValueError(f"it is no {SCHEMA} sidecar of a file of that name")
     return record
 

@@ -61,12 +61,23 @@ class Sink:
 
         Raises OSError when the sidecar cannot be written; nothing is lost, and it may be called again.
         """
-        write_sidecar(self.folder_of(record), record)
-        return self._place(record) if record.status is JobStatus.DONE else self._move(record)
+        if record.status is JobStatus.DONE:
+            write_sidecar(record, *self.sidecar_paths(record))
+            return self._place(record)
+        placed = self._move(record)  # first, since the reason has the name that its image gets
+        write_sidecar(record, *self.sidecar_paths(record, placed.location))
+        return placed
 
-    def folder_of(self, record: Record) -> bytes:
-        """Where its sidecar goes."""
-        return self.results if record.status is JobStatus.DONE else self.failed
+    def sidecar_paths(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
+        """Where its sidecar or its reason goes, by either name. location: where the file lies, if not where the record says."""
+        if record.status is JobStatus.DONE:
+            return sidecar_paths(self.results, record.path)
+        return sidecar_paths(self.failed, self._name_of(record, location or record.location))
+
+    def _name_of(self, record: Record, location: bytes) -> bytes:
+        """What its reason is called after: its own name among the failed, where another version may have had the first one."""
+        folder = os.path.join(self.failed, b"")
+        return location.removeprefix(folder) if location.startswith(folder) else record.path
 
     def home_of(self, record: Record) -> bytes | None:
         """Where its source belongs once it is published; None: where it is."""
@@ -86,7 +97,7 @@ class Sink:
         return self.results, self.failed, self.done, self.bins
 
     def _place(self, record: Record) -> Placed:
-        self._try(record, lambda: _unlink(sidecar_paths(self.failed, record.path)[0]))  # of a try that failed
+        self._try(record, lambda: self._forget_reason(record))
         if self.bins_mode == "copy":
             self._try(record, lambda: sources.copy(record, self._bin_of(record)))
         moved = self._move(record)
@@ -97,6 +108,13 @@ class Sink:
         if self.on_success == "delete":
             self._try(record, lambda: sources.delete(record))
         return moved
+
+    def _forget_reason(self, record: Record) -> None:
+        """Of a try that failed, or of an earlier version, unless that was moved and lies beside it."""
+        name = self._name_of(record, record.location)
+        image = os.path.join(self.failed, name)
+        if image == record.location or not os.path.lexists(image):
+            _unlink(sidecar_paths(self.failed, name)[0])
 
     def _leave_other_bins(self, record: Record) -> None:
         """An earlier version of the file may have been in another of the built-in rule's bins; other folders are not ours."""
@@ -157,10 +175,9 @@ def sync_folders(sinks: Iterable[Sink]) -> None:
                 os.close(fd)
 
 
-def write_sidecar(folder: bytes, record: Record) -> None:
+def write_sidecar(record: Record, first: bytes, second: bytes) -> None:
     """The record under its sidecar's name or, where a folder or a file has that name or the path grows too long, under
     the second."""
-    first, second = sidecar_paths(folder, record.path)
     try:
         write_whole(first, record.sidecar)
     except OSError as error:

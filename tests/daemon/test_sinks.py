@@ -146,7 +146,7 @@ def test_a_sidecar_whose_place_is_taken_goes_to_the_top_under_a_digest(
         make_record(tmp_path / "inbox", path + number) for number in (b"", b"2") if number == b"" or block is block_by_file
     ]
     for record in records * 2:
-        write_sidecar(os.fsencode(results), record)
+        write_sidecar(record, *sidecar_paths(os.fsencode(results), record.path))
     sidecars = [file for file in results.iterdir() if file.is_file() and file.name.startswith("~")]
     assert {file.read_bytes() for file in sidecars} == {record.sidecar for record in records}
     assert len(sidecars) == len(records)
@@ -209,6 +209,43 @@ def test_an_image_that_fails_again_stays_where_its_first_failure_put_it(tmp_path
     (tmp_path / "inbox" / "a.jpg").unlink()
     sink.publish(again)
     assert tree(tmp_path) == {"failed/a.jpg": b"image", "failed/a.jpg.json": again.sidecar}
+
+
+def test_images_that_failed_under_one_name_have_a_reason_each_and_lose_it_when_they_come_to_be_done(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path, on_success="move")
+    first = drop(tmp_path, data=b"cut", **FAILED)
+    sink.publish(first)
+    second = drop(tmp_path, data=b"cut anew", id=8, **FAILED)
+    placed = sink.publish(second)
+    assert sink.publish(second) == placed  # after a crash
+    older = {"failed/a.jpg": b"cut", "failed/a.jpg.json": first.sidecar}
+    assert tree(tmp_path) == older | {"failed/a~8.jpg": b"cut anew", "failed/a~8.jpg.json": second.sidecar}
+    assert placed.location is not None
+    assert placed.version is not None
+    retried = make_record(tmp_path / "inbox", id=8, location=placed.location, version=placed.version)
+    sink.publish(retried)
+    assert tree(tmp_path) == older | {"done/a.jpg": b"cut anew", "results/a.jpg.json": retried.sidecar}
+
+
+def test_the_reason_beside_a_failed_image_stays_when_a_mended_version_is_done(tmp_path: Path) -> None:
+    sink, failed = open_sink(tmp_path, on_success="move"), drop(tmp_path, data=b"cut", **FAILED)
+    sink.publish(failed)
+    mended = drop(tmp_path, id=8)
+    sink.publish(mended)
+    assert tree(tmp_path) == {
+        "failed/a.jpg": b"cut",
+        "failed/a.jpg.json": failed.sidecar,
+        "done/a.jpg": b"image",
+        "results/a.jpg.json": mended.sidecar,
+    }
+
+
+def test_the_reason_of_a_failed_image_that_was_replaced_by_a_mended_version_goes(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path)
+    sink.publish(drop(tmp_path, data=b"cut", **FAILED))
+    mended = drop(tmp_path, id=8)
+    sink.publish(mended)
+    assert tree(tmp_path) == {"inbox/a.jpg": b"image", "results/a.jpg.json": mended.sidecar}
 
 
 def test_a_path_too_long_for_the_failed_folder_does_not_stop_the_daemon(tmp_path: Path) -> None:

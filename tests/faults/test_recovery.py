@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checker import digest_of
 from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
 from tests.faults.syscalls import Call, Supervisor
 
@@ -123,6 +124,23 @@ def test_what_is_told_of_a_failure_is_not_foreign_while_its_image_waits_for_anot
     assert told(place, "verify") == (0, {"whole": 2})
     assert place.command("retry", "--all").stdout == "2 images pending again\n"
     assert told(place, "verify") == (0, {})
+
+
+def test_every_version_that_failed_and_was_moved_keeps_its_own_reason(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"on_success": "move", "settle_seconds": 0.1}]})
+    for content, status in ((b"no picture", 1), (b"no picture either", 1), (picture(1), 0)):
+        place.drop("a.jpg", content)
+        assert place.run_once().returncode == status
+        assert told(place, "verify") == (0, {"whole": 1})
+    before = sidecars(place)
+    digests = {file.name: json.loads(data)["source"]["digest"] for file, data in before.items() if "failed" in file.parts}
+    images = [file for file in place.site.failed.iterdir() if file.suffix != ".json"]
+    assert digests == {f"{file.name}.json": f"sha256:{digest_of(os.fsencode(file))}" for file in images}
+    assert len(images) == 2
+    place.site.ledger.unlink()
+    assert told(place, "repair") == (0, {"restored": 3})
+    assert told(place, "verify") == (0, {"whole": 1})
+    assert sidecars(place) == before
 
 
 def test_while_a_daemon_runs_nothing_is_verified_or_repaired(tmp_path: Path) -> None:
