@@ -87,7 +87,7 @@ def find_image(reader: Reader, name: str) -> Record:
     """The one image that answers to a path, a name or a number. Raises NothingFound; WrongArgument when several do."""
     found = reader.find(name)
     if not found:
-        raise NothingFound(f"The ledger knows no image {name}. Give its path, or its number as in a sidecar's id.")
+        raise NothingFound(f"The ledger knows no image {name}. Give its path, or its number as `{command('list')}` tells it.")
     if len(found) > 1:
         lines = [
             f"{record.id}  {record.status.name}  {os.fsdecode(os.path.join(record.inbox_path, record.path))}"

@@ -87,6 +87,15 @@ def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -
     assert "×" not in told  # of what is no image, no size is known
 
 
+def test_an_image_whose_name_is_listed_with_escapes_answers_to_the_number_beside_it(place: Place) -> None:
+    [row] = [row for row in say(place, "list").splitlines() if "evil" in row]
+    number, _, listed, _ = row.split("\t")
+    refused = place.command("show", listed)
+    assert refused.returncode == os.EX_NOINPUT
+    assert "or its number as `visiond list` tells it" in refused.stderr.replace("\n", " ")
+    assert json.loads(say(place, "show", number, "--json"))["source"]["path"] == EVIL
+
+
 def test_list_tells_which_files_failed_and_why(place: Place) -> None:
     told = say(place, "list", "--status", "failed")
     assert told.endswith(f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n")
