@@ -205,7 +205,8 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as jsonl, all there is,
-    with boxes and embeddings.
+    with boxes and embeddings. The columns text_boxes and text_area_ratio are what bin A was measured by, without doubtful
+    lines and lone signs; text has every line.
 
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """

@@ -114,6 +114,8 @@ def row_of(record: Record) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.json.decode(record.sidecar)
     source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
     caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
+    measured = document["bin"]["criteria"].get("A", {})  # of the lines that count there, fewer than OCR's
+    text_boxes, text_area = (measured.get(name, {}).get("value") for name in ("text_boxes", "text_area"))
     return {
         "id": record.id,
         "inbox": source["inbox"],
@@ -125,8 +127,8 @@ def row_of(record: Record) -> dict[str, Any]:
         "bytes": source["bytes"],
         "digest": source["digest"],
         "text": "\n".join(line["text"] for line in ocr["lines"]) if ocr else None,
-        "text_boxes": ocr.get("count"),
-        "text_area_ratio": ocr.get("area_ratio"),
+        "text_boxes": None if text_boxes is None else int(text_boxes),
+        "text_area_ratio": text_area,
         "objects": ", ".join(found["label"] for found in objects["detections"]) if objects else None,
         "object_count": objects.get("count"),
         "unique_objects": objects.get("unique"),

@@ -87,10 +87,11 @@ def make_record(folder: Path, path: bytes = b"a.jpg", data: bytes | None = None,
         with open(location, "wb") as file:
             file.write(data)
         fields = {"version": Version.of(os.stat(location)), "digest": hashlib.sha256(data).digest()} | fields
-    verdict = msgspec.json.encode(judge({name: o.payload for name, o in make_outputs().items()}, Thresholds()).criteria)
+    outputs = fields.get("outputs", make_outputs())
+    verdict = msgspec.json.encode(judge({name: o.payload for name, o in outputs.items()}, Thresholds()).criteria)
     whole = {"id": 7, "inbox": 1, "inbox_path": os.fsencode(folder), "path": path, "location": location, "version": VERSION}
     whole |= {"status": JobStatus.DONE, "attempts": 1, "seen_at": 1e9, "finished_at": 2e9, "digest": bytes(32)}
-    whole |= {"format": "JPEG", "width": 640, "height": 480, "outputs": make_outputs(), "models": MODELS}
+    whole |= {"format": "JPEG", "width": 640, "height": 480, "outputs": outputs, "models": MODELS}
     whole |= {"bin": "A", "criteria": verdict, "reason": "", "detail": ""}
     return Record(**whole | fields)
 

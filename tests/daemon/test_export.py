@@ -83,6 +83,15 @@ def test_a_stage_that_found_nothing_is_not_one_that_did_not_run() -> None:
     assert (row["text"], row["text_boxes"], row["objects"], row["object_count"]) == ("", 0, "", 0)
 
 
+def test_text_is_measured_as_for_the_bin_and_written_whole() -> None:
+    corners = [[0, 0], [64, 0], [64, 48], [0, 48]]
+    lines = [{"text": text, "score": score, "box": corners} for text, score in (("Total", 0.9), ("Tqtcl", 0.6), ("O", 0.9))]
+    payload = msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.03})
+    row = row_of(make_record(INBOX, outputs=make_outputs() | {"ocr": Output(payload, 0.25)}))
+    assert (row["text_boxes"], row["text_area_ratio"]) == (1, pytest.approx(0.01))
+    assert row["text"] == "Total\nTqtcl\nO"
+
+
 # Files
 
 
