@@ -15,6 +15,7 @@ from daemon.bench_cli import bench
 from daemon.display import (
     console,
     errors,
+    forgive_standard_error,
     print_json,
     print_listing,
     print_outcomes,
@@ -59,6 +60,7 @@ class State(StrEnum):
 
 def main() -> None:
     """Entry of the command. An error of ours is a sentence, and an exit status as in sysexits.h."""
+    forgive_standard_error()
     try:
         with standard_output():
             app()

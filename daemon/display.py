@@ -48,6 +48,22 @@ class StandardOutput(io.FileIO):
             raise NotPrinted(f"standard output cannot be written: {error.strerror}.") from error
 
 
+class StandardError(io.FileIO):
+    """Standard error: a terminal that was closed or a disk that is full must not end the work that it tells of."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(data)
+        return memoryview(data).nbytes
+
+
+def forgive_standard_error() -> None:
+    """What cannot be written there is lost from now on, and nothing else."""
+    fd = sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY)
+    buffer = io.BufferedWriter(StandardError(fd, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(buffer, errors="backslashreplace", line_buffering=True)
+
+
 @contextlib.contextmanager
 def standard_output() -> Iterator[None]:
     """All that is printed has been written when the context ends. Raises ReaderGone, NotPrinted."""

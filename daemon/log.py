@@ -11,10 +11,11 @@ from collections.abc import MutableMapping
 from typing import Any, TextIO
 
 
-def set_up(level: str = "info", format: str = "auto", stream: TextIO = sys.stderr) -> None:
-    """Configure structlog for the process. format: "console", "json", or "auto" by the stream."""
+def set_up(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
+    """Configure structlog for the process. format: "console", "json", or "auto" by the stream, which is standard error."""
     import structlog  # slow, and most commands only want `escape`
 
+    stream = stream or sys.stderr
     console = format == "console" or (format == "auto" and stream.isatty())
     renderer: Any = structlog.processors.JSONRenderer()
     if console:

@@ -220,6 +220,16 @@ def test_a_closed_standard_output_is_refused_with_the_mend(place: Place) -> None
     assert done.stderr == "visiond: standard output is closed; give the command one, for example >/dev/null.\n"
 
 
+@pytest.mark.parametrize("end", ["2>/dev/full", "2>&-"])
+def test_a_standard_error_that_cannot_be_written_ends_no_work(tmp_path: Path, end: str) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    prefix = ["sh", "-c", f'exec "$@" {end}', "sh"]
+    assert place.command("run", "--once", prefix=prefix).returncode == 0
+    place.assert_kept(DONE=3)
+    assert place.command("show", "no such", prefix=prefix).returncode == os.EX_NOINPUT
+
+
 def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop("broken.jpg", b"no picture")
