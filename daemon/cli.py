@@ -84,7 +84,7 @@ def run(
     config: ConfigOption = None,
     once: Annotated[bool, typer.Option("--once", help="Work off what is there and exit: 0 all of it done, 1 not.")] = False,
 ) -> None:
-    """Run the daemon. SIGTERM and Ctrl-C let what is in hand finish first.
+    """Run the daemon. SIGTERM, Ctrl-C and a terminal that closes let what is in hand finish first.
 
     Example: visiond run --config /etc/visiond/daemon.toml
     """

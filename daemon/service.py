@@ -60,7 +60,7 @@ class Service:
         self.notifier = Notifier()
 
     async def run(self) -> None:
-        """Start up, work until SIGTERM, SIGINT or (with once) the end of the work, shut down. Raises VisiondError."""
+        """Start up, work until SIGTERM, SIGINT, SIGHUP or (with once) the end of the work, shut down. Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._obey_signals, pipeline)
@@ -130,8 +130,10 @@ class Service:
         log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once, pages=self.url)
 
     async def _obey_signals(self, pipeline: Pipeline) -> None:
-        """The first SIGTERM or SIGINT drains, the second or the end of the time for it stops at once."""
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        """The first SIGTERM, SIGINT or SIGHUP drains, the second or the end of the time for it stops at once."""
+        orders = [signal.SIGTERM, signal.SIGINT]
+        orders += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # as nohup has it
+        with anyio.open_signal_receiver(*orders) as signals:
             async for signum in signals:
                 self.told_to_stop = True
                 log.info("draining", signal=signum.name, in_flight=len(pipeline.in_flight))
@@ -140,8 +142,9 @@ class Service:
                     raise Hurried
                 pipeline.drain()
                 with anyio.move_on_after(self.config.pipeline.drain_seconds):
-                    async for _ in signals:
-                        break
+                    async for another in signals:
+                        if another != signal.SIGHUP:  # a closed terminal sends two: one by the shell, one by the kernel
+                            break
                 leave_within(LEAVE_SECONDS)
                 raise Hurried
 

@@ -53,7 +53,8 @@ def main() -> None:
     connection, slab_fd, parent = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     die_with(parent)
     keep_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides what it means
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the whole group; the daemon decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     channel = Channel(socket.socket(fileno=connection))
     setup = channel.receive()

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def confine(parent: int, limits: Limits) -> None:
     """Give up what decoding does not need, and die with the parent."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when; a Ctrl-C reaches the whole group
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # the parent decides when; a terminal tells the whole group
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a read-only /proc
         Path("/proc/self/oom_score_adj").write_text("1000")  # short of memory, the kernel should take this one first

@@ -316,7 +316,7 @@ class Gate:
 class Daemon:
     """`visiond run` at a place, from its start to its end. At the end of the context no process of it may be left."""
 
-    def __init__(self, place: Place, *, ready: bool = True, prefix: Sequence[str] = (), **environment: str) -> None:
+    def __init__(self, place: Place, *options: str, ready: bool = True, prefix: Sequence[str] = (), **environment: str) -> None:
         """prefix: a command that runs the daemon in its own stead."""
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
@@ -324,7 +324,7 @@ class Daemon:
         environment = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "daemon", "run", "--config", str(place.config)],
+                [*prefix, sys.executable, "-m", "daemon", "run", *options, "--config", str(place.config)],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -134,6 +134,32 @@ def test_a_second_ctrl_c_does_not_wait_for_what_is_in_hand(tmp_path: Path) -> No
     assert counts_of(place) == {"PENDING": 1}
 
 
+@pytest.mark.parametrize("once", [[], ["--once"]], ids=["run", "run --once"])
+def test_a_terminal_that_closes_drains_it_though_it_says_so_twice_and_to_the_workers(tmp_path: Path, once: list[str]) -> None:
+    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 1.0}}}})
+    place.drop_many(range(200))
+    with Daemon(place, *once) as daemon:
+        daemon.wait_until(lambda status: status["in_flight"], "images in hand")
+        os.killpg(daemon.process.pid, signal.SIGHUP)
+        daemon.wait_event("draining", signal="SIGHUP")
+        os.killpg(daemon.process.pid, signal.SIGHUP)
+        assert daemon.wait_end() == (1 if once else 0)  # images are left
+        assert not list(daemon.events("worker lost"))
+        assert not list(daemon.events("stopped before the drain was over; what was in hand stays pending"))
+    assert counts_of(place)["DONE"]
+    assert place.judge(finished=False).problems == []
+
+
+def test_under_nohup_a_terminal_that_closes_is_of_no_matter(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with Daemon(place, prefix=["nohup"]) as daemon:
+        os.killpg(daemon.process.pid, signal.SIGHUP)
+        place.drop_many(range(10))
+        daemon.wait_idle(10)
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=10)
+
+
 def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"drain_seconds": 0.2}})
     with Daemon(place) as daemon:
