@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ DATABASE = ("-wal", "-shm", "")  # the names of SQLite's files, behind the ledge
 CONTROL = "control.sock"
 LOCK = "lock"
 SOCKET_BYTES = 107  # unix(7)
+FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
 
 
 @contextlib.contextmanager
@@ -32,10 +34,22 @@ def lock_state(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunning(f"Another visiond works with {folder}. Stop it, or name another [state] path.") from None
+            taken = f"{folder}{_holder_of(fd)}"
+            raise AlreadyRunning(f"Another visiond works with {taken}. Stop it, or name another [state] path.") from None
+        with contextlib.suppress(OSError):
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which keeps nobody out, but tells whose it is
         yield
     finally:
         os.close(fd)
+
+
+def _holder_of(fd: int) -> str:
+    """The process that holds the lock now, as the kernel knows it; empty where it cannot tell, as of another container."""
+    question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        pid = struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, question))[-1]
+        return f", as process {pid}" if pid > 0 else ""
+    return ""
 
 
 @contextlib.contextmanager
