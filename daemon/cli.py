@@ -280,7 +280,7 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def check(config: ConfigOption = None) -> None:
+def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Look at configuration and machine, and tell each problem with its mend. Exits 78 when `run` would not work.
 
     Example: visiond check --config /etc/visiond/daemon.toml
@@ -288,9 +288,12 @@ def check(config: ConfigOption = None) -> None:
     from daemon.check import examine
 
     findings = examine(read_config(config), find_config(config))
-    for finding in findings:
-        colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
-        console.print(f"[{colour}]{finding.grade:8}[/{colour}]{say(finding.text)}")
+    if as_json:
+        print_json(findings)
+    else:
+        for finding in findings:
+            colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
+            console.print(f"[{colour}]{finding.grade:8}[/{colour}]{say(finding.text)}")
     raise typer.Exit(os.EX_CONFIG if any(finding.grade == "error" for finding in findings) else 0)
 
 

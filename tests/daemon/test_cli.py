@@ -192,7 +192,7 @@ def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path:
 
 PRINTING = (
     *("status", "list --json", "show 00001.ppm", "show 00001.ppm --json", "export -", "export - -f jsonl", "gpus", "plan"),
-    *("check", "verify", "models list", "--version", "--help"),
+    *("check", "check --json", "verify", "models list", "--version", "--help"),
 )
 
 
@@ -266,6 +266,10 @@ def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path)
     assert "no_such_module" in told.stdout
     assert f"output.results: {bad.site.results} can be made." in told.stdout
     assert f"the configuration is {bad.config}" in told.stdout
+    as_json = bad.command("check", "--json")
+    assert as_json.returncode == os.EX_CONFIG
+    errors = [finding["text"] for finding in json.loads(as_json.stdout) if finding["grade"] == "error"]
+    assert [line.removeprefix("error   ") for line in told.stdout.splitlines() if line.startswith("error")] == errors != []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it made nothing
 
 
