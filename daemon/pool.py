@@ -191,10 +191,11 @@ class Pool:
             worker.cause = worker.cause or loss.cause
         finally:
             seat.worker, seat.state = None, "loading"
+            followed = worker.shared and not (seat.server and seat.server.shared)  # one that shared its GPU was lost before
             with anyio.CancelScope(shield=True):
                 await self._end(seat, worker)
         if not self._stopping:
-            self._mourn(seat, worker)
+            self._mourn(seat, worker, followed=followed)
 
     async def _end(self, seat: Seat, worker: Worker) -> None:
         """Nobody vouches for those that shared a GPU with a lost worker. They begin anew, and from then on each for itself, so
@@ -223,7 +224,7 @@ class Pool:
         for _ in range(worker.slots):
             self._free.put_nowait(worker)
 
-    def _mourn(self, seat: Seat, worker: Worker) -> None:
+    def _mourn(self, seat: Seat, worker: Worker, *, followed: bool) -> None:
         if worker.answered or worker.shared:
             seat.quick_deaths = seat.lone_deaths = 0
         elif worker.died_alone:
@@ -233,6 +234,6 @@ class Pool:
         if not worker.curable and not worker.shared:
             seat.quick_deaths = QUICK_DEATHS
         seat.last_cause = worker.epitaph()
-        reason = "timeout" if worker.timed_out else "died" if worker.loaded else "load"
+        reason = "sharing" if followed else "timeout" if worker.timed_out else "died" if worker.loaded else "load"
         self._metrics.worker_restarts.labels(seat.device, reason).inc()
         log.warning("worker lost", worker=worker.name, device=seat.device, cause=seat.last_cause)

@@ -111,7 +111,8 @@ ROWS: dict[str, list[Panel]] = {
     "Workers": [
         Panel("Workers by state", "silent: no word for a while; waiting: to be restarted; closed: given up.", "short",
               {"{{segment}} {{state}}": "sum by (segment, state) (visiond_workers{M})"}, stacked=True, width=8),
-        Panel("Workers lost", "Since the daemon started, by why: died, timeout, or load (before it was ready).", "short",
+        Panel("Workers lost", "Since the daemon started, by why: died, timeout, load (before it was ready), or sharing (one was"
+              " lost that it shared its GPU with).", "short",
               {"{{device}} {{reason}}": "sum by (device, reason) (visiond_worker_restarts_total{M})"}, width=8),
         Panel("Model load", "Time of the last load of a stage's model.", "s",
               {"{{device}} {{stage}}": "max by (device, stage) (visiond_model_load_seconds{M})"}, width=8),

@@ -199,8 +199,9 @@ async def test_those_that_shared_with_a_lost_one_begin_anew_without_and_nothing_
     setup = Setup("w", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
     server = Server("GPU-1")
     seats = [Seat(setup, "cuda:0", {}, server) for _ in range(3)]
+    metrics = Metrics()
     with contextlib.closing(Slab(1 << 20)) as slab:
-        pool = Pool("w", seats, slab.fd, PipelineSection(), Metrics())
+        pool = Pool("w", seats, slab.fd, PipelineSection(), metrics)
         async with anyio.create_task_group() as tasks:
             await tasks.start(pool.run)
             workers = [seat.worker for seat in seats if seat.worker]
@@ -223,4 +224,6 @@ async def test_those_that_shared_with_a_lost_one_begin_anew_without_and_nothing_
             assert [mps_of(seat.worker) for seat in seats if seat.worker] == [False] * 3
             assert not is_alive(control)
             assert [(seat.quick_deaths, seat.lone_deaths) for seat in seats] == [(0, 0)] * 3
+            for reason, count in (("died", 1), ("sharing", 2)):
+                assert metrics.value("visiond_worker_restarts_total", device="cuda:0", reason=reason) == count
             tasks.cancel_scope.cancel()
