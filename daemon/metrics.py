@@ -67,6 +67,7 @@ class Metrics:
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
 
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
+        self.workers_sharing = gauge("visiond_workers_sharing", "Workers that share their GPU side by side (MPS).", ["segment"])
         self.worker_restarts = counter("visiond_worker_restarts", "Workers that had to be replaced.", ["device", "reason"])
         self.model_load_seconds = gauge(
             "visiond_model_load_seconds", "Time of the last load of a stage's model.", ["device", "stage"]

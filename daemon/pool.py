@@ -140,6 +140,7 @@ class Pool:
                 state=seat.state if seat.state != "ready" or seat.healthy else "silent",
                 batches=seat.worker.answered if seat.worker else 0,
                 cause=seat.last_cause,
+                shared=seat.worker is not None and seat.worker.shared,
             )
             for seat in self.seats
         ]

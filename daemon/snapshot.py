@@ -13,6 +13,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     state: str  # loading, ready, silent, waiting, closed
     batches: int
     cause: str  # why its last process went away
+    shared: bool = False  # its GPU, with other workers side by side (MPS)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,9 +59,11 @@ class Status:
         oldest = await self._ledger.oldest_pending()
         self._metrics.oldest_pending.set(time.time() - oldest if oldest else 0.0)
         for lane in self._pipeline.lanes:
-            states = [worker.state for worker in lane.pool.health()]
+            workers = lane.pool.health()
+            states = [worker.state for worker in workers]
             for state in ("loading", "ready", "silent", "waiting", "closed"):
                 self._metrics.workers.labels(lane.name, state).set(states.count(state))
+            self._metrics.workers_sharing.labels(lane.name).set(sum(worker.shared for worker in workers))
             for seat in lane.pool.seats:
                 if seat.worker and seat.worker.loaded:
                     beat, name = seat.worker.beat, seat.setup.name

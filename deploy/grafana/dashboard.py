@@ -110,12 +110,14 @@ ROWS: dict[str, list[Panel]] = {
     ],
     "Workers": [
         Panel("Workers by state", "silent: no word for a while; waiting: to be restarted; closed: given up.", "short",
-              {"{{segment}} {{state}}": "sum by (segment, state) (visiond_workers{M})"}, stacked=True, width=8),
+              {"{{segment}} {{state}}": "sum by (segment, state) (visiond_workers{M})"}, stacked=True, width=6),
         Panel("Workers lost", "Since the daemon started, by why: died, timeout, load (before it was ready), or sharing (one was"
               " lost that it shared its GPU with).", "short",
-              {"{{device}} {{reason}}": "sum by (device, reason) (visiond_worker_restarts_total{M})"}, width=8),
+              {"{{device}} {{reason}}": "sum by (device, reason) (visiond_worker_restarts_total{M})"}, width=6),
+        Panel("Workers that share a GPU", "Side by side, by MPS: the first that is lost ends that until the next start.",
+              "short", {"{{segment}}": "sum by (segment) (visiond_workers_sharing{M})"}, width=6),
         Panel("Model load", "Time of the last load of a stage's model.", "s",
-              {"{{device}} {{stage}}": "max by (device, stage) (visiond_model_load_seconds{M})"}, width=8),
+              {"{{device}} {{stage}}": "max by (device, stage) (visiond_model_load_seconds{M})"}, width=6),
     ],
     "Ledger and folders": [
         Panel("Commits", "Transactions of the ledger: each holds many images under load.", "suffix: commits/s",

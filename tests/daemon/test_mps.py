@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 import structlog
+from anyio import to_thread
 
 from daemon import layout, mps
 from daemon.child import Worker
@@ -29,7 +32,7 @@ from daemon.metrics import Metrics
 from daemon.mps import PIPES, Server, is_installed
 from daemon.pool import Pool, Seat
 from daemon.sections import PipelineSection
-from daemon.service import run_service
+from daemon.service import Service, run_service
 from daemon.slab import Slab
 from stages.base import Limits
 from tests.daemon_process import Place, until, wait_for
@@ -189,6 +192,25 @@ async def test_the_first_that_is_lost_ends_the_sharing_only_its_own_image_fails_
     assert failed_as(place.assert_kept(DONE=40, **({"FAILED": 1} if poison else {})), "poison") == poison
 
 
+async def test_status_and_metrics_tell_which_workers_share_their_gpu(
+    trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
+    pipeline = {"devices": ["cuda:0", "cuda:0", "cpu"]}
+    place = Place(tmp_path, {"pipeline": pipeline, "http": {"listen": "127.0.0.1:0"}})
+    service = Service(parse(place.settings, tmp_path))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run)
+        await until(lambda: service.loaded)
+        table = (await to_thread.run_sync(place.command, "status")).stdout
+        assert [line.split()[1:3] for line in table.splitlines()[-3:]] == [["cuda:0,", "shared"]] * 2 + [["cpu", "ready"]]
+        status = json.loads((await to_thread.run_sync(place.command, "status", "--json")).stdout)
+        assert [worker["shared"] for worker in status["workers"]] == [True, True, False]
+        with await to_thread.run_sync(urllib.request.urlopen, f"{service.url}/metrics") as page:
+            assert b'visiond_workers_sharing{segment="ocr+yolo+clip+blip"} 2.0' in page.read()
+        tasks.cancel_scope.cancel()
+
+
 def mps_of(worker: Worker) -> bool:
     return PIPES.encode() in Path(f"/proc/{worker.process.pid}/environ").read_bytes()
 
@@ -205,7 +227,7 @@ async def test_those_that_shared_with_a_lost_one_begin_anew_without_and_nothing_
         async with anyio.create_task_group() as tasks:
             await tasks.start(pool.run)
             workers = [seat.worker for seat in seats if seat.worker]
-            assert [mps_of(worker) for worker in workers] == [True] * 3
+            assert [mps_of(worker) for worker in workers] == [state.shared for state in pool.health()] == [True] * 3
             control = control_of(server.shared)
             for worker in workers:
                 os.kill(worker.process.pid, signal.SIGSTOP)  # so that they keep what they are given
@@ -222,6 +244,7 @@ async def test_those_that_shared_with_a_lost_one_begin_anew_without_and_nothing_
                 os.kill(workers[0].process.pid, signal.SIGKILL)
             await until(lambda: all(seat.healthy and seat.worker not in workers for seat in seats))
             assert [mps_of(seat.worker) for seat in seats if seat.worker] == [False] * 3
+            assert not any(state.shared for state in pool.health())
             assert not is_alive(control)
             assert [(seat.quick_deaths, seat.lone_deaths) for seat in seats] == [(0, 0)] * 3
             for reason, count in (("died", 1), ("sharing", 2)):
