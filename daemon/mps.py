@@ -7,13 +7,16 @@ each GPU, and does without for good once a worker is lost.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -26,6 +29,7 @@ from stages.processes import die_with
 log = structlog.get_logger()
 
 CONTROL = "nvidia-cuda-mps-control"  # of the driver; it starts the server itself
+FOLDERS = "visiond-mps-"  # in /tmp: a short path, as sockets lie in them
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 ADMINISTRATORS = Path("/tmp/nvidia-mps/control")  # where one is that CUDA's processes find by themselves
 TRIAL_SECONDS = 30.0
@@ -48,7 +52,7 @@ class Server:
         self._works = True
         self._starting = anyio.Lock()
         self._process: anyio.abc.Process | None = None
-        self._folder = ""
+        self._folder = contextlib.ExitStack()  # removes it
 
     async def share(self) -> dict[str, str]:
         """The environment of a process that is to share the GPU; empty where MPS does not work, and once it was closed."""
@@ -67,13 +71,15 @@ class Server:
         self.close()
         if self._process:
             await end(self._process, END_SECONDS)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     async def _start(self) -> None:
         try:
-            self._folder = tempfile.mkdtemp(prefix="visiond-mps-")  # short: sockets lie in it
-            shared = {PIPES: self._folder, "CUDA_MPS_LOG_DIRECTORY": self._folder}
+            remove_leftovers()
+            folder = tempfile.mkdtemp(prefix=FOLDERS)
+            self._folder.callback(shutil.rmtree, folder, ignore_errors=True)
+            self._folder.enter_context(locked(folder))
+            shared = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
             with anyio.fail_after(TRIAL_SECONDS):
                 await self._serve(os.environ | shared | {"CUDA_VISIBLE_DEVICES": self._gpu})
         except (OSError, subprocess.CalledProcessError) as error:  # a TimeoutError is an OSError
@@ -98,11 +104,30 @@ class Server:
             env=environment,
             start_new_session=True,
         )
-        while not await anyio.Path(self._folder, "control").exists():  # where CUDA cannot reach it, it quietly does without
+        control = anyio.Path(environment[PIPES], "control")  # where CUDA cannot reach it, it quietly does without
+        while not await control.exists():
             if self._process.returncode is not None:
                 raise OSError(f"{CONTROL} left with status {self._process.returncode}")
             await anyio.sleep(GLANCE_SECONDS)
         await anyio.run_process([*program, "try", parent], env=environment, start_new_session=True)
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """No other process has the lock meanwhile. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_leftovers() -> None:
+    """The folders of daemons that were killed: nobody has their lock."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        with contextlib.suppress(OSError), locked(folder):
+            shutil.rmtree(folder)
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +100,8 @@ async def test_all_that_share_a_gpu_have_one_server_until_it_is_stopped(trial: P
     assert await server.share() is shared
     control = control_of(shared)
     assert is_alive(control)
+    await start_and_stop()  # another daemon's, which leaves this one its folder
+    assert await anyio.Path(shared[PIPES]).exists()
     await server.stop()
     assert not is_alive(control)
     assert not await anyio.Path(shared[PIPES]).exists()
@@ -166,13 +167,22 @@ def test_only_several_workers_of_a_gpu_share_it_and_only_where_that_is_wanted(
     assert [seat.device for seat in lane.pool.seats if seat.server] == servers * 2
 
 
-def test_a_server_does_not_outlive_a_daemon_that_is_killed(trial: Path) -> None:
-    told = subprocess.run([trial, "-c", PARENT, trial], capture_output=True, text=True, check=False)
+def test_a_server_does_not_outlive_a_daemon_that_is_killed_nor_its_folder_the_next_start(trial: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(trial.parent)}
+    told = subprocess.run([trial, "-c", PARENT, trial], env=environment, capture_output=True, text=True, check=False)
     assert told.returncode == -signal.SIGKILL
     folder = Path(told.stdout.split()[-1])
     control = control_of({PIPES: str(folder)})
     wait_for(lambda: not is_alive(control), "its end")
-    shutil.rmtree(folder)
+    assert folder.exists()
+    anyio.run(start_and_stop)
+    assert not folder.exists()
+
+
+async def start_and_stop() -> None:
+    server = Server("GPU-1")
+    assert await server.share()
+    await server.stop()
 
 
 @pytest.mark.parametrize("end", ["segfault", "lost", ""])
