@@ -42,7 +42,7 @@ def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[
             partial.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path | bytes) -> None:
     """Have a renaming in it outlive a power failure; without, the old file may be back. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

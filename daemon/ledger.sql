@@ -189,11 +189,11 @@ SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = ima
 WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) ORDER BY image.id LIMIT ?;
 
 -- name: published
--- Of each file the newest result has the sidecar; and the reason of a failure stands until there is another version.
+-- Of each file the newest result has the sidecar; and the reason of a failure stands until there is another image.
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
     SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
-    AND (image.status = 2 AND later.status <> 4 OR later.status = 1)
+    AND (image.status = 2 AND later.status NOT IN (3, 4) OR later.status = 1)
 ) AND status IN (1, 2) ORDER BY image.id LIMIT ?;
 
 -- name: pending
@@ -202,7 +202,10 @@ WHERE status = 0 AND image.id > ? ORDER BY image.id LIMIT ?;
 
 -- name: set_aside
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
-WHERE status = 2 AND location IS NOT NULL AND image.id > ? AND NOT :is_newest ORDER BY image.id LIMIT ?;
+WHERE location IS NOT NULL AND image.id > ? AND (status = 4 OR status = 2 AND EXISTS (
+    SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
+    AND later.status NOT IN (3, 4)
+)) ORDER BY image.id LIMIT ?;
 
 -- name: restore
 INSERT INTO image (id, inbox, path, device, inode, size, mtime_ns, ctime_ns, status, seen_at, attempts, location, digest,

@@ -167,8 +167,12 @@ class Reader:
         return self._walk("pending", 256)
 
     def set_aside(self) -> Iterator[Record]:
-        """Every image that FAILED, was moved, and has a newer version."""
+        """Every image that FAILED, was moved, and has a newer version; GONE if that came before it was tried again."""
         return self._walk("set_aside", 256)
+
+    def owed(self) -> Iterator[Record]:
+        """Every image with an end that may not be published yet."""
+        return self._walk("owed", 256)
 
     def check(self) -> None:
         """Read the file from end to end. Raises LedgerDamaged."""

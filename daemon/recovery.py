@@ -31,7 +31,7 @@ from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar
 from daemon.sinks import Sink, sync_folders, write_sidecar
-from daemon.sources import second_name
+from daemon.sources import taken_names
 from daemon.state import DATABASE, LEDGER, lock_state
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
@@ -86,14 +86,16 @@ def repair(config: Config) -> Iterator[Finding]:
 def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
     sinks = {os.fsencode(inbox.path): Sink.of(inbox, config) for inbox in config.inbox}
     known: set[bytes] = set()
-    for record in reader.published():
+    beside = (record for record in reader.set_aside() if record.status is JobStatus.FAILED and os.path.lexists(record.location))
+    for record in itertools.chain(reader.published(), beside):
         if sink := sinks.get(record.inbox_path):
             finding = _find(sink, record)
             if mend and finding.kind != "whole":
-                write_sidecar(record, *sink.sidecar_paths(record))
+                known.add(write_sidecar(record, *sink.sidecar_paths(record)))
             known.add(finding.file)
             yield finding
-    for record in itertools.chain(reader.pending(), reader.set_aside()):  # what was said of their last failure stands
+    # What was said of the last failure of what is to be tried again stands, and what is to be published may be already.
+    for record in itertools.chain(reader.pending(), reader.owed(), reader.set_aside()):
         if sink := sinks.get(record.inbox_path):
             known.update(sink.sidecar_paths(record))
     if mend:
@@ -102,12 +104,14 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
 
 
 def _find(sink: Sink, record: Record) -> Finding:
-    """The record's sidecar, under either of its names."""
-    paths, data = sink.sidecar_paths(record), record.sidecar
-    for path in paths:
+    """The record's sidecar or reason, under any of its names."""
+    data, paths = record.sidecar, sink.sidecar_paths(record)
+    older = sink.old_reason_paths(record) if record.status is JobStatus.FAILED else ()
+    for path in (*paths, *older):
         if _holds(path, data):
             return Finding("whole", path)
-    return Finding("edited" if os.path.isfile(paths[0]) else "missing", paths[0])
+    there = next(filter(os.path.isfile, paths), None)
+    return Finding("edited", there) if there else Finding("missing", paths[0])
 
 
 def _holds(path: bytes, data: bytes) -> bool:
@@ -230,10 +234,19 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         raise ValueError("it has a number that no image has")
     if source.inbox != sink.inbox.decode(errors="replace"):
         raise ValueError(f"it is of the inbox {source.inbox}, and this is the folder of {os.fsdecode(sink.inbox)}")
-    places = b"", second_name(os.path.join(sink.failed, record.path), record.id)
-    if sidecar.schema != SCHEMA or not any(file in sink.sidecar_paths(record, place) for place in places):
+    if sidecar.schema != SCHEMA or file not in _places_of(record, sink):
         raise ValueError(f"it is no {SCHEMA} sidecar of a file of that name")
     return record
+
+
+def _places_of(record: Record, sink: Sink) -> set[bytes]:
+    """Where its sidecar may lie, or its reason, whatever became of its image."""
+    places = set(sink.sidecar_paths(record))
+    if record.status is JobStatus.FAILED:
+        places.update(sink.old_reason_paths(record))
+        for image in taken_names(os.path.join(sink.failed, record.path), record.id):
+            places.update(sink.sidecar_paths(record, image))
+    return places
 
 
 def _locate(record: Record, sink: Sink) -> Record:
@@ -243,7 +256,7 @@ def _locate(record: Record, sink: Sink) -> Record:
     if status and status.st_size == record.version.size and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS:
         return replace(record, version=Version.of(status))
     home = sink.home_of(record)
-    for place in (second_name(home, record.id), home) if home else ():
+    for place in reversed(taken_names(home, record.id)) if home else ():
         status = _stat_regular(place)
         if status and status.st_size == record.version.size:
             return replace(record, location=place, version=Version.of(status))

@@ -26,13 +26,14 @@ from daemon.errors import SCARCE
 from daemon.jobs import JobStatus, Placed
 from daemon.records import Record
 from daemon.sections import Inbox
-from daemon.sources import temporary_name
+from daemon.sources import second_name, temporary_name
 
 log = structlog.get_logger()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 LONGEST_NAME = 255  # bytes, of every common file system
-_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, *SCARCE)  # may pass, and concerns every file
+_PASSING = (errno.ENOSPC, errno.EDQUOT, *SCARCE)
+_DISK_TROUBLE = (errno.EIO, errno.EROFS, *_PASSING)  # may pass, and concerns every file
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -54,7 +55,10 @@ class Sink:
         name = os.fsencode(inbox.name)
         folders = (output.results, output.failed, output.done, output.bins_folder)
         results, failed, done, bins = (os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders)
-        return cls(os.fsencode(inbox.path), results, failed, done, bins, output.bins, inbox.on_success)
+        mode, fate = output.bins, inbox.on_success
+        if (mode, fate) == ("copy", "delete"):  # which is a move, and one that overwrites nothing
+            mode, fate = "move", "keep"
+        return cls(os.fsencode(inbox.path), results, failed, done, bins, mode, fate)
 
     def publish(self, record: Record) -> Placed:
         """Write the sidecar or the reason, fill the bin, put the source where it belongs.
@@ -66,24 +70,35 @@ class Sink:
             return self._place(record)
         placed = self._move(record)  # first, since the reason has the name that its image gets
         write_sidecar(record, *self.sidecar_paths(record, placed.location))
+        if self.bins_mode == "link":
+            self._try(record, lambda: self._leave_other_bins(record))
         return placed
 
     def sidecar_paths(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
         """Where its sidecar or its reason goes, by either name. location: where the file lies, if not where the record says."""
         if record.status is JobStatus.DONE:
             return sidecar_paths(self.results, record.path)
-        return sidecar_paths(self.failed, self._name_of(record, location or record.location))
+        return self._reason_paths(record, location or record.location)
 
-    def _name_of(self, record: Record, location: bytes) -> bytes:
-        """What its reason is called after: its own name among the failed, where another version may have had the first one."""
+    def old_reason_paths(self, record: Record) -> tuple[bytes, bytes]:
+        """Where a reason may lie that was written when another version had the name among the failed."""
+        return sidecar_paths(self.failed, second_name(record.path, record.id))
+
+    def _reason_paths(self, record: Record, location: bytes) -> tuple[bytes, bytes]:
+        """A reason is called after its image, where that lies among the failed, and else after its path in the inbox, unless
+        another version lies there under that name."""
         folder = os.path.join(self.failed, b"")
-        return location.removeprefix(folder) if location.startswith(folder) else record.path
+        if location.startswith(folder):
+            return sidecar_paths(self.failed, location.removeprefix(folder))
+        if os.path.lexists(folder + record.path) and not _could_be_a_reason(record.path):
+            return self.old_reason_paths(record)
+        return sidecar_paths(self.failed, record.path)
 
     def home_of(self, record: Record) -> bytes | None:
         """Where its source belongs once it is published; None: where it is."""
         if record.status is not JobStatus.DONE:
             stays = self.on_success == "keep" and self.bins_mode != "move"
-            stays |= record.path.endswith(b".json")  # else it would have the name of another one's reason
+            stays |= _could_be_a_reason(record.path)
             return None if stays else os.path.join(self.failed, record.path)
         if self.bins_mode == "move":
             return self._bin_of(record)
@@ -111,10 +126,9 @@ class Sink:
 
     def _forget_reason(self, record: Record) -> None:
         """Of a try that failed, or of an earlier version, unless that was moved and lies beside it."""
-        name = self._name_of(record, record.location)
-        image = os.path.join(self.failed, name)
-        if image == record.location or not os.path.lexists(image):
-            _unlink(sidecar_paths(self.failed, name)[0])
+        for first, second in (self._reason_paths(record, record.location), self.old_reason_paths(record)):
+            if not _unlink(first):
+                _unlink(second)
 
     def _leave_other_bins(self, record: Record) -> None:
         """An earlier version of the file may have been in another of the built-in rule's bins; other folders are not ours."""
@@ -141,7 +155,7 @@ class Sink:
         try:
             return sources.move(record, home)
         except OSError as error:
-            if error.errno in SCARCE:
+            if error.errno in _PASSING:
                 raise
             log.warning("source stays where it is", path=os.fsdecode(record.location), error=error.strerror)
             return Placed(record.id)
@@ -175,15 +189,22 @@ def sync_folders(sinks: Iterable[Sink]) -> None:
                 os.close(fd)
 
 
-def write_sidecar(record: Record, first: bytes, second: bytes) -> None:
+def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:
     """The record under its sidecar's name or, where a folder or a file has that name or the path grows too long, under
-    the second."""
+    the second; returns which."""
     try:
         write_whole(first, record.sidecar)
     except OSError as error:
         if error.errno in _DISK_TROUBLE:
             raise
         write_whole(second, record.sidecar)
+        return second
+    return first
+
+
+def _could_be_a_reason(path: bytes) -> bool:
+    """An image of such a name never lies among the failed."""
+    return path.endswith(b".json")
 
 
 class Journal:
@@ -244,9 +265,15 @@ def write_whole(path: bytes, data: bytes) -> None:
         raise
 
 
-def _unlink(path: bytes) -> None:
-    with contextlib.suppress(*_IN_THE_WAY):
+def _unlink(path: bytes) -> bool:
+    """Whether the name is free now, and no folder has it or a file that of a folder on its way."""
+    try:
         os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except (NotADirectoryError, IsADirectoryError):
+        return False
+    return True
 
 
 def _create(path: bytes) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import hashlib
 import itertools
 import os
@@ -11,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 
 from daemon.beneath import FOLDER, READ, open_beneath
+from daemon.files import sync_folder
 from daemon.jobs import Placed, Version
 from daemon.records import Record
 
@@ -22,25 +24,26 @@ def move(record: Record, target: bytes) -> Placed:
 
     A source that is another version by now stays: it will have a row and a result of its own.
     """
-    stem, suffix = os.path.splitext(target)
-    second = second_name(target, record.id)
-    if record.location in (target, second):  # it failed, was tried again and failed again
+    taken = taken_names(target, record.id)
+    if record.location in taken:  # it failed, was tried again and failed again
         return Placed(record.id)
     if not _is_same(record, record.location):
-        done = next((path for path in (second, target) if _is_same(record, path)), None)  # before a crash
-        return Placed(record.id, done, Version.of(os.lstat(done))) if done else Placed(record.id)
-    numbered = (b"%b~%d.%d%b" % (stem, record.id, number, suffix) for number in itertools.count(2))
-    final = next(
-        path for path in itertools.chain((target, second), numbered) if _is_copy(record, path) or not os.path.lexists(path)
-    )
+        done = next((path for path in reversed(taken) if _is_same(record, path)), None)  # before a crash
+        if done is None:
+            return Placed(record.id)
+        delete(record)  # the last of it, if the crash was in the middle of that
+        return Placed(record.id, done, Version.of(os.lstat(done)))
+    final = next((path for path in taken if _is_copy(record, path)), None)  # of before a crash
+    final = final or next(path for path in _names(target, record.id) if not os.path.lexists(path))
     os.makedirs(os.path.dirname(final), exist_ok=True)
     try:
         _take(record, final)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        if not _is_copy(record, final):  # of before a crash
+        if final not in taken:
             copy(record, final)
+        sync_folder(os.path.dirname(final))  # or a power failure might leave neither
         delete(record)
     return Placed(record.id, final, Version.of(os.lstat(final)))
 
@@ -51,18 +54,20 @@ def copy(record: Record, target: bytes) -> None:
         return
     temporary = temporary_name(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    with open(os.open(record.location, READ), "rb") as source, open(temporary, "wb") as taken:
-        status = os.fstat(source.fileno())
-        if _is_version(record, status, at_source=True):
+    try:
+        with open(os.open(record.location, READ), "rb") as source, open(temporary, "wb") as taken:
+            status = _expect(record, source.fileno())
             shutil.copyfileobj(source, taken, COPIED_BYTES)
             taken.flush()
             os.fchmod(taken.fileno(), status.st_mode & 0o777)  # the copy is ours: set-user-id would lend our rights
             os.utime(taken.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(taken.fileno())  # the source may be deleted next
-    if _is_same(record, temporary):
+            _expect(record, source.fileno())  # still: it may have been written to
         os.rename(temporary, target)
-    else:
-        os.unlink(temporary)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def link(source: bytes, target: bytes) -> None:
@@ -86,8 +91,22 @@ def delete(record: Record) -> None:
 
 def second_name(target: bytes, number: int) -> bytes:
     """What a source is called where another file has its name already."""
+    return next(itertools.islice(_names(target, number), 1, None))
+
+
+def taken_names(target: bytes, number: int) -> list[bytes]:
+    """Of the names that a source may have at `target` those that some file has."""
+    names = _names(target, number)
+    first = [path for path in itertools.islice(names, 2) if os.path.lexists(path)]
+    return first + list(itertools.takewhile(os.path.lexists, names))
+
+
+def _names(target: bytes, number: int) -> Iterator[bytes]:
+    """a.jpg, a~7.jpg, a~7.2.jpg, a~7.3.jpg …"""
     stem, suffix = os.path.splitext(target)
-    return b"%b~%d%b" % (stem, number, suffix)
+    yield target
+    yield b"%b~%d%b" % (stem, number, suffix)
+    yield from (b"%b~%d.%d%b" % (stem, number, again, suffix) for again in itertools.count(2))
 
 
 def temporary_name(path: bytes) -> bytes:
@@ -117,8 +136,7 @@ def _is_copy(record: Record, path: bytes) -> bool:
     """Whether the file at `path` has the source's very bytes, on a file system that it can only be copied to."""
     if not _is_same(record, path) or os.lstat(path).st_dev == os.lstat(record.location).st_dev:
         return False
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").digest() == record.digest
+    return filecmp.cmp(record.location, path, shallow=False)
 
 
 def _take(record: Record, target: bytes) -> None:
@@ -128,7 +146,19 @@ def _take(record: Record, target: bytes) -> None:
         os.rename(name, target, src_dir_fd=folder)
         if not _is_version(record, os.lstat(target), at_source=True):  # its inode came along
             os.rename(target, name, dst_dir_fd=folder)
-            raise OSError(errno.EAGAIN, "it was replaced meanwhile", record.location)
+            raise _replaced(record)
+
+
+def _expect(record: Record, fd: int) -> os.stat_result:
+    """What is opened there is the source."""
+    status = os.fstat(fd)
+    if not _is_version(record, status, at_source=True):
+        raise _replaced(record)
+    return status
+
+
+def _replaced(record: Record) -> OSError:
+    return OSError(errno.EAGAIN, "it was replaced meanwhile", record.location)
 
 
 @contextlib.contextmanager

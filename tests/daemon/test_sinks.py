@@ -248,6 +248,41 @@ def test_the_reason_of_a_failed_image_that_was_replaced_by_a_mended_version_goes
     assert tree(tmp_path) == {"inbox/a.jpg": b"image", "results/a.jpg.json": mended.sidecar}
 
 
+@pytest.mark.parametrize("on_success", ["keep", "move"])
+def test_a_reason_never_takes_the_place_of_that_of_a_moved_image(tmp_path: Path, on_success: str) -> None:
+    first = drop(tmp_path, data=b"cut", **FAILED)
+    open_sink(tmp_path, on_success="move").publish(first)
+    sink, second = open_sink(tmp_path, on_success=on_success), drop(tmp_path, data=b"cut anew", id=8, **FAILED)
+    if on_success == "move":
+        os.unlink(second.location)  # so that it cannot be
+    sink.publish(second)
+    beside = {"failed/a.jpg": b"cut", "failed/a.jpg.json": first.sidecar}
+    assert (beside | {"failed/a~8.jpg.json": second.sidecar}).items() <= tree(tmp_path).items()
+    sink.publish(make_record(tmp_path / "inbox", id=8))
+    assert {name for name in tree(tmp_path) if name.startswith("failed/")} == beside.keys()
+
+
+def test_an_image_that_got_the_third_name_is_found_there_after_a_crash(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path, on_success="move")
+    first = drop(tmp_path, data=b"cut", **FAILED)
+    sink.publish(first)
+    (tmp_path / "failed" / "a~8.jpg").write_bytes(b"the user's")
+    second = drop(tmp_path, data=b"cut anew", id=8, **FAILED)
+    placed = sink.publish(second)
+    assert placed.location == os.fsencode(tmp_path / "failed" / "a~8.2.jpg")
+    assert sink.publish(second) == placed
+    assert (tmp_path / "failed" / "a.jpg.json").read_bytes() == first.sidecar
+
+
+def test_a_reason_under_its_second_name_goes_too_once_its_image_is_done(tmp_path: Path) -> None:
+    (tmp_path / "failed" / "a.jpg.json").mkdir(parents=True)
+    sink = open_sink(tmp_path)
+    sink.publish(drop(tmp_path, data=b"cut", **FAILED))
+    assert any(name.startswith("failed/~") for name in tree(tmp_path))
+    sink.publish(drop(tmp_path, id=8))
+    assert tree(tmp_path).keys() == {"inbox/a.jpg", "results/a.jpg.json"}
+
+
 def test_a_path_too_long_for_the_failed_folder_does_not_stop_the_daemon(tmp_path: Path) -> None:
     record = drop(tmp_path)
     long = b"/".join([b"d" * 250] * 16) + b"/a.jpg"
@@ -313,6 +348,22 @@ def test_a_new_version_leaves_the_bin_of_the_old_one(tmp_path: Path, bins: str) 
     sink.publish(drop(tmp_path, b"b.jpg", bin="A"))
     names = {name for name in tree(tmp_path) if name.startswith("bins/")}
     assert names == {"bins/Receipts/a.jpg", "bins/A/b.jpg"}
+
+
+@pytest.mark.parametrize(("bins", "stays"), [("link", False), ("copy", True)])
+def test_no_bin_has_a_link_to_a_version_that_failed(tmp_path: Path, bins: str, stays: bool) -> None:
+    sink = open_sink(tmp_path, bins)
+    sink.publish(drop(tmp_path))
+    sink.publish(drop(tmp_path, data=b"cut", id=8, **FAILED))
+    assert ("bins/A/a.jpg" in tree(tmp_path)) is stays
+
+
+def test_a_bin_that_has_the_only_copies_keeps_them_all(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path, "copy", "delete")
+    for number, bin_name in enumerate("AAB", 7):
+        sink.publish(drop(tmp_path, data=b"image %d" % number, id=number, bin=bin_name))
+    files = tree(tmp_path / "bins")
+    assert files == {"A/a.jpg": b"image 7", "A/a~8.jpg": b"image 8", "B/a.jpg": b"image 9"}
 
 
 @pytest.mark.parametrize("bins", ["link", "copy"])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from daemon import sources
 from daemon.jobs import Placed, Version
 from daemon.records import Record
 from tests.makers import MODES, drop, open_sink, tree
@@ -105,6 +108,50 @@ def test_a_source_moves_across_file_systems(tmp_path: Path, elsewhere: Path, bin
     assert list(tree(elsewhere).values()) == [b"image"]
     assert list(tree(tmp_path)) == ["results/a.jpg.json"]
     assert folder in os.listdir(elsewhere)
+
+
+def test_a_source_goes_once_its_copy_is_on_the_disk(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, record, calls = open_sink(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path), list[str]()
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
+    monkeypatch.setattr(os, "rename", noted("rename", os.rename))
+    sources.move(record, os.path.join(sink.done, b"a.jpg"))
+    # What cannot be renamed is copied, given its name, and that is on the disk before the source is put aside.
+    assert calls == ["rename", "fsync", "rename", "fsync", "rename"]
+
+
+def test_a_move_to_where_times_are_kept_in_seconds_loses_nothing(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda file, ns: utime(file, ns=tuple(time - time % 2_000_000_000 for time in ns)))
+    open_sink(tmp_path, on_success="move", done=str(elsewhere)).publish(drop(tmp_path))
+    assert tree(elsewhere) == {"a.jpg": b"image"}
+    assert list(tree(tmp_path)) == ["results/a.jpg.json"]
+
+
+def test_a_source_is_moved_later_to_a_disk_that_is_full(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, record = open_sink(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path)
+
+    def fill_up(source: Any, target: Any, length: int) -> None:
+        target.write(source.read(2))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", fill_up)
+        with pytest.raises(OSError, match="No space left"):
+            sink.publish(record)
+    assert tree(elsewhere) == {}
+    assert sink.publish(record).location == os.path.join(sink.done, b"a.jpg")
 
 
 def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
@@ -227,22 +274,23 @@ def test_a_vanished_source_is_no_trouble_before_there_are_bins(tmp_path: Path) -
 # The same again after a crash
 
 
-def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
-        pytest.skip("there is only one file system here")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
-        sink, record = open_sink(tmp_path, on_success="move", done=elsewhere), drop(tmp_path)
-        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-            patch.setattr("daemon.sources.delete", lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
-            sink.publish(record)
-        sink.publish(record)
-        assert os.listdir(elsewhere) == ["a.jpg"]
-
-
-def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("digest", [hashlib.sha256(b"image").digest(), b""])  # a file too large to read has none
+def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, digest: bytes
 ) -> None:
-    sink, record = open_sink(tmp_path, on_success="delete"), drop(tmp_path)
+    sink, record = open_sink(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path, digest=digest)
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr("daemon.sources.delete", lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
+        sink.publish(record)
+    sink.publish(record)
+    assert os.listdir(elsewhere) == ["a.jpg"]
+
+
+@pytest.mark.parametrize("on_success", ["delete", "move"])
+def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
+) -> None:
+    sink, record = open_sink(tmp_path, on_success=on_success, done=str(elsewhere)), drop(tmp_path)
     unlink = os.unlink
 
     def die(path: bytes) -> None:

@@ -128,19 +128,69 @@ def test_what_is_told_of_a_failure_is_not_foreign_while_its_image_waits_for_anot
 
 def test_every_version_that_failed_and_was_moved_keeps_its_own_reason(tmp_path: Path) -> None:
     place = Place(tmp_path, {"inbox": [{"on_success": "move", "settle_seconds": 0.1}]})
-    for content, status in ((b"no picture", 1), (b"no picture either", 1), (picture(1), 0)):
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "failed" / "a~2.jpg").write_bytes(b"the user's")  # so that the second gets the third name
+    for version, content in enumerate((b"no picture", b"no picture either", picture(1)), 1):
         place.drop("a.jpg", content)
-        assert place.run_once().returncode == status
-        assert told(place, "verify") == (0, {"whole": 1})
+        assert place.run_once().returncode == (version < 3)
+        assert told(place, "verify") == (0, {"whole": version})
     before = sidecars(place)
     digests = {file.name: json.loads(data)["source"]["digest"] for file, data in before.items() if "failed" in file.parts}
-    images = [file for file in place.site.failed.iterdir() if file.suffix != ".json"]
+    images = [file for file in place.site.failed.iterdir() if file.suffix != ".json" and file.name != "a~2.jpg"]
     assert digests == {f"{file.name}.json": f"sha256:{digest_of(os.fsencode(file))}" for file in images}
-    assert len(images) == 2
+    assert len(digests) == 2
+    (place.site.failed / "a.jpg.json").write_bytes(b"{}")
+    assert told(place, "verify") == (1, {"whole": 2, "edited": 1})
+    assert told(place, "repair") == (0, {"whole": 2, "edited": 1})
     place.site.ledger.unlink()
     assert told(place, "repair") == (0, {"restored": 3})
-    assert told(place, "verify") == (0, {"whole": 1})
+    assert told(place, "verify") == (0, {"whole": 3})
     assert sidecars(place) == before
+
+
+def test_what_a_crash_left_between_publishing_and_saying_so_is_not_foreign(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute("UPDATE image SET emitted = 0 WHERE id = 1")
+    assert told(place, "verify") == (0, {"whole": 5})
+
+
+def test_a_sidecar_under_its_second_name_is_verified_and_written_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop("a.ppm", picture(1))
+    (place.site.results / "a.ppm.json").mkdir(parents=True)
+    assert place.run_once().returncode == 0
+    [sidecar] = place.site.results.glob("~*.json")
+    whole = sidecar.read_bytes()
+    sidecar.write_bytes(b"{}")
+    assert told(place, "verify") == (1, {"edited": 1})
+    sidecar.unlink()
+    assert told(place, "repair") == (0, {"missing": 1})
+    assert sidecar.read_bytes() == whole
+
+
+def retry(place: Place) -> None:
+    assert place.command("retry", "--all").returncode == 0
+    place.drop("a.jpg", picture(3))
+
+
+def replace_by_a_link(place: Place) -> None:
+    file = place.inbox() / "a.jpg"
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+
+
+@pytest.mark.parametrize(("on_success", "replace"), [("move", retry), ("keep", replace_by_a_link)])
+def test_the_reason_of_a_failure_that_was_replaced_is_not_foreign(
+    tmp_path: Path, on_success: str, replace: Callable[[Place], None]
+) -> None:
+    place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
+    place.drop("a.jpg", b"no picture")
+    assert place.run_once().returncode == 1
+    replace(place)
+    assert place.run_once().returncode == 0
+    assert told(place, "verify") == (0, {"whole": 1})
+    assert len(list(place.site.failed.rglob("*.json"))) == 1
 
 
 def test_while_a_daemon_runs_nothing_is_verified_or_repaired(tmp_path: Path) -> None:
