@@ -49,7 +49,9 @@ def bench(
     if cold + warm == 0:
         raise typer.BadParameter("there is nothing to run: give --cold or --warm")
     if count < (least := max(1 + sample, WARM_UP + single)):
-        raise typer.BadParameter(f"--sample and --single take their images from the job's: --count must be {least} or more")
+        raise typer.BadParameter(
+            f"--sample and --single take their images from the job's: --count must be {least} or more, or they less"
+        )
     place = Place(folder, pack, pipeline or ())
     report = run_bench(
         place,

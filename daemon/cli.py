@@ -140,7 +140,7 @@ def list_images(
     with control.open_reader(read_config(config)) as reader:
         records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
     if as_json:
-        print_json([record.document() for record in records])
+        print_json([record.document() | {"location": record.location.decode(errors="replace")} for record in records])
         return
     print_listing(
         ("id", "state", "file", "bin or reason"),
@@ -190,7 +190,10 @@ def retry(
         raise typer.BadParameter("name images or give --all, one of them")
     with control.open_reader(settings) as reader:
         ids = reader.failed_ids() if every else [control.find_failed(reader, name) for name in images or []]
-    print(f"{quantity(control.retry(settings, ids), 'image')} pending again")
+    retried = control.retry(settings, ids)
+    print(f"{quantity(retried, 'image')} pending again")
+    if retried < len(ids):
+        errors.print("The others were replaced by newer versions, which alone can be tried again.")
 
 
 @app.command()
@@ -285,9 +288,15 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: visiond check --config /etc/visiond/daemon.toml
     """
-    from daemon.check import examine
+    from daemon.check import Finding, examine
+    from daemon.errors import ConfigError
 
-    findings = examine(read_config(config), find_config(config))
+    try:
+        findings = examine(read_config(config), find_config(config))
+    except ConfigError as error:
+        if not as_json:
+            raise
+        findings = [Finding("error", line) for line in str(error).splitlines()]
     if as_json:
         print_json(findings)
     else:

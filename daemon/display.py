@@ -53,7 +53,7 @@ class StandardError(io.FileIO):
 
     def write(self, data: ReadableBuffer) -> int:
         with contextlib.suppress(OSError):
-            return super().write(data)
+            return super().write(data) or memoryview(data).nbytes  # None: it is full, and must not be waited for
         return memoryview(data).nbytes
 
 
@@ -133,11 +133,10 @@ def show_record(record: Record) -> None:
         return
     console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
     console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
-    print_table(("text", "score"), ((line["text"], line["score"]) for line in document.get("ocr", {}).get("lines", [])))
-    print_table(
-        ("object", "score", "box"),
-        ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in document.get("objects", {}).get("detections", [])),
-    )
+    if lines := document.get("ocr", {}).get("lines"):
+        print_table(("text", "score"), ((line["text"], line["score"]) for line in lines))
+    if found := document.get("objects", {}).get("detections"):
+        print_table(("object", "score", "box"), ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in found))
     print_table(
         ("bin", "criterion", "value", "threshold", "passed"),
         (

@@ -136,7 +136,7 @@ def row_of(record: Record) -> dict[str, Any]:
         "caption": caption.get("text"),
         "clip_similarity": caption.get("similarity"),
         "tags": ", ".join(tag["label"] for tag in tags) if "clip" in document else None,
-        "seconds": sum(document["timings"].values()),
+        "seconds": round(sum(document["timings"].values()), 6),
         "finished_at": document["finished_at"],
         "notice": document.get("notice", ""),
     }

@@ -86,8 +86,7 @@ def repair(config: Config) -> Iterator[Finding]:
 def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
     sinks = {os.fsencode(inbox.path): Sink.of(inbox, config) for inbox in config.inbox}
     known: set[bytes] = set()
-    beside = (record for record in reader.set_aside() if record.status is JobStatus.FAILED and os.path.lexists(record.location))
-    for record in itertools.chain(reader.published(), beside):
+    for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED)):
         if sink := sinks.get(record.inbox_path):
             finding = _find(sink, record)
             if mend and finding.kind != "whole":
@@ -95,12 +94,17 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
             known.add(finding.file)
             yield finding
     # What was said of the last failure of what is to be tried again stands, and what is to be published may be already.
-    for record in itertools.chain(reader.pending(), reader.owed(), reader.set_aside()):
+    for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
         if sink := sinks.get(record.inbox_path):
             known.update(sink.sidecar_paths(record))
     if mend:
         sync_folders(sinks.values())
     yield from (Finding("foreign", file) for file in _list_sidecars(*_folders(sinks.values())) if file not in known)
+
+
+def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:
+    """Images among the failed that have a newer version."""
+    return (record for record in reader.set_aside() if record.status is status and os.path.lexists(record.location))
 
 
 def _find(sink: Sink, record: Record) -> Finding:

@@ -22,7 +22,6 @@ READ: tuple[tuple[bytes, str], ...] = (
 )
 UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"8BPS", "Photoshop (PSD)"),
-    (b"%PDF-", "PDF"),
     (b"%!PS", "PostScript (EPS)"),
     (b"\xc5\xd0\xd3\xc6", "EPS with a preview"),
     (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
@@ -43,6 +42,7 @@ UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"P7\n", "PAM"),
 )
 OTHER_FILES: tuple[tuple[bytes, str], ...] = (
+    (b"%PDF-", "a PDF document"),
     (b"PK\3\4", "a ZIP archive or an office document"),
     (b"\x1f\x8b", "a gzip archive"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),

@@ -58,9 +58,7 @@ def _judge(width: int, height: int, limits: Limits) -> None:
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise ImageError(Reason.HEADER, f"the header states an impossible size of {size} pixels")
     if width * height > limits.max_pixels:
-        raise ImageError(
-            Reason.PIXELS, f"{size} is {width * height / 1e6:.0f} million pixels, max_pixels is {limits.max_pixels}"
-        )
+        raise ImageError(Reason.PIXELS, f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}")
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
         raise ImageError(Reason.ASPECT, f"{size} is longer than max_aspect_ratio = {limits.max_aspect_ratio:g} allows")
 

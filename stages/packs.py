@@ -36,6 +36,13 @@ STANDARD = "standard"
 # Options that change how fast or whether an answer comes, but not which.
 SILENT_OPTIONS = {"load_seconds", "latency_seconds", "latency_per_image_seconds", "fail", "oom_above", "allow_pickle"}
 
+# What a transformers model needs beside its config.json: one file of each.
+MODEL_PARTS = {
+    "weights": ("model.safetensors", "model.safetensors.index.json"),
+    "image processor": ("preprocessor_config.json", "processor_config.json"),
+    "tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json"),
+}
+
 
 @dataclass(frozen=True)
 class Pack:
@@ -149,8 +156,16 @@ def find_model(path: Path, kind: str) -> str | None:
     for place in (kind, "."):
         config = path / place / "config.json"
         if config.is_file() and read_model_type(config) == kind:
+            check_model(config.parent)
             return place
     return None
+
+
+def check_model(folder: Path) -> None:
+    """Raises PackError when a transformers model lacks what is saved beside its config.json."""
+    for what, files in MODEL_PARTS.items():
+        if not any((folder / file).is_file() for file in files):
+            raise PackError(f"{folder} has no {what}: none of {', '.join(files)}. Save it there with save_pretrained.")
 
 
 def read_model_type(config: Path) -> str:

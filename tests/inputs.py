@@ -216,7 +216,7 @@ BAD: list[Input] = [
     Input("zeros", literal(bytes(5000)), Reason.NOT_AN_IMAGE),
     Input("noise", literal(bytes(range(255, 0, -1)) * 9), Reason.NOT_AN_IMAGE),
     Input("eps.jpg", literal(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), Reason.FORMAT),
-    Input("pdf.jpg", literal(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n"), Reason.FORMAT),
+    Input("pdf.jpg", literal(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n"), Reason.NOT_AN_IMAGE),
     Input("svg.jpg", literal(b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'), Reason.FORMAT),
     Input("psd.jpg", literal(b"8BPS\0\1" + bytes(20)), Reason.FORMAT),
     Input("heic without its plug-in", heic, Reason.FORMAT),

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from daemon.cli import app
+from daemon.display import StandardError
 from stages.packs import MINI
 from tests.daemon_process import Daemon, Place, counts_of, picture
 
@@ -220,6 +221,17 @@ def test_a_closed_standard_output_is_refused_with_the_mend(place: Place) -> None
     assert done.stderr == "visiond: standard output is closed; give the command one, for example >/dev/null.\n"
 
 
+def test_a_standard_error_that_is_full_and_does_not_block_ends_no_work() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 16))
+    with StandardError(writer, "w") as error:
+        assert error.write(b"nobody reads this") == 17
+    os.close(reader)
+
+
 @pytest.mark.parametrize("end", ["2>/dev/full", "2>&-"])
 def test_a_standard_error_that_cannot_be_written_ends_no_work(tmp_path: Path, end: str) -> None:
     place = Place(tmp_path)
@@ -244,6 +256,16 @@ def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Pa
     place.assert_kept(FAILED=1)
     assert say(place, "retry", "--all") == "1 image pending again\n"
     assert counts_of(place) == {"PENDING": 1}
+
+
+def test_a_version_that_was_replaced_is_not_tried_again_and_it_is_said(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for content in (b"no picture", b"no picture either"):
+        place.drop("broken.jpg", content)
+        place.run_once()
+    told = place.command("retry", "1", "2")
+    assert (told.returncode, told.stdout) == (0, "1 image pending again\n")
+    assert "replaced by newer versions" in told.stderr
 
 
 def test_gpus_and_plan_tell_what_is_there_and_what_would_be_done(place: Place) -> None:
@@ -271,6 +293,14 @@ def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path)
     errors = [finding["text"] for finding in json.loads(as_json.stdout) if finding["grade"] == "error"]
     assert [line.removeprefix("error   ") for line in told.stdout.splitlines() if line.startswith("error")] == errors != []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it made nothing
+
+
+def test_check_tells_programs_of_a_configuration_that_is_refused_too(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.config.write_text("[pipeline]\nmax_atempts = 3\n")
+    told = place.command("check", "--json")
+    assert told.returncode == os.EX_CONFIG
+    assert any("max_atempts" in finding["text"] for finding in json.loads(told.stdout))
 
 
 def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp_path: Path) -> None:

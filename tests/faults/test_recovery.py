@@ -142,6 +142,10 @@ def test_every_version_that_failed_and_was_moved_keeps_its_own_reason(tmp_path: 
     (place.site.failed / "a.jpg.json").write_bytes(b"{}")
     assert told(place, "verify") == (1, {"whole": 2, "edited": 1})
     assert told(place, "repair") == (0, {"whole": 2, "edited": 1})
+    image = place.site.failed / "a.jpg"
+    image.rename(tmp_path / "a.jpg")
+    assert told(place, "verify") == (1, {"whole": 2, "foreign": 1})
+    (tmp_path / "a.jpg").rename(image)
     place.site.ledger.unlink()
     assert told(place, "repair") == (0, {"restored": 3})
     assert told(place, "verify") == (0, {"whole": 3})

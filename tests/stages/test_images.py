@@ -73,7 +73,7 @@ def test_limits_are_inclusive() -> None:
 
 
 def test_a_refusal_names_the_size_and_the_setting() -> None:
-    with pytest.raises(ImageError, match=r"30000×30000 is 900 million pixels, max_pixels is 100000000"):
+    with pytest.raises(ImageError, match=r"30000×30000 is 900,000,000 pixels, max_pixels is 100,000,000"):
         inspect(memoryview(huge_png()), LIMITS)
 
 

@@ -16,7 +16,8 @@ from stages.registry import ORDER, UnknownName
 def pack(tmp_path: Path) -> Pack:
     """A pack whose weights are a few bytes each, enough for all that needs no model."""
     folder = tmp_path / "models" / "small"
-    for name in ("clip/config.json", "clip/model.safetensors", "blip/config.json", "blip/model.safetensors"):
+    parts = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")
+    for name in (f"{model}/{part}" for model in ("clip", "blip") for part in parts):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps({"model_type": name.partition("/")[0], "file": name}))
     for name in ("yolo.safetensors", "yolo.json", "labels.txt"):
@@ -193,6 +194,13 @@ def test_a_damaged_config_is_named(pack: Pack) -> None:
     pack.record.unlink()
     (pack.folder / "blip/config.json").write_text("{")
     with pytest.raises(PackError, match=r"blip/config\.json cannot be read"):
+        open_pack(pack.folder, pack.models_folder)
+
+
+def test_a_model_without_its_processor_is_refused_before_anything_is_loaded(pack: Pack) -> None:
+    pack.record.unlink()
+    (pack.folder / "blip/preprocessor_config.json").unlink()
+    with pytest.raises(PackError, match=r"blip has no image processor: none of preprocessor_config\.json"):
         open_pack(pack.folder, pack.models_folder)
 
 
