@@ -89,7 +89,7 @@ def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -
     """Scenes are composed of many things already, so there is no mosaic; mirrored and in other lights they stay true."""
     return {
         "model": str(folder / LAST) if resumed else "mini.yaml",  # Trainer.get_model knows better
-        "resume": resumed,
+        "resume": str(folder / LAST) if resumed else False,  # True would be the youngest below the working directory
         "data": job.dataset,
         "project": str(folder.parent),
         "name": folder.name,

@@ -1,0 +1,63 @@
+"""The detector's training goes on where it was, whatever lies about, and ends when it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stages.training import detector
+from stages.training.cache import Plan, write_cache
+from stages.training.detector import LAST, train_detector
+from stages.training.job import DetectorJob
+from stages.training.trainer import LOG
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # ultralytics' own
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing tidies up."""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plan = Plan(tmp_path_factory.mktemp("scenes"), seed=3, scenes=12, edge=16, detector_scenes=12, detector_edge=64)
+    write_cache(plan)
+    return plan.detector_folder / "data.yaml"
+
+
+@pytest.fixture
+def job(dataset: Path, tmp_path: Path) -> DetectorJob:
+    return DetectorJob(folder=str(tmp_path / "own"), dataset=str(dataset), batch_size=8, epochs=2, workers=0, resume=True)
+
+
+def kill_after_an_epoch(job: DetectorJob) -> None:
+    class Mortal(detector.Trainer):
+        def save_model(self) -> bool:
+            super().save_model()
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detector, "Trainer", Mortal)
+        with pytest.raises(Killed):
+            train_detector(job)
+
+
+def read_steps(job: DetectorJob) -> list[int]:
+    return [msgspec.json.decode(line)["step"] for line in (Path(job.folder) / LOG).read_bytes().splitlines()]
+
+
+def test_a_training_goes_on_with_its_own_checkpoint_wherever_it_is_started(
+    job: DetectorJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_after_an_epoch(job)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    another = msgspec.structs.replace(job, folder="another", seed=9)
+    kill_after_an_epoch(another)
+    before = Path(another.folder, LAST).read_bytes()
+    train_detector(job)
+    assert read_steps(job) == [1, 2]
+    assert Path(another.folder, LAST).read_bytes() == before
