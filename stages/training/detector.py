@@ -22,8 +22,9 @@ from stages.training.trainer import LOG
 
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator
+from ultralytics.nn.tasks import torch_safe_load
 
-LAST, FINISHED = Path("weights", "last.pt"), "finished"
+LAST = Path("weights", "last.pt")
 
 
 class Trainer(DetectionTrainer):  # type: ignore[misc]
@@ -74,15 +75,19 @@ def train_detector(job: DetectorJob) -> Path:
     _, Trainer.config = mini.make_yolo(vocabulary, sizes)
     Trainer.log = folder / LOG
     resumed = job.resume and (folder / LAST).is_file()
-    if resumed and (folder / FINISHED).exists():
+    if resumed and is_finished(folder / LAST):
         return folder / LAST
-    (folder / FINISHED).unlink(missing_ok=True)
     if not resumed:
         Trainer.log.write_bytes(b"")
     trainer = Trainer(overrides=list_settings(job, folder, sizes.yolo_size, resumed=resumed))
     trainer.train()
-    (folder / FINISHED).touch()
     return folder / LAST
+
+
+def is_finished(checkpoint: Path) -> bool:
+    """Whether ultralytics finds no epoch left in it; once that is so it strips the epoch, then validates."""
+    content, _ = torch_safe_load(str(checkpoint), safe_only=True)
+    return not 0 <= content["epoch"] < content["train_args"]["epochs"] - 1
 
 
 def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -> dict[str, Any]:

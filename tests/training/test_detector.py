@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -38,8 +39,24 @@ def kill_after_an_epoch(job: DetectorJob) -> None:
             super().save_model()
             raise Killed
 
+    kill(job, Mortal)
+
+
+def kill_in_the_last_validation(job: DetectorJob) -> None:
+    class Mortal(detector.Trainer):
+        def final_eval(self) -> None:
+            self.validator.add_callback("on_val_start", die)
+            super().final_eval()
+
+    def die(_: object) -> None:
+        raise Killed
+
+    kill(job, Mortal)
+
+
+def kill(job: DetectorJob, mortal: type[detector.Trainer]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detector, "Trainer", Mortal)
+        patch.setattr(detector, "Trainer", mortal)
         with pytest.raises(Killed):
             train_detector(job)
 
@@ -61,3 +78,11 @@ def test_a_training_goes_on_with_its_own_checkpoint_wherever_it_is_started(
     train_detector(job)
     assert read_steps(job) == [1, 2]
     assert Path(another.folder, LAST).read_bytes() == before
+
+
+@pytest.mark.parametrize("kill", [kill_after_an_epoch, kill_in_the_last_validation])
+def test_a_training_killed_after_its_last_epoch_is_finished(job: DetectorJob, kill: Callable[[DetectorJob], None]) -> None:
+    whole = msgspec.structs.replace(job, epochs=1)
+    kill(whole)
+    assert train_detector(whole) == Path(job.folder, LAST)
+    assert read_steps(job) == [1]
