@@ -17,14 +17,14 @@ import torch
 
 from stages import yolonet  # before ultralytics, which it tells to leave the network and the process alone
 from stages.training import mini
-from stages.training.job import DetectorJob
+from stages.training.job import WEIGHTS, DetectorJob, forget_training
 from stages.training.trainer import LOG
 
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator
 from ultralytics.nn.tasks import torch_safe_load
 
-LAST = Path("weights", "last.pt")
+LAST = Path(WEIGHTS, "last.pt")
 
 
 class Trainer(DetectionTrainer):  # type: ignore[misc]
@@ -78,6 +78,7 @@ def train_detector(job: DetectorJob) -> Path:
     if resumed and is_finished(folder / LAST):
         return folder / LAST
     if not resumed:
+        forget_training(folder)
         Trainer.log.write_bytes(b"")
     trainer = Trainer(overrides=list_settings(job, folder, sizes.yolo_size, resumed=resumed))
     trainer.train()

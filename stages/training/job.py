@@ -17,9 +17,10 @@ from stages.training import mini
 from stages.training.cache import COLOR_NAMES
 from stages.training.examples import Examples
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
-from stages.training.trainer import Batches, Settings, Trainer, make_accelerator, make_deterministic
+from stages.training.trainer import CHECKPOINTS, Batches, Settings, Trainer, make_accelerator, make_deterministic, remove_folder
 
 FINAL = "final"  # where the trained weights lie in a job's folder
+WEIGHTS = "weights"  # and where ultralytics keeps the detector's
 THREADS = 2  # on a CPU; a GPU's process needs no more either
 
 
@@ -49,12 +50,20 @@ class DetectorJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     resume: bool = False
 
 
+def forget_training(folder: Path) -> None:
+    """Remove what an earlier training left in a job's folder, so that nothing of it is resumed or put into a pack."""
+    for name in (FINAL, WEIGHTS, CHECKPOINTS):
+        remove_folder(folder / name)
+
+
 def run_job(job: Job) -> None:
     torch.set_num_threads(THREADS)
     if job.settings.deterministic:
         make_deterministic()
     torch.backends.cuda.matmul.allow_tf32 = True
     accelerator = make_accelerator(job.settings)
+    if not job.resume and accelerator.is_main_process:
+        forget_training(Path(job.folder))
     torch.manual_seed(job.settings.seed)
     vocabulary, sizes = mini.Vocabulary.of_scenes(), mini.Sizes()
     models = mini.make_models(job.settings.seed, vocabulary, sizes)

@@ -26,7 +26,7 @@ import msgspec
 from stages.manifest import Manifest
 from stages.training.cache import Plan, write_cache
 from stages.training.card import Card, draw_curves, read_card, read_training, write_card
-from stages.training.job import FINAL, DetectorJob, Job
+from stages.training.job import FINAL, DetectorJob, Job, forget_training
 from stages.training.trainer import LOG, Settings
 
 KINDS = ("yolo", "clip", "blip")
@@ -80,6 +80,9 @@ def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
     def tell(text: str) -> None:
         say(f"[{time.monotonic() - started:5.0f} s] {text}")
 
+    if not options.resume:  # before the scenes, or one that is killed there would resume older trainings on them
+        for kind in options.only:
+            forget_training(options.workdir / kind)
     data = options.workdir / "scenes"
     if not (options.resume and (data / "examples.jsonl").is_file()):
         make_scenes(options, data, tell)

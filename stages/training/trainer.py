@@ -96,8 +96,11 @@ class Trainer:
         self.order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def run(self, *, resume: bool = False, stop_after: int = 0) -> None:
-        """Train to the end, or until step `stop_after`. resume: go on from the last checkpoint when there is one."""
+        """Train to the end, or until step `stop_after`. resume: go on from the last checkpoint when there is one; without
+        it those that are there are removed."""
         last = find_checkpoint(self.folder) if resume else None
+        if not resume and self.accelerator.is_main_process:
+            remove_folder(self.folder / CHECKPOINTS)  # or a later resume would take them for this run's
         self._prepare(last)
         self._start_log(keep=last is not None)
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
@@ -372,6 +375,15 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def find_checkpoint(folder: Path) -> Path | None:
     return next(reversed(list_checkpoints(folder)), None)
+
+
+def remove_folder(folder: Path) -> None:
+    """Whole or not at all, when this process is killed."""
+    aside = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.exists():
+        folder.replace(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 class ProgressBar:

@@ -80,6 +80,14 @@ def test_a_training_goes_on_with_its_own_checkpoint_wherever_it_is_started(
     assert Path(another.folder, LAST).read_bytes() == before
 
 
+def test_a_training_begun_anew_has_nothing_of_the_one_before_it(job: DetectorJob) -> None:
+    kill_after_an_epoch(job)
+    anew = msgspec.structs.replace(job, resume=False, dataset="there is none")
+    with pytest.raises(RuntimeError, match="there is none"):
+        train_detector(anew)
+    assert not Path(job.folder, LAST).exists()
+
+
 @pytest.mark.parametrize("kill", [kill_after_an_epoch, kill_in_the_last_validation])
 def test_a_training_killed_after_its_last_epoch_is_finished(job: DetectorJob, kill: Callable[[DetectorJob], None]) -> None:
     whole = msgspec.structs.replace(job, epochs=1)

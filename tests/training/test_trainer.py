@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from stages.training import mini
 from stages.training.cache import draw, share_tags, tell_example
 from stages.training.examples import MOST_SPOTS, NO_SPOT, Example, Examples, Spot, change, pack_spots, write_examples
+from stages.training.job import FINAL, WEIGHTS, forget_training
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Grounding
 from stages.training.schedule import Schedule
-from stages.training.trainer import LOG, ResumeError, Settings, Trainer, find_checkpoint, probe_batch
+from stages.training.trainer import CHECKPOINTS, LOG, ResumeError, Settings, Trainer, find_checkpoint, probe_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
@@ -140,6 +141,21 @@ def test_another_seed_does_not_resume_a_run(tmp_path: Path) -> None:
     Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=3)
     with pytest.raises(ResumeError, match="seed 1"):
         Trainer(Dropped(), Values(), msgspec.structs.replace(SETTINGS, seed=2), tmp_path).run(resume=True)
+
+
+def test_a_run_begun_anew_is_resumed_and_not_the_one_before_it(tmp_path: Path) -> None:
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run()
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=5)
+    last = find_checkpoint(tmp_path)
+    assert last is not None
+    assert last.name == "step-00000003"
+
+
+def test_a_training_begun_anew_forgets_the_weights_of_the_one_before_it(tmp_path: Path) -> None:
+    for name in (FINAL, WEIGHTS, CHECKPOINTS):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    forget_training(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
