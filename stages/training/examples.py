@@ -49,8 +49,9 @@ class Example(msgspec.Struct, frozen=True, array_like=True):
 
 
 def open_pixels(folder: Path, count: int, edge: int) -> npt.NDArray[np.uint8]:
-    """A new pixels.npy for `count` images. Disk is taken only by what is written."""
+    """A new pixels.npy for `count` images, of a folder that is not finished. Disk is taken only by what is written."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / EXAMPLES).unlink(missing_ok=True)  # first, or it would tell of black images until the new one is written
     pixels: npt.NDArray[np.uint8] = np.lib.format.open_memmap(
         folder / PIXELS, mode="w+", dtype=np.uint8, shape=(count, edge, edge, 3)
     )

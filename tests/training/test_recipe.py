@@ -110,6 +110,19 @@ def test_the_cache_holds_the_scenes_of_its_seed(tmp_path: Path) -> None:
     assert 8 <= len(images) <= 20
 
 
+def test_a_cache_made_anew_is_unfinished_until_it_is_whole(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seed=3, scenes=20, edge=16, detector_scenes=0, detector_edge=64)
+    write_cache(plan)
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_cache(plan, interrupt)
+    with pytest.raises(FileNotFoundError, match="no finished examples"):
+        Examples(tmp_path, torch.device("cpu"))
+
+
 def draw_caption(plan: Plan, index: int) -> str:
     from stages.training.cache import DETECTOR_SIDES, SIDES
 
