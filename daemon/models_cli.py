@@ -22,13 +22,16 @@ def train_mini(context: typer.Context) -> None:
 
     Example: visiond train mini --out my-pack
     """
+    from daemon.layout import pack_errors
+
     try:
-        from stages.training import recipe
+        from stages.training import children, recipe
     except ImportError as error:
         raise MissingLibrary(f"Training cannot be loaded: {error}. Its libraries: pip install 'visiond[train]'.") from error
     try:
-        recipe.train_mini(recipe.parse_options(context.args), say=print)
-    except recipe.TrainingFailed as error:
+        with pack_errors():
+            recipe.train_mini(recipe.parse_options(context.args), say=print)
+    except (recipe.TrainingFailed, children.InUse) as error:
         raise VisiondError(str(error)) from error
 
 

@@ -16,3 +16,13 @@ def die_with(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent is gone")
+
+
+def main() -> None:
+    """`python -m stages.processes PARENT PROGRAM …` becomes the program, which is asked to end when the parent is gone."""
+    die_with(int(sys.argv[1]), signal.SIGTERM)
+    os.execvp(sys.argv[2], sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from PIL import Image, ImageOps
 
+from stages.processes import die_with
 from stages.training.drawing import COLORS, Pixels
 from stages.training.examples import PIXELS, Example, Spot, open_pixels, squeeze, write_lines
 from stages.training.scenes import encode_scene, make_scene
@@ -85,7 +86,7 @@ def map_chunks(plan: Plan) -> Iterator[list[bytes]]:
     starts = iter(range(0, plan.scenes, CHUNK))
     processes = min(len(os.sched_getaffinity(0)), -(-plan.scenes // CHUNK))
     context = multiprocessing.get_context("spawn")  # a process that has touched CUDA must not fork
-    with ProcessPoolExecutor(processes, context, start_worker) as pool:
+    with ProcessPoolExecutor(processes, context, start_worker, (os.getpid(),)) as pool:
         waiting: list[Future[list[bytes]]] = []
         for _ in range(2 * processes):
             waiting += [pool.submit(write_chunk, plan, start) for start in [next(starts, None)] if start is not None]
@@ -96,7 +97,8 @@ def map_chunks(plan: Plan) -> Iterator[list[bytes]]:
                 waiting.append(pool.submit(write_chunk, plan, start))
 
 
-def start_worker() -> None:
+def start_worker(parent: int) -> None:
+    die_with(parent)
     cv2.setNumThreads(1)
 
 

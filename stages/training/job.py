@@ -6,6 +6,7 @@ training takes N GPUs.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from typing import Literal
 import msgspec
 import torch
 
+from stages.processes import die_with
 from stages.training import mini
 from stages.training.cache import COLOR_NAMES
 from stages.training.examples import Examples
@@ -84,6 +86,8 @@ def make_learner(job: Job, models: mini.Models, examples: Examples) -> tuple[Lea
 
 
 def main() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # else the ranks of a launcher that is killed go on without it
+        die_with(os.getppid())
     run_job(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job))
 
 

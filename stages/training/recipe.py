@@ -23,9 +23,10 @@ from typing import Any
 
 import msgspec
 
-from stages.manifest import Manifest
+from stages.manifest import Manifest, PackError
 from stages.training.cache import Plan, write_cache
 from stages.training.card import Card, draw_curves, read_card, read_training, write_card
+from stages.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
 from stages.training.job import FINAL, DetectorJob, Job, forget_training
 from stages.training.trainer import LOG, Settings
 
@@ -72,8 +73,14 @@ Say = Callable[[str], None]
 def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
     """Make the mini pack. Returns its scores, empty when none were asked for.
 
-    Raises TrainingFailed, and PackError when not all models are to be trained and no pack at `out` has the others.
+    Raises TrainingFailed; InUse when another one works in the workdir; and PackError when not all models are to be trained
+    and no pack at `out` has the others.
     """
+    with locked(options.workdir) as lock, stopped_in_order():
+        return make_pack(options, say, lock)
+
+
+def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
     started = time.monotonic()
     known = read_card(options.out).trainings if set(options.only) != set(KINDS) else {}
 
@@ -86,7 +93,7 @@ def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
     data = options.workdir / "scenes"
     if not (options.resume and (data / "examples.jsonl").is_file()):
         make_scenes(options, data, tell)
-    train_all(options, data, tell)
+    train_all(options, data, tell, lock)
     pack_models(options)
     tell(f"the pack is in {options.out}")
     trainings = known | {kind: read_training(log, count_scenes(data), options.seed) for kind, log in list_logs(options).items()}
@@ -152,22 +159,19 @@ def list_jobs(options: Options, data: Path) -> dict[str, Any]:
     return {kind: jobs[kind] for kind in options.only}
 
 
-def train_all(options: Options, data: Path, tell: Say) -> None:
+def train_all(options: Options, data: Path, tell: Say, lock: int) -> None:
     """The trainings side by side, each a process with its output in a file. Raises TrainingFailed."""
-    running: dict[str, subprocess.Popen[bytes]] = {}
+    running: dict[str, Child] = {}
     try:
         for kind, job in list_jobs(options, data).items():
-            running[kind] = start_job(options, kind, job)
+            running[kind] = start_job(options, kind, job, lock)
         tell(f"training {', '.join(running)}")
         watch(options, running, tell)
     finally:
-        for process in running.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        end_children(running.values())
 
 
-def start_job(options: Options, kind: str, job: Any) -> subprocess.Popen[bytes]:
+def start_job(options: Options, kind: str, job: Any, lock: int) -> Child:
     folder = options.workdir / kind
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "job.json"
@@ -179,11 +183,10 @@ def start_job(options: Options, kind: str, job: Any) -> subprocess.Popen[bytes]:
         port = 29500 + KINDS.index(kind)
         command = [sys.executable, *launch, "--main_process_port", str(port), *module]
     environment = os.environ | {"YOLO_CONFIG_DIR": str(options.workdir), "TOKENIZERS_PARALLELISM": "true"}
-    with (folder / "output.txt").open("wb") as output:
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    return start_child(command, folder / "output.txt", environment, lock)
 
 
-def watch(options: Options, running: Mapping[str, subprocess.Popen[bytes]], tell: Say) -> None:
+def watch(options: Options, running: Mapping[str, Child], tell: Say) -> None:
     """Tell how far they are until all have ended. Raises TrainingFailed at the first that ended badly."""
     told = time.monotonic()
     while True:
@@ -314,7 +317,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
 def main() -> None:
     try:
         train_mini(parse_options(), lambda text: print(text, flush=True))
-    except TrainingFailed as error:
+    except (TrainingFailed, InUse, PackError) as error:
         sys.exit(str(error))
 
 
