@@ -18,8 +18,9 @@ from stages.processes import die_with
 from stages.training import mini
 from stages.training.cache import COLOR_NAMES
 from stages.training.examples import Examples
+from stages.training.folders import remove_folder
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
-from stages.training.trainer import CHECKPOINTS, Batches, Settings, Trainer, make_accelerator, make_deterministic, remove_folder
+from stages.training.trainer import CHECKPOINTS, Batches, Settings, Trainer, make_accelerator, make_deterministic
 
 FINAL = "final"  # where the trained weights lie in a job's folder
 WEIGHTS = "weights"  # and where ultralytics keeps the detector's

@@ -23,10 +23,11 @@ from typing import Any
 
 import msgspec
 
-from stages.manifest import Manifest, PackError
+from stages.manifest import MANIFEST, Manifest, PackError
 from stages.training.cache import Plan, write_cache
 from stages.training.card import Card, draw_curves, read_card, read_training, write_card
 from stages.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
+from stages.training.folders import replace_folder, restore_folder
 from stages.training.job import FINAL, DetectorJob, Job, forget_training
 from stages.training.trainer import LOG, Settings
 
@@ -82,6 +83,7 @@ def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
 
 def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
     started = time.monotonic()
+    restore_folder(options.out)
     known = read_card(options.out).trainings if set(options.only) != set(KINDS) else {}
 
     def tell(text: str) -> None:
@@ -243,8 +245,15 @@ def pack_models(options: Options) -> None:
     part = options.out.with_name(f".{options.out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     mini.save_models(models, part, Manifest(name="mini", description=DESCRIPTION, trained=True, notice=NOTICE))
-    shutil.rmtree(options.out, ignore_errors=True)
-    part.replace(options.out)
+    check_place(options.out)
+    replace_folder(options.out, part)
+
+
+def check_place(out: Path) -> None:
+    """Raises PackError when a pack that is put there would take the place of something else."""
+    empty = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not empty and not (out / MANIFEST).is_file():
+        raise PackError(f"{out} is no pack, and would be lost: name a new folder, or that of a pack.")
 
 
 def score(options: Options, tell: Say) -> dict[str, Any]:
@@ -286,7 +295,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(
         prog="visiond train mini", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="the pack's folder; what is there is replaced")
+    parser.add_argument("--out", type=Path, required=True, help="the pack's folder; a pack that is there is replaced")
     parser.add_argument("--workdir", type=Path, help="scenes, checkpoints and logs (OUT-work)")
     parser.add_argument("--report", type=Path, help="also put the pack as one file, its log and its curves here")
     parser.add_argument("--scenes", type=int, default=defaults.scenes)
@@ -311,6 +320,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     given["batch_sizes"] = {kind: given.pop(f"{kind}_batch") for kind in KINDS}
     given["only"] = tuple(given["only"] or KINDS)
     given["workdir"] = given["workdir"] or given["out"].with_name(f"{given['out'].name}-work")
+    try:
+        check_place(given["out"])
+    except PackError as error:
+        parser.error(f"argument --out: {error}")
     return Options(**given)
 
 

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from stages.training.folders import remove_folder
 from stages.training.schedule import Schedule
 
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
@@ -375,15 +376,6 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def find_checkpoint(folder: Path) -> Path | None:
     return next(reversed(list_checkpoints(folder)), None)
-
-
-def remove_folder(folder: Path) -> None:
-    """Whole or not at all, when this process is killed."""
-    aside = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    if folder.exists():
-        folder.replace(aside)
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 class ProgressBar:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from random import Random
 
@@ -18,6 +20,7 @@ from stages.training import mini
 from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
 from stages.training.card import Card, Training, draw_curves, read_card, read_training, write_card
 from stages.training.examples import EXAMPLES, Example, Examples, write_examples
+from stages.training.folders import replace_folder, restore_folder
 from stages.training.job import FINAL
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner
 from stages.training.recipe import Options, TrainingFailed, list_jobs, pack_models, parse_options, train_mini, watch
@@ -211,6 +214,37 @@ def test_one_model_is_put_into_a_pack_and_the_others_stay(tmp_path: Path) -> Non
     after = read_manifest(out / MANIFEST).digests
     weights = [name for name in before if name.endswith(".safetensors")]
     assert [name for name in weights if after[name] != before[name]] == ["blip/model.safetensors"]
+
+
+def test_a_folder_that_is_no_pack_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        parse_options(["--out", str(tmp_path.parent)])
+    assert ending.value.code == 2
+    assert f"{tmp_path.parent} is no pack" in capsys.readouterr().err
+    assert parse_options(["--out", str(tmp_path)]).out == tmp_path  # which is empty
+
+
+@pytest.mark.parametrize("renamings", [0, 1, 2])
+def test_a_pack_survives_a_kill_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamings: int) -> None:
+    class Killed(BaseException):
+        pass
+
+    def rename(path: Path, target: Path) -> None:
+        nonlocal renamings
+        renamings -= 1
+        if renamings < 0:
+            raise Killed
+        os.replace(path, target)
+
+    for name in ("pack", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text(name)
+    left = ["pack", "pack", "new"][renamings]
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(Path, "replace", rename)
+        replace_folder(tmp_path / "pack", tmp_path / "new")
+    restore_folder(tmp_path / "pack")
+    assert (tmp_path / "pack" / MANIFEST).read_text() == left
 
 
 def test_training_one_model_alone_wants_a_pack_with_the_others(tmp_path: Path) -> None:
