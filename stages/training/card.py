@@ -6,7 +6,6 @@ of the others.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from stages.manifest import MANIFEST, read_manifest, write_manifest
+from stages.training.log import read_log
 
 TARGETS = (
     ("map50", "YOLO mAP50", 0.90),
@@ -161,11 +161,6 @@ def list_scores(scores: Mapping[str, Any]) -> list[str]:
         for name, text, target in TARGETS
         if scores.get(name) is not None
     ]
-
-
-def read_log(log: Path) -> list[dict[str, Any]]:
-    with log.open() as lines:
-        return [json.loads(line) for line in lines]
 
 
 def draw_curves(logs: Mapping[str, Path], picture: Path) -> None:

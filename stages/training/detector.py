@@ -18,6 +18,7 @@ import torch
 from stages import yolonet  # before ultralytics, which it tells to leave the network and the process alone
 from stages.training import mini
 from stages.training.job import WEIGHTS, DetectorJob, forget_training
+from stages.training.log import cut_log
 from stages.training.trainer import LOG
 
 # isort: split
@@ -75,20 +76,22 @@ def train_detector(job: DetectorJob) -> Path:
     _, Trainer.config = mini.make_yolo(vocabulary, sizes)
     Trainer.log = folder / LOG
     resumed = job.resume and (folder / LAST).is_file()
-    if resumed and is_finished(folder / LAST):
+    done = count_epochs(folder / LAST) if resumed else 0
+    if done is None:
         return folder / LAST
     if not resumed:
         forget_training(folder)
-        Trainer.log.write_bytes(b"")
+    cut_log(Trainer.log, done)
     trainer = Trainer(overrides=list_settings(job, folder, sizes.yolo_size, resumed=resumed))
     trainer.train()
     return folder / LAST
 
 
-def is_finished(checkpoint: Path) -> bool:
-    """Whether ultralytics finds no epoch left in it; once that is so it strips the epoch, then validates."""
+def count_epochs(checkpoint: Path) -> int | None:
+    """How many are done; None when none is left, whereupon ultralytics strips their number, then validates."""
     content, _ = torch_safe_load(str(checkpoint), safe_only=True)
-    return not 0 <= content["epoch"] < content["train_args"]["epochs"] - 1
+    done: int = content["epoch"] + 1
+    return done if 0 < done < content["train_args"]["epochs"] else None
 
 
 def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from stages.training.card import Card, draw_curves, read_card, read_training, wr
 from stages.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
 from stages.training.folders import replace_folder, restore_folder
 from stages.training.job import FINAL, DetectorJob, Job, forget_training
+from stages.training.log import read_log
 from stages.training.trainer import LOG, Settings
 
 KINDS = ("yolo", "clip", "blip")
@@ -211,10 +212,10 @@ def describe_failure(output: Path, kind: str) -> str:
 
 
 def describe_progress(kind: str, log: Path) -> str:
-    lines = log.read_bytes().splitlines() if log.is_file() else []
-    if not lines:
+    entries = read_log(log)
+    if not entries:
         return f"{kind} starts"
-    last = json.loads(lines[-1])
+    last = entries[-1]
     return f"{kind} {last['progress']:.0%} loss {last['loss']:.3f} at {last['images_per_second']:.0f} images/s"
 
 
@@ -285,7 +286,7 @@ def write_report(options: Options, folder: Path, scores: Mapping[str, Any], logs
     with tarfile.open(folder / "mini.tar.gz", "w:gz") as archive:
         archive.add(options.out, "mini")
     (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
-    lines = [json.dumps({"model": kind} | json.loads(line)) for kind, log in logs.items() for line in log.open()]
+    lines = [json.dumps({"model": kind} | entry) for kind, log in logs.items() for entry in read_log(log)]
     (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
     draw_curves(logs, folder / "curves.png")
 

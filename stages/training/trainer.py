@@ -33,6 +33,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from stages.training.folders import remove_folder
+from stages.training.log import cut_log
 from stages.training.schedule import Schedule
 
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
@@ -254,10 +255,7 @@ class Trainer:
         if not self.accelerator.is_main_process:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / LOG
-        lines = file.read_bytes().splitlines(keepends=True) if keep and file.exists() else []
-        kept = [line for line in lines if msgspec.json.decode(line)["step"] <= self.schedule.step]
-        file.write_bytes(b"".join(kept))
+        cut_log(self.folder / LOG, self.schedule.step if keep else 0)
         if self.settings.wandb:
             self.accelerator.init_trackers(self.settings.wandb, msgspec.to_builtins(self.settings))
 

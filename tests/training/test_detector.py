@@ -75,6 +75,8 @@ def test_a_training_goes_on_with_its_own_checkpoint_wherever_it_is_started(
     another = msgspec.structs.replace(job, folder="another", seed=9)
     kill_after_an_epoch(another)
     before = Path(another.folder, LAST).read_bytes()
+    with Path(job.folder, LOG).open("ab") as log:
+        log.write(b'{"step":2}\n{"st')  # of an epoch that was not saved, and torn
     train_detector(job)
     assert read_steps(job) == [1, 2]
     assert Path(another.folder, LAST).read_bytes() == before

@@ -17,6 +17,7 @@ from stages.training.cache import draw, share_tags, tell_example
 from stages.training.examples import MOST_SPOTS, NO_SPOT, Example, Examples, Spot, change, pack_spots, write_examples
 from stages.training.job import FINAL, WEIGHTS, forget_training
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Grounding
+from stages.training.recipe import describe_progress
 from stages.training.schedule import Schedule
 from stages.training.trainer import CHECKPOINTS, LOG, ResumeError, Settings, Trainer, find_checkpoint, probe_batch
 
@@ -126,6 +127,15 @@ def test_torchs_random_numbers_are_resumed_too(tmp_path: Path) -> None:
     torch.rand(100)
     Trainer(Dropped(), Values(), SETTINGS, tmp_path / "killed").run(resume=True)
     assert read_losses(tmp_path / "killed") == read_losses(tmp_path / "whole")
+
+
+def test_a_line_of_the_log_that_was_torn_is_passed_over(tmp_path: Path) -> None:
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=4)
+    with (tmp_path / LOG).open("ab") as log:
+        log.write(b'{"step":5,"epo')
+    assert describe_progress("clip", tmp_path / LOG).startswith("clip 50% loss")
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(resume=True)
+    assert len(read_losses(tmp_path)) == SETTINGS.steps
 
 
 def test_a_half_written_checkpoint_is_passed_over(tmp_path: Path) -> None:
