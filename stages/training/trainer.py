@@ -158,6 +158,11 @@ class Trainer:
     def _choose_sizes(self) -> None:
         """The batch for a step and for a pass, the same in all processes, so that one divides the other."""
         share = self.settings.batch_size // self.processes
+        if self.settings.batch_size and not share:
+            raise ValueError(
+                f"batch_size {self.settings.batch_size} is less than an example for each of {self.processes} processes; "
+                "raise it, or give 0 for what fills the memory."
+            )
         most = share or max(1, len(self.batches) // self.processes)
         micro = self.settings.micro_batch
         if not micro:

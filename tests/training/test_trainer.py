@@ -213,6 +213,13 @@ def test_more_examples_in_a_batch_than_there_are_is_an_error_that_says_so(tmp_pa
         Trainer(Dropped(), Values(8), SETTINGS, tmp_path).run()
 
 
+def test_a_batch_of_less_than_an_example_for_each_process_is_an_error_that_says_so(tmp_path: Path) -> None:
+    trainer = Trainer(Dropped(), Values(), msgspec.structs.replace(SETTINGS, batch_size=4), tmp_path)
+    trainer.processes = 8
+    with pytest.raises(ValueError, match=r"batch_size 4 .* each of 8 processes"):
+        trainer.run()
+
+
 @pytest.mark.parametrize(("room", "most", "least_found"), [(100, 1000, 88), (1000, 64, 64), (5, 64, 4), (8, 64, 8)])
 def test_the_probe_fills_the_memory_and_backs_off(room: int, most: int, least_found: int) -> None:
     asked: list[int] = []
