@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from stages.training.folders import remove_folder
+from stages.training.folders import remove_folder, sync, sync_tree
 from stages.training.log import cut_log
 from stages.training.schedule import Schedule
 
@@ -294,7 +294,7 @@ class Trainer:
     # Checkpoints.
 
     def _save(self) -> None:
-        """Written beside its name and moved there, so that a checkpoint is whole or not there."""
+        """Written beside its name and moved there, so that a checkpoint is whole or not there, after a power failure too."""
         name = f"step-{self.schedule.step:08}"
         part, whole = self.folder / CHECKPOINTS / f".{name}", self.folder / CHECKPOINTS / name
         if whole.exists():
@@ -310,7 +310,9 @@ class Trainer:
                 elapsed=self.elapsed,
             )
             (part / STATE).write_bytes(msgspec.json.encode(state))
+            sync_tree(part)
             os.replace(part, whole)
+            sync(whole.parent)
             for old in list_checkpoints(self.folder)[:-CHECKPOINTS_KEPT]:
                 shutil.rmtree(old)
         self.accelerator.wait_for_everyone()

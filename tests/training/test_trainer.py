@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -136,6 +137,24 @@ def test_a_line_of_the_log_that_was_torn_is_passed_over(tmp_path: Path) -> None:
     assert describe_progress("clip", tmp_path / LOG).startswith("clip 50% loss")
     Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(resume=True)
     assert len(read_losses(tmp_path)) == SETTINGS.steps
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = list[str](), os.fsync
+
+    def record(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=3)
+    whole, folder = find_checkpoint(tmp_path), tmp_path / CHECKPOINTS
+    assert whole is not None
+    part = folder / f".{whole.name}"
+    files = {str(part / path.relative_to(whole)) for path in whole.rglob("*")}
+    assert len(files) > 3
+    assert set(synced[:-2]) == files
+    assert synced[-2:] == [str(part), str(folder)]
 
 
 def test_a_half_written_checkpoint_is_passed_over(tmp_path: Path) -> None:
