@@ -60,6 +60,7 @@ def forget_training(folder: Path) -> None:
 
 
 def run_job(job: Job) -> None:
+    """Train. Raises ValueError for examples of another size, or with tags or captions that the models cannot learn."""
     torch.set_num_threads(THREADS)
     if job.settings.deterministic:
         make_deterministic()
@@ -71,6 +72,11 @@ def run_job(job: Job) -> None:
     vocabulary, sizes = mini.Vocabulary.of_scenes(), mini.Sizes()
     models = mini.make_models(job.settings.seed, vocabulary, sizes)
     examples = Examples(Path(job.examples), accelerator.device)
+    if examples.edge != sizes.image_size:
+        raise ValueError(
+            f"the images in {job.examples} are {examples.edge} pixels wide, and the models take {sizes.image_size}: "
+            f"write them again with edge={sizes.image_size}."
+        )
     learner, batches = make_learner(job, models, examples)
     trainer = Trainer(learner, batches, job.settings, Path(job.folder))
     trainer.run(resume=job.resume, stop_after=job.stop_after)

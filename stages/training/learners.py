@@ -161,8 +161,7 @@ class BlipBatches:
 
     def __init__(self, examples: Examples, tokenizer: PreTrainedTokenizerFast) -> None:
         self.examples = examples
-        captions = [truth.captions[0] for truth in examples.truths]
-        ids = tokenizer(captions, padding=True, truncation=True, return_tensors="pt")["input_ids"]
+        ids = encode_captions([truth.captions[0] for truth in examples.truths], tokenizer)
         ids[:, 0] = tokenizer.bos_token_id  # [DEC] in the place of [CLS], as BLIP has it
         self.tokens = ids.to(examples.device)
 
@@ -182,7 +181,7 @@ class ClipBatches:
         self.counts = np.array([len(truth.captions) for truth in examples.truths])
         self.starts = np.cumsum(self.counts) - self.counts
         captions = [caption for truth in examples.truths for caption in truth.captions]
-        ids = tokenizer([*prompt_tags(labels), *captions], padding=True, truncation=True, return_tensors="pt")["input_ids"]
+        ids = encode_captions([*prompt_tags(labels), *captions], tokenizer)
         self.prompts, self.tokens = ids[: len(labels)], ids[len(labels) :].to(examples.device)
         self.tags = torch.from_numpy(spread_tags(examples.truths, labels)).to(examples.device)
         numbers = {key: number for number, key in enumerate(dict.fromkeys(truth.key for truth in examples.truths))}
@@ -200,16 +199,30 @@ class ClipBatches:
         return batch | {"tokens": tokens, "tags": self.tags[rows], "keys": self.keys[rows]}
 
 
+def encode_captions(captions: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """Token ids [captions, words], padded. Raises ValueError for one that the model would learn cut off."""
+    rows = tokenizer(list(captions))["input_ids"]
+    for caption, row in zip(captions, rows, strict=True):
+        if len(row) > tokenizer.model_max_length:
+            raise ValueError(
+                f"the caption {caption!r} takes {len(row)} tokens, and the model reads {tokenizer.model_max_length}: a word "
+                "that it does not know takes one for each character, so use the words of stages.training.truth.VOCABULARY."
+            )
+    return tokenizer.pad({"input_ids": rows}, return_tensors="pt")["input_ids"]  # type: ignore[no-any-return]
+
+
 def prompt_tags(labels: Sequence[str]) -> list[str]:
     """What the CLIP stage asks of each label."""
     return [ClipOptions().template.replace("{}", label) for label in labels]
 
 
 def spread_tags(truths: Sequence[Example], labels: Sequence[str]) -> npt.NDArray[np.float32]:
-    """[images, labels]: the shares of each image's tags."""
+    """[images, labels]: the shares of each image's tags. Raises ValueError for a tag that is no label."""
     columns = {label: column for column, label in enumerate(labels)}
     shares = np.zeros((len(truths), len(labels)), np.float32)
     for row, truth in enumerate(truths):
         for tag, share in truth.tags.items():
+            if tag not in columns:
+                raise ValueError(f"the tag {tag!r} is none that CLIP knows; there are: {', '.join(labels)}.")
             shares[row, columns[tag]] = share
     return shares
