@@ -30,7 +30,7 @@ def train_mini(context: typer.Context) -> None:
         raise MissingLibrary(f"Training cannot be loaded: {error}. Its libraries: pip install 'visiond[train]'.") from error
     try:
         with pack_errors():
-            recipe.train_mini(recipe.parse_options(context.args), say=print)
+            recipe.train_mini(recipe.parse_options(context.args), lambda text: print(text, flush=True))
     except (recipe.TrainingFailed, children.InUse) as error:
         raise VisiondError(str(error)) from error
 

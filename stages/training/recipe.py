@@ -132,7 +132,7 @@ def make_scenes(options: Options, folder: Path, tell: Say) -> None:
 
 
 def list_jobs(options: Options, data: Path) -> dict[str, Any]:
-    sizes = options.batch_sizes
+    sizes = {kind: min(size, count_scenes(data)) for kind, size in options.batch_sizes.items()}
     jobs: dict[str, Any] = {
         kind: Job(
             kind=kind,  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def describe_progress(kind: str, log: Path) -> str:
     if not entries:
         return f"{kind} starts"
     last = entries[-1]
-    return f"{kind} {last['progress']:.0%} loss {last['loss']:.3f} at {last['images_per_second']:.0f} images/s"
+    return f"{kind} {min(last['progress'], 1):.0%} loss {last['loss']:.3f} at {last['images_per_second']:.0f} images/s"
 
 
 # The pack.
@@ -266,7 +266,7 @@ def score(options: Options, tell: Say) -> dict[str, Any]:
     figures: dict[str, Any] = msgspec.to_builtins(scores)
     for name, value in figures.items():
         if isinstance(value, int | float):
-            tell(f"{name:>26} {value:.4g}")
+            tell(f"{name:>26} {round(value, 4)}")
     return figures
 
 
@@ -299,7 +299,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--out", type=Path, required=True, help="the pack's folder; a pack that is there is replaced")
     parser.add_argument("--workdir", type=Path, help="scenes, checkpoints and logs (OUT-work)")
     parser.add_argument("--report", type=Path, help="also put the pack as one file, its log and its curves here")
-    parser.add_argument("--scenes", type=int, default=defaults.scenes)
+    parser.add_argument("--scenes", type=parse_count, default=defaults.scenes)
     parser.add_argument("--data-seconds", type=float, default=defaults.data_seconds, help="stop making scenes then; 0: never")
     parser.add_argument("--epochs", type=float, default=defaults.epochs, help="of each training; 0: no limit")
     parser.add_argument(
@@ -309,13 +309,15 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--score", type=int, default=defaults.score, help="unseen scenes to score on; 0: do not")
     parser.add_argument("--read", type=int, help="how many of them for OCR and bins (all)")
     parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--processes", type=int, default=defaults.processes, help="GPUs for CLIP and for BLIP each")
-    parser.add_argument("--workers", type=int, default=defaults.workers, help="processes that read for the detector")
+    parser.add_argument("--processes", type=parse_count, default=defaults.processes, help="GPUs for CLIP and for BLIP each")
+    parser.add_argument("--workers", type=parse_count, default=defaults.workers, help="processes that read for the detector")
     for kind in KINDS:
         parser.add_argument(
             f"--{kind}-seconds", type=float, default=defaults.seconds[kind], help="of its training; 0: no limit"
         )
-        parser.add_argument(f"--{kind}-batch", type=int, default=defaults.batch_sizes[kind], help="images for one step")
+        parser.add_argument(
+            f"--{kind}-batch", type=parse_count, default=defaults.batch_sizes[kind], help="images for one step, at most all"
+        )
     given = vars(parser.parse_args(arguments))
     given["seconds"] = {kind: given.pop(f"{kind}_seconds") for kind in KINDS}
     given["batch_sizes"] = {kind: given.pop(f"{kind}_batch") for kind in KINDS}
@@ -326,6 +328,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     except PackError as error:
         parser.error(f"argument --out: {error}")
     return Options(**given)
+
+
+def parse_count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError("it must be 1 or more")
+    return count
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import accelerate
 import msgspec
@@ -28,16 +28,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as dist_functional
 from accelerate.utils import broadcast_object_list, set_seed
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from stages.training.folders import remove_folder, sync, sync_tree
-from stages.training.log import cut_log
+from stages.training.log import ProgressBar, cut_log
 from stages.training.schedule import Schedule
 
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 CHECKPOINTS_KEPT = 2
+CHECKPOINT_SECONDS = 120.0  # that are lost at most where steps are slow, and one more log_every
 MEMORY_SHARE = 0.92  # of the device, that a probed batch may take
 PROBE_STEPS = 2  # the second one meets the memory as the first left it
 
@@ -58,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     deterministic: bool = False  # the same bits on every run on CUDA too; see make_deterministic
     precision: str = "auto"  # "bf16", "fp16" or "no"; auto: bf16 on CUDA
     log_every: int = 20  # steps
-    checkpoint_every: int = 500  # steps; 0: only at the end
+    checkpoint_every: int = 500  # steps, or sooner where they are slow; 0: only at the end
     probe_from: int = 8  # examples
     wandb: str = ""  # project
 
@@ -106,6 +105,7 @@ class Trainer:
         self._prepare(last)
         self._start_log(keep=last is not None)
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
+        self.clock = self.saved_at = self.elapsed
         shown = self.accelerator.is_main_process and sys.stderr.isatty()
         with ProgressBar(self.folder.name, shown) as bar, ThreadPoolExecutor(1) as reader:
             upcoming = reader.submit(self._read, self.schedule.step)
@@ -116,7 +116,7 @@ class Trainer:
                 if self.schedule.step % self.settings.log_every == 0 or self.schedule.done:
                     self._keep_time()
                     self._write_log()
-                if self.settings.checkpoint_every and self.schedule.step % self.settings.checkpoint_every == 0:
+                if self._is_due():
                     self._save()
         if self.schedule.done:
             self._save()
@@ -246,12 +246,12 @@ class Trainer:
         return following
 
     def _keep_time(self) -> None:
-        """All processes by the main one's clock, or they would end at different steps."""
-        if self.settings.seconds:
-            clock = [self.elapsed]
-            if self.processes > 1:
-                broadcast_object_list(clock)
-            self.schedule.keep_time(clock[0])
+        """All processes by the main one's clock, or they would save and end at different steps."""
+        clock = [self.elapsed]
+        if self.processes > 1:
+            broadcast_object_list(clock)
+        [self.clock] = clock
+        self.schedule.keep_time(self.clock)
 
     # The log.
 
@@ -293,8 +293,13 @@ class Trainer:
 
     # Checkpoints.
 
+    def _is_due(self) -> bool:
+        every = self.settings.checkpoint_every
+        return every > 0 and (self.schedule.step % every == 0 or self.clock - self.saved_at >= CHECKPOINT_SECONDS)
+
     def _save(self) -> None:
         """Written beside its name and moved there, so that a checkpoint is whole or not there, after a power failure too."""
+        self.saved_at = self.clock
         name = f"step-{self.schedule.step:08}"
         part, whole = self.folder / CHECKPOINTS / f".{name}", self.folder / CHECKPOINTS / name
         if whole.exists():
@@ -381,20 +386,3 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def find_checkpoint(folder: Path) -> Path | None:
     return next(reversed(list_checkpoints(folder)), None)
-
-
-class ProgressBar:
-    """A bar on a terminal; nothing elsewhere."""
-
-    def __init__(self, name: str, shown: bool) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>5.1f}%"))
-        console = Console(stderr=True)
-        self.progress = Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown)
-        self.task = self.progress.add_task(name, total=1.0)
-
-    def __enter__(self) -> Callable[[float], Any]:
-        self.progress.start()
-        return lambda done: self.progress.update(self.task, completed=min(done, 1.0))
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()

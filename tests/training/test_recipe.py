@@ -19,7 +19,7 @@ from stages.packs import Pack, open_pack, resolve_all, verify
 from stages.training import mini
 from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
 from stages.training.card import Card, Training, draw_curves, read_card, read_training, write_card
-from stages.training.examples import EXAMPLES, Example, Examples, write_examples
+from stages.training.examples import EXAMPLES, Example, Examples, write_examples, write_lines
 from stages.training.folders import replace_folder, restore_folder
 from stages.training.job import FINAL
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner
@@ -151,14 +151,28 @@ def test_a_box_stays_on_its_object_in_the_detectors_square() -> None:
 # The recipe.
 
 
-def test_the_command_line_fills_the_options() -> None:
+def test_the_command_line_fills_the_options(tmp_path: Path) -> None:
     options = parse_options(["--out", "/tmp/x/pack", "--only", "clip", "--clip-seconds", "5", "--clip-batch", "32", "--resume"])
     assert (options.only, options.seconds["clip"], options.resume) == (("clip",), 5, True)
     assert options.workdir == Path("/tmp/x/pack-work")
-    jobs = list_jobs(options, Path("/tmp/data"))
+    write_lines(tmp_path, [b""] * 100)
+    jobs = list_jobs(options, tmp_path)
     assert list(jobs) == ["clip"]
     assert (jobs["clip"].settings.batch_size, jobs["clip"].settings.seconds) == (32, 5)
     assert jobs["clip"].resume
+
+
+def test_a_batch_is_no_larger_than_the_scenes_that_there_are(tmp_path: Path) -> None:
+    write_lines(tmp_path, [b""] * 10)
+    jobs = list_jobs(Options(out=tmp_path, workdir=tmp_path), tmp_path)
+    assert {jobs["clip"].settings.batch_size, jobs["blip"].settings.batch_size, jobs["yolo"].batch_size} == {10}
+
+
+@pytest.mark.parametrize("option", ["--scenes", "--processes", "--workers", "--blip-batch"])
+def test_a_number_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(["--out", str(tmp_path), option, "0"])
+    assert f"argument {option}: it must be 1 or more" in capsys.readouterr().err
 
 
 def test_a_failed_training_is_told_with_the_end_of_its_output(tmp_path: Path) -> None:

@@ -192,6 +192,15 @@ def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000007", "step-00000008"]
 
 
+def test_slow_steps_are_kept_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = msgspec.structs.replace(SETTINGS, checkpoint_every=1000)
+    Trainer(Dropped(), Values(), settings, tmp_path / "quick").run(stop_after=5)
+    assert not (tmp_path / "quick" / "checkpoints").exists()
+    monkeypatch.setattr("stages.training.trainer.CHECKPOINT_SECONDS", 0.0)
+    Trainer(Dropped(), Values(), settings, tmp_path / "slow").run(stop_after=5)
+    assert sorted(path.name for path in (tmp_path / "slow" / "checkpoints").iterdir())[-1] == "step-00000005"
+
+
 # Batches.
 
 
