@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import hypothesis
 import pytest
+import structlog
 
 from daemon.child import Worker
 from daemon.ledger import Ledger
@@ -29,6 +30,12 @@ hypothesis.settings.load_profile("visiond")
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(autouse=True)
+def _unconfigured_log() -> None:
+    """What is logged in this process goes to the streams of the test that runs, not of one that has had a daemon here."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -13,12 +12,6 @@ from daemon.log import escape, set_up
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _configuration() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def lines_of(stream: io.StringIO) -> list[str]:

@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-import structlog
 from anyio import to_thread
 
 from daemon import layout, mps
@@ -73,8 +72,7 @@ def write_program(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A control program is installed, and works. The log goes to where a test reads it."""
-    structlog.reset_defaults()
+    """A control program is installed, and works."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     write_program(tmp_path / mps.CONTROL, CONTROL)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
