@@ -26,6 +26,7 @@ import numpy as np
 from stages.training.drawing import COLORS
 from stages.training.examples import Example, Spot, open_pixels, write_lines
 from stages.training.job import Job
+from stages.training.log import read_log
 from stages.training.mini import Sizes
 from stages.training.shapes import LABELS
 from stages.training.trainer import LOG, Settings
@@ -58,14 +59,8 @@ def start(job: Job, processes: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, *launch, *plain])
 
 
-def read_log(job: Job) -> list[dict[str, Any]]:
-    file = Path(job.folder) / LOG
-    # A line may be in the middle of being written.
-    return (
-        [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        if file.exists()
-        else []
-    )
+def read_entries(job: Job) -> list[dict[str, Any]]:
+    return read_log(Path(job.folder) / LOG)
 
 
 def measure_scaling(kind: Any, counts: Sequence[int], seconds: float, folder: Path) -> dict[str, Any]:
@@ -76,7 +71,7 @@ def measure_scaling(kind: Any, counts: Sequence[int], seconds: float, folder: Pa
         job = Job(kind=kind, folder=str(folder / f"{kind}-{count}"), examples=str(folder / "noise"), settings=settings)
         if start(job, count).wait():
             raise RuntimeError(f"the training on {count} GPUs failed")
-        entries = read_log(job)
+        entries = read_entries(job)
         rates[count] = statistics.median(entry["images_per_second"] for entry in entries[len(entries) // 4 :])
     return {"kind": kind, "images_per_second": rates, "ratio": rates[counts[-1]] / rates[counts[0]]}
 
@@ -90,15 +85,15 @@ def check_resume(kind: Any, processes: int, folder: Path) -> dict[str, Any]:
         raise RuntimeError("the uninterrupted training failed")
     killed = Job(**common, folder=str(folder / f"{kind}-killed"), resume=True)
     process = start(killed, processes)
-    while len(read_log(killed)) < settings.steps // 2:
+    while len(read_entries(killed)) < settings.steps // 2:
         if process.poll() is not None:
             raise RuntimeError("the training ended before it could be killed")
         time.sleep(0.02)
     kill_family(process)
-    at = len(read_log(killed))
+    at = len(read_entries(killed))
     if start(killed, processes).wait():
         raise RuntimeError("the resumed training failed")
-    curves = [[entry["loss"] for entry in read_log(job)] for job in (whole, killed)]
+    curves = [[entry["loss"] for entry in read_entries(job)] for job in (whole, killed)]
     apart = max(abs(one - other) for one, other in zip(*curves, strict=True))
     return {
         "kind": kind,

@@ -26,7 +26,7 @@ from daemon.display import (
     standard_output,
     tell_why_failed,
 )
-from daemon.errors import VisiondError
+from daemon.errors import ConfigError, VisiondError
 from daemon.jobs import JobStatus
 from daemon.models_cli import models_app, train_app
 from daemon.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
@@ -289,7 +289,6 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     Example: visiond check --config /etc/visiond/daemon.toml
     """
     from daemon.check import Finding, examine
-    from daemon.errors import ConfigError
 
     try:
         findings = examine(read_config(config), find_config(config))

@@ -12,7 +12,6 @@ import ctypes
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -95,9 +94,9 @@ class Server:
 
     async def _serve(self, environment: dict[str, str]) -> None:
         """In sessions of their own: a Ctrl-C reaches the whole group, and the daemon decides what it means."""
-        program, parent = [sys.executable, "-m", "daemon.mps"], str(os.getpid())
+        parent = str(os.getpid())
         self._process = await anyio.open_process(
-            [*program, "serve", parent],
+            [sys.executable, "-m", "stages.processes", parent, CONTROL, "-f"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -109,7 +108,7 @@ class Server:
             if self._process.returncode is not None:
                 raise OSError(f"{CONTROL} left with status {self._process.returncode}")
             await anyio.sleep(GLANCE_SECONDS)
-        await anyio.run_process([*program, "try", parent], env=environment, start_new_session=True)
+        await anyio.run_process([sys.executable, "-m", "daemon.mps", "try", parent], env=environment, start_new_session=True)
 
 
 @contextlib.contextmanager
@@ -131,12 +130,8 @@ def remove_leftovers() -> None:
 
 
 def main() -> None:
-    """`python -m daemon.mps serve PARENT` becomes the server's control process; `… try PARENT` makes a context by it once."""
-    what, parent = sys.argv[1], int(sys.argv[2])
-    if what == "serve":
-        die_with(parent, signal.SIGTERM)
-        os.execvp(CONTROL, [CONTROL, "-f"])
-    die_with(parent)
+    """`python -m daemon.mps try PARENT` makes a context by the server once."""
+    die_with(int(sys.argv[2]))
     cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     if status := cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0):
         sys.exit(f"CUDA error {status}")
