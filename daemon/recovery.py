@@ -90,13 +90,13 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
         if sink := sinks.get(record.inbox_path):
             finding = _find(sink, record)
             if mend and finding.kind != "whole":
-                known.add(write_sidecar(record, *sink.sidecar_paths(record)))
+                known.add(write_sidecar(record, *sink.paths_of(record)))
             known.add(finding.file)
             yield finding
     # What was said of the last failure of what is to be tried again stands, and what is to be published may be already.
     for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
         if sink := sinks.get(record.inbox_path):
-            known.update(sink.sidecar_paths(record))
+            known.update(sink.paths_of(record))
     if mend:
         sync_folders(sinks.values())
     yield from (Finding("foreign", file) for file in _list_sidecars(*_folders(sinks.values())) if file not in known)
@@ -109,7 +109,7 @@ def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:
 
 def _find(sink: Sink, record: Record) -> Finding:
     """The record's sidecar or reason, under any of its names."""
-    data, paths = record.sidecar, sink.sidecar_paths(record)
+    data, paths = record.sidecar, sink.paths_of(record)
     older = sink.old_reason_paths(record) if record.status is JobStatus.FAILED else ()
     for path in (*paths, *older):
         if _holds(path, data):
@@ -245,11 +245,11 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
 
 def _places_of(record: Record, sink: Sink) -> set[bytes]:
     """Where its sidecar may lie, or its reason, whatever became of its image."""
-    places = set(sink.sidecar_paths(record))
+    places = set(sink.paths_of(record))
     if record.status is JobStatus.FAILED:
         places.update(sink.old_reason_paths(record))
         for image in taken_names(os.path.join(sink.failed, record.path), record.id):
-            places.update(sink.sidecar_paths(record, image))
+            places.update(sink.paths_of(record, image))
     return places
 
 

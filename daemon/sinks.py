@@ -66,15 +66,15 @@ class Sink:
         Raises OSError when the sidecar cannot be written; nothing is lost, and it may be called again.
         """
         if record.status is JobStatus.DONE:
-            write_sidecar(record, *self.sidecar_paths(record))
+            write_sidecar(record, *self.paths_of(record))
             return self._place(record)
         placed = self._move(record)  # first, since the reason has the name that its image gets
-        write_sidecar(record, *self.sidecar_paths(record, placed.location))
+        write_sidecar(record, *self.paths_of(record, placed.location))
         if self.bins_mode == "link":
             self._try(record, lambda: self._leave_other_bins(record))
         return placed
 
-    def sidecar_paths(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
+    def paths_of(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
         """Where its sidecar or its reason goes, by either name. location: where the file lies, if not where the record says."""
         if record.status is JobStatus.DONE:
             return sidecar_paths(self.results, record.path)
