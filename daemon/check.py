@@ -18,6 +18,7 @@ from daemon.files import tell_lost_ledger
 from daemon.gpus import list_gpus
 from daemon.layout import Layout, judge_of, size_slab
 from daemon.mounts import is_network_mount, is_there, tell_missing
+from daemon.sections import Inbox
 from daemon.state import CONTROL, LEDGER
 from daemon.web import listen, load_certificate, read_token, risks
 from stages.packs import open_pack
@@ -52,11 +53,18 @@ def _inboxes(config: Config) -> Iterator[Finding]:
             yield Finding("error", tell_missing(inbox.path))
         elif not os.access(inbox.path, os.R_OK | os.X_OK):
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; change its permissions.")
-        elif inbox.on_success != "keep" and not os.access(inbox.path, os.W_OK):
-            yield Finding("error", f'inbox {inbox.path} cannot be written, which on_success = "{inbox.on_success}" needs.')
+        elif (option := _what_moves(config, inbox)) and not os.access(inbox.path, os.W_OK):
+            yield Finding("error", f"inbox {inbox.path} cannot be written, which {option} needs.")
         else:
             how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
+
+
+def _what_moves(config: Config, inbox: Inbox) -> str:
+    """The option by which files leave the inbox, if one does."""
+    if config.output.bins == "move":
+        return 'output.bins = "move"'
+    return "" if inbox.on_success == "keep" else f'on_success = "{inbox.on_success}"'
 
 
 def _folders(config: Config) -> Iterator[Finding]:

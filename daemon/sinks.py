@@ -32,8 +32,7 @@ log = structlog.get_logger()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 LONGEST_NAME = 255  # bytes, of every common file system
-_PASSING = (errno.ENOSPC, errno.EDQUOT, *SCARCE)
-_DISK_TROUBLE = (errno.EIO, errno.EROFS, *_PASSING)  # may pass, and concerns every file
+_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, *SCARCE)  # may pass, and concerns every file
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -155,7 +154,7 @@ class Sink:
         try:
             return sources.move(record, home)
         except OSError as error:
-            if error.errno in _PASSING:
+            if error.errno in _DISK_TROUBLE:
                 raise
             log.warning("source stays where it is", path=os.fsdecode(record.location), error=error.strerror)
             return Placed(record.id)

@@ -61,16 +61,22 @@ def test_a_source_that_cannot_be_moved_stays_and_it_is_said(tmp_path: Path) -> N
     assert (tmp_path / "results" / "a.jpg.json").read_bytes() == record.sidecar
 
 
-def test_a_source_is_moved_later_where_descriptors_are_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lack(path: object, flags: int, **_: object) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EMFILE])
+@pytest.mark.parametrize(("bins", "fate"), [("none", "move"), ("none", "delete"), ("copy", "delete"), ("move", "keep")])
+def test_a_source_is_moved_or_deleted_later_where_a_disk_fails_or_descriptors_are_lacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, bins: str, fate: str
+) -> None:
+    def fail(path: object, flags: int, **_: object) -> int:
+        raise OSError(number, os.strerror(number))
 
-    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path)
-    with monkeypatch.context() as without:
-        without.setattr("daemon.sources.open_beneath", lack)
-        with pytest.raises(OSError, match="Too many open files"):
+    sink, record = open_sink(tmp_path, bins, fate), drop(tmp_path)
+    with monkeypatch.context() as failing:
+        failing.setattr("daemon.sources.open_beneath", fail)
+        with pytest.raises(OSError, match=os.strerror(number)):
             sink.publish(record)
-    assert sink.publish(record).location == os.fsencode(tmp_path / "done" / "a.jpg")
+    assert (tmp_path / "inbox" / "a.jpg").exists()
+    sink.publish(record)
+    assert not (tmp_path / "inbox" / "a.jpg").exists()
 
 
 def test_a_source_in_a_failed_folder_that_is_a_link_comes_home_too(tmp_path: Path) -> None:

@@ -89,6 +89,24 @@ def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do
         place.assert_kept(DONE=150)
 
 
+@pytest.mark.parametrize(("bins", "fate"), [("none", "move"), ("none", "delete"), ("copy", "delete"), ("move", "keep")])
+def test_images_wait_for_an_inbox_that_is_read_only_to_leave_it(tmp_path: Path, bins: str, fate: str) -> None:
+    settings = {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": fate}], "output": {"bins": bins}}
+    with mounted(tmp_path / "disk", "4m") as disk:
+        place = Place(tmp_path, settings)
+        place.staging = place.inbox()  # a rename from another file system is none
+        place.drop_many(range(20))
+        disk.remount("ro")
+        assert f"{place.inbox()} cannot be written" in place.command("check").stdout
+        with Daemon(place) as daemon:
+            assert_paused(daemon, "results", os.strerror(errno.EROFS))
+            disk.remount("rw")
+            assert_goes_on(daemon, 20)
+            assert daemon.stop() == 0
+        place.assert_kept(DONE=20)
+        assert not list(place.inbox().iterdir())
+
+
 def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_says_nothing_is_done_that_is_not(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with mounted(place.folder / "state", "512k") as disk:
