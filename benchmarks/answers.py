@@ -3,8 +3,9 @@
     python -m benchmarks.answers --count 1000 --reference 200 [--pack mini] [--device cuda:0] [--dtype bfloat16]
 
 On scenes of `visiond samples`, through the stages as a worker runs them. Counted are images whose answers differ. The
-references are transformers' processors, models and generate and ultralytics' predict, in float32 on the same device; OCR's,
-rapidocr, is in tests/stages/test_ocr.py.
+references are transformers' processors, models and generate and ultralytics' predict, in float32 on the same device and of the
+same pixels: nvJPEG decodes a little otherwise than libjpeg, which tests/stages/test_images.py measures. OCR's, rapidocr, is in
+tests/stages/test_ocr.py.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from typing import Any
 
 import msgspec
 import PIL.Image
-import PIL.ImageOps
 import torch
 from torch.nn.functional import cosine_similarity
 from torchvision.ops import box_iou
 
 from stages import binning, registry
-from stages.base import Image, Limits, Stage
+from stages.base import Image, Limits, Objects, Stage
 from stages.baseline import OneAtATime, Task, open_image
 from stages.clip import decode_embedding
 from stages.decoder import Decoders
@@ -37,7 +37,6 @@ from stages.packs import open_pack
 from stages.training.scenes import write_samples
 from stages.training.score import UNSEEN_SEED, load_stages, read_images, run_batch
 from stages.training.truth import TRUTH
-from stages.yolo import YoloStage
 
 Answers = Mapping[str, Any]  # by stage
 
@@ -71,7 +70,7 @@ def main() -> None:
     for name, different in count_different(together, list(answer(stages, files, 1, options.device))).items():
         print(f"{name}: {different} of {len(files)} differ alone and in a batch", flush=True)
     if options.reference:
-        told = compare(stages, files[: options.reference], together, options.device)
+        told = compare(together, list(refer(stages, files[: options.reference], options.device)))
         print(f"captions: {told.captions} of {told.images} are generate's")
         print(f"CLIP: least cosine to transformers' embedding {told.cosine:.6f}")
         print(f"YOLO: {told.boxes} boxes beside predict's {told.predicted}, least IoU {told.overlap:.4f}")
@@ -93,11 +92,16 @@ def load(pack: str, dtype: str, batch_size: int, device: str) -> list[Stage]:
 
 
 def answer(stages: Sequence[Stage], files: Sequence[Path], size: int, device: str) -> Iterator[Answers]:
-    limits, spent = Limits(), Counter[str]()
+    spent = Counter[str]()
+    for images in read(files, size, device):
+        yield from run_batch(stages, images, spent)
+
+
+def read(files: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:
+    limits = Limits()
     with closing(Decoders(len(os.sched_getaffinity(0)), limits)) as decoders:
         for batch in split_batches(files, size):
-            images: list[Image] = read_images(batch, device, decoders, limits)
-            yield from run_batch(stages, images, spent)
+            yield read_images(batch, device, decoders, limits)
 
 
 def count_different(some: Sequence[Answers], others: Sequence[Answers]) -> dict[str, int]:
@@ -106,6 +110,38 @@ def count_different(some: Sequence[Answers], others: Sequence[Answers]) -> dict[
         name: sum(aspect(one) != aspect(other) for one, other in zip(some, others, strict=True))
         for name, aspect in ASPECTS.items()
     }
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the libraries say of an image."""
+
+    caption: str
+    embedding: torch.Tensor  # [numbers], float32
+    boxes: torch.Tensor  # [boxes, 4]: corners in pixels of the image
+    labels: list[str]
+
+
+@torch.inference_mode()
+def refer(stages: Sequence[Stage], files: Sequence[Path], device: str) -> Iterator[Reference]:
+    """An image at a time, with the weights of these stages, whatever their dtypes."""
+    models = OneAtATime(Task([stage.spec for stage in stages], [], device, BlipOptions().max_new_tokens))
+    torch.backends.cudnn.allow_tf32 = False  # equal answers are asked for here, not quick ones
+    with TemporaryDirectory() as folder:
+        path = f"{folder}/image.bmp"  # which keeps each pixel
+        for [image] in read(files, 1, device):
+            assert image.pixels is not None
+            PIL.Image.fromarray(image.pixels.permute(1, 2, 0).cpu().numpy()).save(path)
+            models.clip(path)
+            boxes = models.yolo(path)
+            labels = [models.names[int(label)] for label in boxes.cls]
+            yield Reference(caption(models, path), models.embedding[0].cpu(), boxes.xyxy.float(), labels)
+
+
+def caption(models: OneAtATime, path: str) -> str:
+    pixels = models.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(models.device)
+    tokens = models.blip_model.generate(pixel_values=pixels, max_new_tokens=models.new_tokens, do_sample=False, num_beams=1)
+    return str(models.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)[0]).strip()
 
 
 @dataclass
@@ -121,47 +157,26 @@ class Agreement:
     overlap: float = 1.0
 
 
-@torch.inference_mode()
-def compare(stages: Sequence[Stage], files: Sequence[Path], found: Sequence[Answers], device: str) -> Agreement:
-    """Beside the libraries' own answers, an image at a time. found: of these files, and perhaps of more."""
-    [names] = [stage.names for stage in stages if isinstance(stage, YoloStage)]
+def compare(found: Sequence[Answers], references: Sequence[Reference]) -> Agreement:
+    """found: of the images that are referred to, and perhaps of more."""
     told = Agreement()
-    with TemporaryDirectory() as folder:
-        images = [turn_upright(file, Path(folder)) for file in files]
-        models = OneAtATime(Task([stage.spec for stage in stages], images, device, BlipOptions().max_new_tokens))
-        torch.backends.cudnn.allow_tf32 = False  # equal answers are asked for here, not quick ones
-        for path, ours in zip(images, found, strict=False):
-            told.images += 1
-            told.captions += ours["blip"].text == caption(models, path)
-            models.clip(path)
-            embedding = decode_embedding(ours["clip"].embedding)
-            told.cosine = min(told.cosine, float(cosine_similarity(embedding, models.embedding[0].cpu(), dim=0)))
-            near = match(models.yolo(path), names, ours["yolo"])
-            told.predicted += near.shape[0]
-            told.boxes += near.shape[1]
-            told.overlap = min([told.overlap, *(near.amax(dim=1).tolist() if near.numel() else [0.0] * len(near))])
+    for ours, theirs in zip(found, references, strict=False):
+        told.images += 1
+        told.captions += ours["blip"].text == theirs.caption
+        embedding = decode_embedding(ours["clip"].embedding)
+        told.cosine = min(told.cosine, float(cosine_similarity(embedding, theirs.embedding, dim=0)))
+        near = match(theirs, ours["yolo"])
+        told.predicted += near.shape[0]
+        told.boxes += near.shape[1]
+        told.overlap = min([told.overlap, *(near.amax(dim=1).tolist() if near.numel() else [0.0] * len(near))])
     return told
 
 
-def turn_upright(file: Path, folder: Path) -> str:
-    """Its pixels without loss in another file, as the libraries know nothing of EXIF."""
-    copy = folder / f"{file.stem}.png"
-    with PIL.Image.open(file) as image:
-        PIL.ImageOps.exif_transpose(image).convert("RGB").save(copy, compress_level=1)
-    return str(copy)
-
-
-def caption(models: OneAtATime, path: str) -> str:
-    pixels = models.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(models.device)
-    tokens = models.blip_model.generate(pixel_values=pixels, max_new_tokens=models.new_tokens, do_sample=False, num_beams=1)
-    return str(models.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)[0]).strip()
-
-
-def match(theirs: Any, names: Sequence[str], ours: Any) -> torch.Tensor:
+def match(theirs: Reference, ours: Objects) -> torch.Tensor:
     """How much each of predict's boxes overlaps with each of ours: IoU [theirs, ours], 0 for another label."""
     boxes = torch.tensor([detection.box for detection in ours.detections]).reshape(-1, 4)
-    same = [[names[int(label)] == detection.label for detection in ours.detections] for label in theirs.cls]
-    return box_iou(theirs.xyxy.cpu().float(), boxes) * torch.tensor(same).reshape(len(theirs), len(boxes))
+    same = [[label == detection.label for detection in ours.detections] for label in theirs.labels]
+    return box_iou(theirs.boxes, boxes) * torch.tensor(same).reshape(len(theirs.labels), len(boxes))
 
 
 if __name__ == "__main__":

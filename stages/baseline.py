@@ -75,7 +75,7 @@ class OneAtATime:
         from ultralytics import YOLO  # after stages.yolonet, which tells it to stay off the network
 
         network, config = load_network(files)
-        self.size = config["imgsz"]
+        self.size, self.names = config["imgsz"], config["names"]
         self.detector = YOLO("yolov8n.yaml", verbose=False)
         self.detector.model = network
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.answers import Agreement, answer, compare, count_different, load, make_scenes
+from benchmarks.answers import Agreement, Reference, answer, compare, count_different, load, make_scenes, refer
 
 BATCH = 16
 ON_GPU = [
@@ -15,6 +16,22 @@ ON_GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
     pytest.mark.timeout(900),  # in float32 cuDNN plans each convolution anew for every size of page
 ]
+pytestmark = pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ("cpu", "float32"),
+        *(pytest.param("cuda:0", dtype, marks=ON_GPU) for dtype in ("float32", "bfloat16", "float16")),
+    ],
+    indirect=True,
+    scope="module",
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    device: str
+    files: list[Path]
+    references: list[Reference]
 
 
 @dataclass(frozen=True)
@@ -25,19 +42,19 @@ class Told:
     beside: Agreement
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("cpu", "float32", 6),
-        *(pytest.param(("cuda:0", dtype, 200), marks=ON_GPU) for dtype in ("float32", "bfloat16", "float16")),
-    ],
-    ids=lambda case: " ".join(case[:2]),
-)
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    device, dtype, count = request.param
-    files, stages = make_scenes(tmp_path_factory.mktemp("answers"), count), load("mini", dtype, BATCH, device)
-    together, alone = (list(answer(stages, files, size, device)) for size in (BATCH, 1))
-    beside = compare(stages, files, together, device)
+@pytest.fixture(scope="module")
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
+    device = request.param
+    files = make_scenes(tmp_path_factory.mktemp("answers"), 6 if device == "cpu" else 200)
+    return Known(device, files, list(refer(load("mini", "float32", 1, device), files, device)))
+
+
+@pytest.fixture(scope="module")
+def told(request: pytest.FixtureRequest, known: Known) -> Told:
+    dtype, device = request.param, known.device
+    stages = load("mini", dtype, BATCH, device)
+    together, alone = (list(answer(stages, known.files, size, device)) for size in (BATCH, 1))
+    beside = compare(together, known.references)
     return Told(device == "cpu", dtype == "float32", count_different(together, alone), beside)
 
 
