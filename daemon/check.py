@@ -16,6 +16,7 @@ from daemon.display import quantity
 from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.gpus import list_gpus
+from daemon.host import Host
 from daemon.layout import Layout, judge_of, size_slab
 from daemon.mounts import is_network_mount, is_there, tell_missing
 from daemon.sections import Inbox
@@ -130,9 +131,7 @@ def _http(config: Config) -> Iterator[Finding]:
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
-    available = next(
-        int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
-    )
+    available = Host.here().free_bytes
     size = size_slab(config, list_gpus())
     if size > available // 2:
         yield Finding("warning", f"pipeline.slab_bytes is {size >> 20} MiB of {available >> 20} MiB available memory.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from daemon.endings import Judge
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.gpus import Gpu, list_gpus
 from daemon.hints import command
+from daemon.host import Host, count_cores
 from daemon.messages import Setup
 from daemon.metrics import Metrics
 from daemon.mps import Server, is_installed
@@ -49,7 +49,7 @@ class Layout:
         gpus = list_gpus()
         specs, notice = resolve_models(config, gpus)
         batch = max(spec.batch_size for spec in specs.values())
-        placement = plan(config, gpus, weights_of(specs.values()), count_cores(), batch)
+        placement = plan(config, gpus, weights_of(specs.values()), Host.here(), batch)
         for device in {device: None for segment in placement.segments for device in segment.devices}:
             address_device(device, gpus, LEAST_CPU_THREADS)
         return cls(config, gpus, specs, notice, placement)
@@ -90,10 +90,6 @@ class Layout:
             return {}
         shared = [device for device, workers in Counter(segment.devices).items() if workers > 1 and device.startswith("cuda")]
         return {device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"]) for device in shared}
-
-
-def count_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from daemon.config import Config
 from daemon.gpus import Gpu
+from daemon.host import Host
 
 # Share of the time of one image by stage, measured on an H200 with full-size models. Only the ratios count.
 COSTS = {"ocr": 0.60, "yolo": 0.08, "clip": 0.03, "blip": 0.29}
@@ -24,6 +25,7 @@ MODELS_BYTES = 2 << 30  # what a batch leaves for the weights, of which nothing 
 GPU_BATCHES = (128, 64, 32, 16, 8)
 GPU_WORKERS = 5  # on one GPU: one interpreter does not keep an H200 busy
 CORES_PER_WORKER = 3
+WORKER_BYTES = 4 << 30  # of the host's memory, measured likewise: CUDA's libraries, decoders and pinned buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,10 @@ def choose_batch(gpus: Sequence[Gpu]) -> int:
     return next((batch for batch in GPU_BATCHES if batch * IMAGE_BYTES <= room), GPU_BATCHES[-1])
 
 
-def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores: int, batch: int) -> Placement:
+def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], host: Host, batch: int) -> Placement:
     """The placement that the configuration asks for, on the devices that are there.
 
-    weights: bytes of each stage's weights on the device; cores: of the CPU; batch: images of the largest one.
+    weights: bytes of each stage's weights on the device; batch: images of the largest one.
     """
     need = sum(weights.values()) + CONTEXT_BYTES + batch * IMAGE_BYTES
     stages = tuple(config.stage_names)
@@ -62,7 +64,7 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], cores:
     mode, why = _choose(config.pipeline.placement, devices, gpus, need)
     if mode == "pipelined":
         return Placement(_spread(stages, devices, config.pipeline.workers_per_device or 1), why)
-    workers = config.pipeline.workers_per_device or _workers(devices, gpus, need, cores)
+    workers = config.pipeline.workers_per_device or _workers(devices, gpus, need, host)
     return Placement((Segment(stages, tuple(devices) * workers),), f"{why}; workers on each device: {workers}")
 
 
@@ -77,14 +79,15 @@ def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], need: int) -
     return "replicated", "every device has memory for all stages" if gpus else "no GPU: the CPU holds all stages"
 
 
-def _workers(devices: Sequence[str], gpus: Sequence[Gpu], need: int, cores: int) -> int:
-    """As many processes on a GPU as its memory and the cores allow; one on a CPU, whose models use all its cores."""
+def _workers(devices: Sequence[str], gpus: Sequence[Gpu], need: int, host: Host) -> int:
+    """As many processes on a GPU as its memory and the host allow; one on a CPU, whose models use all its cores."""
     free = [gpu.free_bytes for gpu in gpus if f"cuda:{gpu.index}" in devices]
     if not free:
         return 1
-    by_memory = min(free) // need
-    by_cores = cores // (CORES_PER_WORKER * len(devices))
-    return int(max(1, min(GPU_WORKERS, by_memory, by_cores)))
+    by_gpu_memory = min(free) // need
+    by_memory = host.free_bytes // (WORKER_BYTES * len(devices))
+    by_cores = host.cores // (CORES_PER_WORKER * len(devices))
+    return int(max(1, min(GPU_WORKERS, by_gpu_memory, by_memory, by_cores)))
 
 
 def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tuple[Segment, ...]:

@@ -133,7 +133,7 @@ class PipelineSection(Section):
         0,
         ge=0,
         description="Worker processes on each device; 0: one on a CPU, or where stages are spread over devices; else "
-        "as many as a GPU's memory and the cores allow. On a GPU each takes up to 4 GB of the host's memory.",
+        "as many as a GPU's memory, the host's (4 GB for each worker) and the cores allow.",
     )
     mps: bool = Field(
         True,

@@ -7,12 +7,14 @@ import pytest
 
 from daemon.config import parse
 from daemon.gpus import Gpu
+from daemon.host import Host
 from daemon.layout import CPU_SLAB, GPU_SLAB, size_slab, used_gpus
 from daemon.placement import (
     CONTEXT_BYTES,
     CORES_PER_WORKER,
     GPU_WORKERS,
     IMAGE_BYTES,
+    WORKER_BYTES,
     Placement,
     Segment,
     choose_batch,
@@ -34,10 +36,11 @@ def make_gpus(*free_bytes: int) -> list[Gpu]:
 
 LARGE = GPU_WORKERS * NEED
 MANY = 1000  # cores
+VAST = 1 << 50  # bytes of the host's memory
 
 
-def place(*gpus: Gpu, cores: int = MANY, weights: dict[str, int] = WEIGHTS, **pipeline: Any) -> Placement:
-    return plan(parse({"pipeline": pipeline}, Path("/srv")), gpus, weights, cores, BATCH)
+def place(*gpus: Gpu, cores: int = MANY, memory: int = VAST, weights: dict[str, int] = WEIGHTS, **pipeline: Any) -> Placement:
+    return plan(parse({"pipeline": pipeline}, Path("/srv")), gpus, weights, Host(cores, memory), BATCH)
 
 
 def test_without_a_gpu_one_worker_on_the_cpu_holds_all_stages() -> None:
@@ -65,19 +68,21 @@ def test_only_the_devices_asked_for_are_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "cores", "workers"),
+    ("free", "cores", "memory", "workers"),
     [
-        (LARGE, MANY, GPU_WORKERS),
-        (100 * LARGE, MANY, GPU_WORKERS),
-        (2 * NEED, MANY, 2),
-        (3 * NEED - 1, MANY, 2),
-        (LARGE, 2 * CORES_PER_WORKER, 2),
-        (LARGE, 1, 1),
-        (NEED - 1, MANY, 1),
+        (LARGE, MANY, VAST, GPU_WORKERS),
+        (100 * LARGE, MANY, VAST, GPU_WORKERS),
+        (2 * NEED, MANY, VAST, 2),
+        (3 * NEED - 1, MANY, VAST, 2),
+        (LARGE, 2 * CORES_PER_WORKER, VAST, 2),
+        (LARGE, 1, VAST, 1),
+        (LARGE, MANY, 4 * WORKER_BYTES - 1, 3),
+        (LARGE, MANY, 0, 1),
+        (NEED - 1, MANY, VAST, 1),
     ],
 )
-def test_memory_and_cores_bound_the_workers_on_a_gpu(free: int, cores: int, workers: int) -> None:
-    [segment] = place(*make_gpus(free), cores=cores).segments
+def test_memory_and_cores_bound_the_workers_on_a_gpu(free: int, cores: int, memory: int, workers: int) -> None:
+    [segment] = place(*make_gpus(free), cores=cores, memory=memory).segments
     assert segment.devices == ("cuda:0",) * workers
 
 
@@ -103,8 +108,9 @@ def test_only_gpus_that_are_used_decide_about_batches_and_shared_memory(pipeline
     assert size_slab(config, gpus) == (len(used) * GPU_SLAB or CPU_SLAB)
 
 
-def test_the_smallest_gpu_and_the_share_of_cores_count_for_all() -> None:
+def test_the_smallest_gpu_and_the_share_of_cores_and_memory_count_for_all() -> None:
     assert len(place(*make_gpus(LARGE, 2 * NEED)).segments[0].devices) == 2 * 2
+    assert len(place(*make_gpus(LARGE, LARGE), memory=4 * WORKER_BYTES).segments[0].devices) == 2 * 2
     assert len(place(*make_gpus(LARGE, LARGE), cores=4 * CORES_PER_WORKER).segments[0].devices) == 2 * 2
 
 

@@ -1,0 +1,55 @@
+"""What of this machine its processes may use: cores, and memory within the limits of their cgroup."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    cores: int
+    free_bytes: int
+
+    @classmethod
+    def here(cls) -> Host:
+        return cls(count_cores(), measure_free(psutil.virtual_memory().available, CGROUPS, _own_cgroup()))
+
+
+def count_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def measure_free(available: int, root: Path, group: str) -> int:
+    """Bytes: what is available to all, or what a cgroup (version 2) of this process or one above it still allows.
+
+    Files that the system keeps in memory count as used there, but make room.
+    """
+    own = root / group.strip("/")
+    for folder in (own, *own.parents):
+        if folder.is_relative_to(root):
+            available = min([available, *_allowed(folder)])
+    return max(0, available)
+
+
+def _allowed(folder: Path) -> list[int]:
+    try:
+        limits = [(folder / name).read_text().strip() for name in ("memory.max", "memory.high")]
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return [int(limit) - int(statistics["anon"]) for limit in limits if limit != "max"]
+    except (OSError, ValueError, KeyError):  # the root has no limits, and version 1 other files
+        return []
+
+
+def _own_cgroup() -> str:
+    """Its path below the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
