@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -114,17 +115,16 @@ def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> t
     if device != "cpu" and "ocr" in overrides:
         overrides["ocr"]["dtype"] = "float16"  # as in the daemon: its kernels take the scenes' many sizes in their stride
     stages = load_stages(open_pack(pack, pack.parent), overrides, device)
+    others = [stage for stage in stages if stage.name != "ocr"]
     limits, spent = Limits(), Counter[str]()
-    decoders = Decoders(len(os.sched_getaffinity(0)), limits)
     results: list[Results] = []
-    try:
-        for start, batch in zip(range(0, len(truths), BATCH), split_batches(truths, BATCH), strict=True):
-            images = read_images([files / truth.file for truth in batch], device, decoders, limits)
-            results += run_batch([stage for stage in stages if stage.name != "ocr" or start < read], images, spent)
-    finally:
-        decoders.close()
-    asked = {"ocr": -(-read // BATCH) * BATCH}
-    return results, {name: total / min(asked.get(name, len(truths)), len(truths)) for name, total in spent.items()}
+    with closing(Decoders(len(os.sched_getaffinity(0)), limits)) as decoders:
+        for part, wanted in ((truths[:read], stages), (truths[read:], others)):
+            for batch in split_batches(part, BATCH):
+                images = read_images([files / truth.file for truth in batch], device, decoders, limits)
+                results += run_batch(wanted, images, spent)
+    seen = {"ocr": min(read, len(truths))}
+    return results, {name: total / seen.get(name, len(truths)) for name, total in spent.items()}
 
 
 def load_stages(pack: Pack, overrides: Mapping[str, Mapping[str, Any]], device: str) -> list[Stage]:

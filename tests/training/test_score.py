@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from stages.base import Caption, Clip, Detection, Line, Objects, Ocr, Tag
 from stages.clip import encode_embedding
+from stages.packs import MINI
 from stages.training.cache import draw
-from stages.training.score import choose_bin, count_read, groups_are_true, mark, pick_captions
+from stages.training.score import choose_bin, count_read, groups_are_true, mark, pick_captions, score_pack
 from stages.training.truth import Truth
 
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
@@ -90,3 +93,14 @@ def test_a_caption_is_picked_only_where_it_is_nearest(photo: Truth) -> None:
     texts = {photo.captions[0]: torch.eye(2)[0], other.captions[0]: torch.eye(2)[1]}
     assert pick_captions(torch.eye(2), texts, [photo, other]) == [True, True]
     assert pick_captions(torch.eye(2).flip(0), texts, [photo, other]) == [False, False]
+
+
+def test_the_pack_is_scored_on_files_and_read_where_it_is_asked_to(tmp_path: Path) -> None:
+    scores = score_pack(MINI, 12, workdir=tmp_path, read=5, say=lambda line: None)
+    assert (scores.scenes, scores.read) == (12, 5)
+    assert scores.map50 > 0.9
+    assert scores.captions_true is not None
+    assert scores.captions_true > 0.7
+    assert scores.words_read is not None
+    assert scores.words_read > 0.9
+    assert set(scores.seconds) == {"ocr", "yolo", "clip", "blip"}
