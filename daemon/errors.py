@@ -114,6 +114,12 @@ class InboxUnreadable(VisiondError):
     exit_status = os.EX_IOERR
 
 
+class InboxUnwritable(VisiondError):
+    """Results are written, but not every source is where it belongs."""
+
+    exit_status = os.EX_IOERR
+
+
 class Unfinished(VisiondError):
     """`run --once` was stopped before every image had its end."""
 

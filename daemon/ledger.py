@@ -231,7 +231,8 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> None:
             run_rows(connection, "placed", [row for row in rows if row[1]])
-            run_rows(connection, "emitted", [(p.id,) for p in placed])
+            for statement in ("emitted", "superseded"):
+                run_rows(connection, statement, [(p.id,) for p in placed])
 
         await self._ask(work)
 

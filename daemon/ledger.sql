@@ -150,6 +150,13 @@ UPDATE image SET attempts = ?, not_before = ?, detail = ? WHERE id = ? AND statu
 -- name: emitted
 UPDATE image SET emitted = 1 WHERE id IN (:rows);
 
+-- name: superseded
+-- An earlier version that waits to leave its inbox: a newer one lies there now, and has the sidecar's name.
+UPDATE image SET emitted = 1 WHERE id IN (
+    SELECT older.id FROM image AS newer JOIN image AS older ON older.inbox = newer.inbox AND older.path = newer.path
+    WHERE newer.id IN (:rows) AND older.id < newer.id AND older.emitted = 0 AND older.status IN (1, 2)
+);
+
 -- name: placed
 -- Two versions of one file that was moved once end up with the same figures: the first keeps them.
 UPDATE OR IGNORE image SET location = placed.column2, device = placed.column3, inode = placed.column4, ctime_ns = placed.column5

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -21,16 +21,16 @@ from anyio import to_thread
 
 from daemon.child import Worker
 from daemon.endings import Judge
-from daemon.errors import SCARCE, ResultsLost, WorkerLost
+from daemon.errors import WorkerLost
 from daemon.intake import read_files
-from daemon.jobs import Ending, Failure, File, Job, JobStatus, Placed
+from daemon.jobs import Ending, Failure, File, Job, JobStatus
 from daemon.ledger import Ledger
 from daemon.messages import Item, Reply
 from daemon.metrics import Metrics
 from daemon.persistence import Persistence
 from daemon.pool import Pool
-from daemon.records import Record
-from daemon.sinks import Journal, Sink, publish_durably, publish_records, sync_folders
+from daemon.publisher import Publisher
+from daemon.sinks import Journal, Publication, Sink
 from daemon.slab import Slab
 from daemon.watcher import Watcher
 from stages.base import Reason
@@ -65,7 +65,7 @@ class Published:
 
     endings: list[Ending]
     ended: set[int]  # the ids among them that nothing has replaced meanwhile
-    placed: list[Placed]
+    publication: Publication
 
 
 class Pipeline:
@@ -91,10 +91,10 @@ class Pipeline:
         self.judge = judge
         self.sinks = sinks
         self.metrics = metrics
-        self.journal = journal
         self.reuse_results = reuse_results
         self.in_flight: dict[int, Job] = {}
         self.persist = Persistence()
+        self.publisher = Publisher(ledger, sinks, journal, self.persist, self.in_flight)
         self.progressed_at = time.monotonic()
         self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
         self._recovered: set[int] = set()  # inboxes
@@ -116,12 +116,19 @@ class Pipeline:
             tasks.start_soon(self.finish)
             tasks.start_soon(self.publish)
             tasks.start_soon(self.confirm)
+            tasks.start_soon(self.publisher.release)
             tasks.start_soon(self.watch, once)
             await self.feed()
             while self.in_flight:
                 self._landed.clear()
                 await self._landed.wait()
             tasks.cancel_scope.cancel()
+        if once and not self._draining:
+            await self.publisher.try_again()
+
+    def bystanders(self) -> list[str]:
+        """What cannot be done at present while all else goes on: inboxes that cannot be read, or that no source can leave."""
+        return self.watcher.obstacles() + self.publisher.obstacles()
 
     def drain(self) -> None:
         """Take in nothing more, and let go of what waits for a worker; `run` returns when the rest has its end."""
@@ -138,11 +145,7 @@ class Pipeline:
 
     async def recover(self, inboxes: set[int]) -> None:
         """What was durable but not yet published when the last daemon ended is published before anything else of its inbox."""
-        last = 0
-        while inboxes and (records := await self.ledger.owed(last, FINISH)):
-            last = records[-1].id
-            placed = await self._publish([record for record in records if record.inbox in inboxes], publish_durably)
-            await self.persist("ledger", self.ledger.mark_emitted, placed)
+        await self.publisher.publish_owed(inboxes)
         self._recovered |= inboxes
 
     # 1. A file appears, and is whole.
@@ -331,8 +334,8 @@ class Pipeline:
         while True:
             endings, ended = await self._durable.get()
             published = [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
-            placed = await self._publish([self.ledger.record_of(ending) for ending in published], publish_records)
-            await self._published.put(Published(endings, ended, placed))
+            publication = await self.publisher.publish([self.ledger.record_of(ending) for ending in published])
+            await self._published.put(Published(endings, ended, publication))
 
     async def confirm(self) -> None:
         """Only what would outlive a power failure is marked as published: all groups that came while the disk was busy
@@ -341,31 +344,13 @@ class Pipeline:
             groups = [await self._published.get()]
             while not self._published.empty():
                 groups.append(self._published.get_nowait())
-            await self.persist("results", self._sync)
-            await self.persist("ledger", self.ledger.mark_emitted, [placed for group in groups for placed in group.placed])
+            await self.publisher.confirm([group.publication for group in groups])
             for group in groups:
                 for ending in group.endings:
                     replaced = ending.status is not JobStatus.PENDING and ending.job.id not in group.ended
                     self._leave(ending, replaced=replaced)
             self._landed.set()
             self._admitted.set()
-
-    async def _sync(self) -> None:
-        try:
-            await to_thread.run_sync(sync_folders, self.sinks.values())
-        except OSError as error:
-            if error.errno in SCARCE:  # nothing was tried
-                raise
-            # What it has failed to write the system has forgotten.
-            raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error
-
-    async def _publish(
-        self, records: Sequence[Record], write: Callable[[Sequence[Record], Mapping[int, Sink]], list[Placed]]
-    ) -> list[Placed]:
-        placed: list[Placed] = await self.persist("results", to_thread.run_sync, write, records, self.sinks)
-        if self.journal:
-            await self.persist("journal", self.journal.append, records)
-        return placed
 
     def _leave(self, ending: Ending, *, replaced: bool) -> None:
         job = ending.job

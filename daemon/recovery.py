@@ -6,7 +6,6 @@ consists of, so a ledger that is lost or damaged is made anew from them.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import os
@@ -29,7 +28,7 @@ from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
 from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
-from daemon.sidecar import SCHEMA, Sidecar
+from daemon.sidecar import SCHEMA, Sidecar, path_of
 from daemon.sinks import Sink, sync_folders, write_sidecar
 from daemon.sources import taken_names
 from daemon.state import DATABASE, LEDGER, lock_state
@@ -86,11 +85,14 @@ def repair(config: Config) -> Iterator[Finding]:
 def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
     sinks = {os.fsencode(inbox.path): Sink.of(inbox, config) for inbox in config.inbox}
     known: set[bytes] = set()
+    changed: set[bytes] = set()  # folders
     for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED)):
         if sink := sinks.get(record.inbox_path):
             finding = _find(sink, record)
             if mend and finding.kind != "whole":
-                known.add(write_sidecar(record, *sink.paths_of(record)))
+                written = write_sidecar(record, *sink.paths_of(record))
+                known.add(written)
+                changed.add(os.path.dirname(written))
             known.add(finding.file)
             yield finding
     # What was said of the last failure of what is to be tried again stands, and what is to be published may be already.
@@ -98,7 +100,7 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
         if sink := sinks.get(record.inbox_path):
             known.update(sink.paths_of(record))
     if mend:
-        sync_folders(sinks.values())
+        sync_folders(changed.union(_folders(sinks.values())))
     yield from (Finding("foreign", file) for file in _list_sidecars(*_folders(sinks.values())) if file not in known)
 
 
@@ -110,8 +112,8 @@ def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:
 def _find(sink: Sink, record: Record) -> Finding:
     """The record's sidecar or reason, under any of its names."""
     data, paths = record.sidecar, sink.paths_of(record)
-    older = sink.old_reason_paths(record) if record.status is JobStatus.FAILED else ()
-    for path in (*paths, *older):
+    numbered = sink.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
+    for path in (*paths, *numbered):
         if _holds(path, data):
             return Finding("whole", path)
     there = next(filter(os.path.isfile, paths), None)
@@ -216,7 +218,7 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         id=sidecar.id,
         inbox=inbox,
         inbox_path=sink.inbox,
-        path=base64.b64decode(source.path_base64) or source.path.encode(),
+        path=path_of(source),
         location=b"",
         version=Version(0, sidecar.id, source.bytes, 0, 0),  # of no file that there is
         status=JobStatus[sidecar.status or "DONE"],
@@ -247,7 +249,7 @@ def _places_of(record: Record, sink: Sink) -> set[bytes]:
     """Where its sidecar may lie, or its reason, whatever became of its image."""
     places = set(sink.paths_of(record))
     if record.status is JobStatus.FAILED:
-        places.update(sink.old_reason_paths(record))
+        places.update(sink.numbered_reason_paths(record))
         for image in taken_names(os.path.join(sink.failed, record.path), record.id):
             places.update(sink.paths_of(record, image))
     return places

@@ -15,7 +15,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.config import Config
-from daemon.errors import ConfigError, Hurried, InboxUnreadable, Unfinished, VisiondError
+from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.hints import command
 from daemon.jobs import JobStatus
@@ -80,6 +80,9 @@ class Service:
             if self.once and (obstacles := pipeline.watcher.obstacles()):
                 leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
                 raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
+            if self.once and (obstacles := pipeline.publisher.obstacles()):
+                mend = f"Its result is written; when that is mended, `{command('run', '--once')}` does the rest."
+                raise InboxUnwritable(f"{'; '.join(obstacles)}. {mend}")
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:

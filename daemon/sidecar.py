@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated
 
 import msgspec
@@ -46,6 +47,11 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     detail: str = ""
     attempts: int = 0
     finished_at: str | None = None
+
+
+def path_of(source: Source) -> bytes:
+    """The file's path in its inbox."""
+    return base64.b64decode(source.path_base64) or source.path.encode()
 
 
 def json_schema() -> bytes:

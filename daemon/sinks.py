@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import hashlib
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import aiofiles
 import anyio
+import msgspec
 import structlog
 from anyio import to_thread
 
@@ -26,14 +28,29 @@ from daemon.errors import SCARCE
 from daemon.jobs import JobStatus, Placed
 from daemon.records import Record
 from daemon.sections import Inbox
+from daemon.sidecar import Source, path_of
 from daemon.sources import second_name, temporary_name
 
 log = structlog.get_logger()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 LONGEST_NAME = 255  # bytes, of every common file system
-_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, *SCARCE)  # may pass, and concerns every file
+_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, *SCARCE)  # may pass
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class Held(Exception):
+    """A source cannot go where it belongs for now, for the reason given. The rest of its image's publication is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What has been published. held: inboxes with sources that cannot leave, and why; those images are to be published
+    again. folders: those with something new or something less in them."""
+
+    placed: list[Placed]
+    held: dict[int, str]
+    folders: set[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +77,9 @@ class Sink:
         return cls(os.fsencode(inbox.path), results, failed, done, bins, mode, fate)
 
     def publish(self, record: Record) -> Placed:
-        """Write the sidecar or the reason, fill the bin, put the source where it belongs.
+        """Write the sidecar or the reason, fill the bin, put the source where it belongs; it may be called again.
 
-        Raises OSError when the sidecar cannot be written; nothing is lost, and it may be called again.
+        Raises OSError when a result cannot be written, and Held; nothing is lost then.
         """
         if record.status is JobStatus.DONE:
             write_sidecar(record, *self.paths_of(record))
@@ -79,7 +96,7 @@ class Sink:
             return sidecar_paths(self.results, record.path)
         return self._reason_paths(record, location or record.location)
 
-    def old_reason_paths(self, record: Record) -> tuple[bytes, bytes]:
+    def numbered_reason_paths(self, record: Record) -> tuple[bytes, bytes]:
         """Where a reason may lie that was written when another version had the name among the failed."""
         return sidecar_paths(self.failed, second_name(record.path, record.id))
 
@@ -90,7 +107,7 @@ class Sink:
         if location.startswith(folder):
             return sidecar_paths(self.failed, location.removeprefix(folder))
         if os.path.lexists(folder + record.path) and not _could_be_a_reason(record.path):
-            return self.old_reason_paths(record)
+            return self.numbered_reason_paths(record)
         return sidecar_paths(self.failed, record.path)
 
     def home_of(self, record: Record) -> bytes | None:
@@ -106,28 +123,43 @@ class Sink:
     def _bin_of(self, record: Record) -> bytes:
         return os.path.join(self.bins, os.fsencode(record.bin), record.path)
 
-    def folders(self) -> tuple[bytes, ...]:
-        """Those that publishing writes to."""
-        return self.results, self.failed, self.done, self.bins
+    def folders_of(self, record: Record, placed: Placed) -> set[bytes]:
+        """Those that publishing it has written to or taken from."""
+        top = self.results if record.status is JobStatus.DONE else self.failed
+        files = [self.paths_of(record, placed.location)[0], placed.location or record.location]
+        if self.bins_mode != "none" and record.status is JobStatus.DONE:
+            files.append(self._bin_of(record))
+        if placed.location or self.on_success == "delete":
+            files.append(record.location)
+        return {top, *map(os.path.dirname, files)}
 
     def _place(self, record: Record) -> Placed:
         self._try(record, lambda: self._forget_reason(record))
+        held = None
+        try:
+            placed = self._move(record)
+        except Held as trouble:  # its bin can be filled all the same
+            placed, held = Placed(record.id), trouble
+        lies = record
+        if placed.location and placed.version:
+            lies = dataclasses.replace(record, location=placed.location, version=placed.version)
         if self.bins_mode == "copy":
-            self._try(record, lambda: sources.copy(record, self._bin_of(record)))
-        moved = self._move(record)
-        if self.bins_mode == "link":
-            self._try(record, lambda: sources.link(moved.location or record.location, self._bin_of(record)))
+            self._try(record, lambda: sources.copy(lies, self._bin_of(record)))
+        elif self.bins_mode == "link":
+            self._try(record, lambda: sources.link(lies.location, self._bin_of(record)))
         if self.bins_mode in ("link", "copy"):
             self._try(record, lambda: self._leave_other_bins(record))
         if self.on_success == "delete":
-            self._try(record, lambda: sources.delete(record))
-        return moved
+            self._try_with_source(record, lambda: sources.delete(record))
+        if held:
+            raise held
+        return placed
 
     def _forget_reason(self, record: Record) -> None:
         """Of a try that failed, or of an earlier version, unless that was moved and lies beside it."""
-        for first, second in (self._reason_paths(record, record.location), self.old_reason_paths(record)):
-            if not _unlink(first):
-                _unlink(second)
+        for path in (*self._reason_paths(record, record.location), *self.numbered_reason_paths(record)):
+            if _tells_of(record, path):
+                _unlink(path)
 
     def _leave_other_bins(self, record: Record) -> None:
         """An earlier version of the file may have been in another of the built-in rule's bins; other folders are not ours."""
@@ -136,7 +168,7 @@ class Sink:
             if name != os.fsencode(record.bin) and (self.bins_mode != "link" or os.path.islink(path)):
                 _unlink(path)
 
-    def _try(self, record: Record, step: Callable[[], None]) -> None:
+    def _try(self, record: Record, step: Callable[[], object]) -> None:
         """A step that one file's neighbours or rights may make impossible for good: then it is left out, with a word in
         the log. A disk that is full or failing is another matter."""
         try:
@@ -146,37 +178,43 @@ class Sink:
                 raise
             log.warning("bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror)
 
-    def _move(self, record: Record) -> Placed:
-        """The source, home. One that cannot be moved stays, with a word in the log: its result is safe."""
-        home = self.home_of(record)
-        if home is None:
-            return Placed(record.id)
+    def _try_with_source(self, record: Record, step: Callable[[], object]) -> None:
+        """The same with the source, whose disk may be another than the results'. Raises Held."""
         try:
-            return sources.move(record, home)
+            self._try(record, step)
         except OSError as error:
-            if error.errno in _DISK_TROUBLE:
+            if error.errno in SCARCE:
                 raise
-            log.warning("source stays where it is", path=os.fsdecode(record.location), error=error.strerror)
-            return Placed(record.id)
+            raise Held(f"{os.fsdecode(record.location)}: {error.strerror}") from error
+
+    def _move(self, record: Record) -> Placed:
+        """The source, home. One that cannot ever be moved stays: its result is safe. Raises Held."""
+        home, placed = self.home_of(record), [Placed(record.id)]
+        if home is not None:
+            self._try_with_source(record, lambda: placed.append(sources.move(record, home)))
+        return placed[-1]
 
 
-def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> list[Placed]:
+def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> Publication:
     """Publish each record to its inbox's sink; those of inboxes that are no longer configured wait. Runs in a thread."""
-    return [sinks[record.inbox].publish(record) for record in records if record.inbox in sinks]
+    published = Publication([], {}, set())
+    for record in records:
+        if sink := sinks.get(record.inbox):
+            try:
+                placed = sink.publish(record)
+            except Held as trouble:
+                published.held[record.inbox] = str(trouble)
+            else:
+                published.placed.append(placed)
+                published.folders.update(sink.folders_of(record, placed))
+    return published
 
 
-def publish_durably(records: Sequence[Record], sinks: Mapping[int, Sink]) -> list[Placed]:
-    """The same, and on the disk when it returns."""
-    placed = publish_records(records, sinks)
-    sync_folders(sinks.values())
-    return placed
-
-
-def sync_folders(sinks: Iterable[Sink]) -> None:
-    """Have all that was published written to the disk: one call for each file system, as a call for each file would cost
-    many times more. Raises OSError when the system had to give some of it up. Runs in a thread."""
+def sync_folders(folders: Iterable[bytes]) -> None:
+    """Have all that was changed in them written to the disk: one call for each file system, as a call for each file would
+    cost many times more. Raises OSError when the system had to give some of it up. Runs in a thread."""
     synced = set()
-    for folder in {folder for sink in sinks for folder in sink.folders()}:
+    for folder in folders:
         with contextlib.suppress(*_IN_THE_WAY):  # nothing has been published there yet
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -199,6 +237,20 @@ def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:
         write_whole(second, record.sidecar)
         return second
     return first
+
+
+class _Reason(msgspec.Struct):
+    source: Source
+
+
+def _tells_of(record: Record, path: bytes) -> bool:
+    """Whether the file there is a reason of this file's: another image may be called as a second name is."""
+    try:
+        with open(path, "rb") as file:
+            source = msgspec.json.decode(file.read(), type=_Reason).source
+    except (*_IN_THE_WAY, msgspec.DecodeError):
+        return False
+    return path_of(source) == record.path
 
 
 def _could_be_a_reason(path: bytes) -> bool:

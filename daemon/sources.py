@@ -33,25 +33,27 @@ def move(record: Record, target: bytes) -> Placed:
             return Placed(record.id)
         delete(record)  # the last of it, if the crash was in the middle of that
         return Placed(record.id, done, Version.of(os.lstat(done)))
-    final = next((path for path in taken if _is_copy(record, path)), None)  # of before a crash
-    final = final or next(path for path in _names(target, record.id) if not os.path.lexists(path))
+    final = next(path for path in _names(target, record.id) if not os.path.lexists(path))
     os.makedirs(os.path.dirname(final), exist_ok=True)
     try:
         _take(record, final)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno != errno.EXDEV:  # which two mounts of one file system give, too
             raise
-        if final not in taken:
-            copy(record, final)
+        copied = next((path for path in taken if _is_copy(record, path)), None)  # before a crash, or the deletion failed
+        if not copied and not copy(record, final):
+            return Placed(record.id)
+        final = copied or final
         sync_folder(os.path.dirname(final))  # or a power failure might leave neither
         delete(record)
     return Placed(record.id, final, Version.of(os.lstat(final)))
 
 
-def copy(record: Record, target: bytes) -> None:
-    """From the file that was opened, whatever is put in its place or in that of a folder on its way meanwhile."""
+def copy(record: Record, target: bytes) -> bool:
+    """From the file that was opened, whatever is put in its place or in that of a folder on its way meanwhile. Returns
+    whether the source is there still, and so the copy."""
     if not _is_same(record, record.location):
-        return
+        return False
     temporary = temporary_name(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
@@ -68,6 +70,7 @@ def copy(record: Record, target: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    return True
 
 
 def link(source: bytes, target: bytes) -> None:
@@ -121,22 +124,32 @@ def _is_same(record: Record, path: bytes) -> bool:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return _is_version(record, status, at_source=path == record.location)
+    return _is_untouched(record, status) if path == record.location else _has_content(record, status)
 
 
-def _is_version(record: Record, status: os.stat_result, *, at_source: bool) -> bool:
+def _is_untouched(record: Record, status: os.stat_result) -> bool:
+    """A renaming moves the change time, which so tells of a file in its inbox alone; of that it tells what the times that a
+    program can set do not."""
+    return _is_source(record, status) and (_has_moved(record) or Version.of(status).ctime_ns == record.version.ctime_ns)
+
+
+def _has_content(record: Record, status: os.stat_result) -> bool:
     now = Version.of(status)
-    if (now.size, now.mtime_ns) != (record.version.size, record.version.mtime_ns):
-        return False
-    # A rename moves the change time and a copy has its own inode, so these are no evidence anywhere but at the source.
-    return not at_source or now.inode == record.version.inode
+    return (now.size, now.mtime_ns) == (record.version.size, record.version.mtime_ns)
+
+
+def _is_source(record: Record, status: os.stat_result) -> bool:
+    """A copy has an inode of its own."""
+    return _has_content(record, status) and Version.of(status).inode == record.version.inode
+
+
+def _has_moved(record: Record) -> bool:
+    return record.location != os.path.join(record.inbox_path, record.path)
 
 
 def _is_copy(record: Record, path: bytes) -> bool:
-    """Whether the file at `path` has the source's very bytes, on a file system that it can only be copied to."""
-    if not _is_same(record, path) or os.lstat(path).st_dev == os.lstat(record.location).st_dev:
-        return False
-    return filecmp.cmp(record.location, path, shallow=False)
+    """Whether the file at `path` has the source's very bytes."""
+    return _is_same(record, path) and filecmp.cmp(record.location, path, shallow=False)
 
 
 def _take(record: Record, target: bytes) -> None:
@@ -144,7 +157,7 @@ def _take(record: Record, target: bytes) -> None:
     name = os.path.basename(record.location)
     with _opened_folder(record) as folder:
         os.rename(name, target, src_dir_fd=folder)
-        if not _is_version(record, os.lstat(target), at_source=True):  # its inode came along
+        if not _is_source(record, os.lstat(target)):  # its inode came along
             os.rename(target, name, dst_dir_fd=folder)
             raise _replaced(record)
 
@@ -152,7 +165,7 @@ def _take(record: Record, target: bytes) -> None:
 def _expect(record: Record, fd: int) -> os.stat_result:
     """What is opened there is the source."""
     status = os.fstat(fd)
-    if not _is_version(record, status, at_source=True):
+    if not _is_untouched(record, status):
         raise _replaced(record)
     return status
 
@@ -165,9 +178,9 @@ def _replaced(record: Record) -> OSError:
 def _opened_folder(record: Record) -> Iterator[int]:
     """A descriptor of the folder that holds the source: no other file of that name is taken, whatever link is laid on the
     way to it meanwhile."""
-    in_inbox = record.location == os.path.join(record.inbox_path, record.path)
-    folder = os.path.dirname(record.path if in_inbox else record.location)
-    fd = open_beneath(record.inbox_path, folder or b".") if in_inbox else os.open(folder, FOLDER)
+    moved = _has_moved(record)
+    folder = os.path.dirname(record.location if moved else record.path)
+    fd = os.open(folder, FOLDER) if moved else open_beneath(record.inbox_path, folder or b".")
     try:
         yield fd
     finally:

@@ -47,7 +47,7 @@ class Status:
             gone=self._total(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=pending / rate if rate else None,
-            obstacles=pipeline.watcher.obstacles() + pipeline.persist.obstacles(),
+            obstacles=pipeline.persist.obstacles() + pipeline.bystanders(),
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
             workers=self._workers(),
@@ -93,7 +93,7 @@ class Status:
 
     def obstacles(self) -> list[str]:
         """Why images do not get through at present. Empty when they do."""
-        return self.holdups() + self._pipeline.watcher.obstacles()
+        return self.holdups() + self._pipeline.bystanders()
 
     def holdups(self) -> list[str]:
         """Those that hold up what is in hand: an inbox that cannot be read is none."""

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from daemon import pipeline as steps
+from daemon import publisher
 from daemon.config import parse
 from daemon.pool import Pool
 from daemon.service import Service
@@ -183,8 +184,8 @@ def test_file_descriptors_that_run_out_hold_up_the_pipeline_and_fail_nothing(
 
         return call
 
-    for name in ("read_files", "publish_records", "sync_folders"):
-        monkeypatch.setattr(steps, name, short_at_first(getattr(steps, name)))
+    for module, name in ((steps, "read_files"), (publisher, "publish_records"), (publisher, "sync_folders")):
+        monkeypatch.setattr(module, name, short_at_first(getattr(module, name)))
     place = Place(tmp_path, {"pipeline": {"max_attempts": 1}})
     place.drop_many(range(5))
     run_once(place)

@@ -164,7 +164,7 @@ def test_an_inbox_with_a_name_has_sub_folders_of_its_own(tmp_path: Path) -> None
 
 def test_images_of_an_inbox_that_is_no_longer_configured_wait(tmp_path: Path) -> None:
     mine, orphan = drop(tmp_path, inbox=1), drop(tmp_path, b"b.jpg", inbox=2, id=8)
-    assert publish_records([orphan, mine], {1: open_sink(tmp_path)}) == [Placed(mine.id)]
+    assert publish_records([orphan, mine], {1: open_sink(tmp_path)}).placed == [Placed(mine.id)]
     assert not (tmp_path / "results" / "b.jpg.json").exists()
 
 
@@ -443,3 +443,12 @@ def test_publishing_twice_changes_nothing(tmp_path: Path, bins: str, on_success:
     before = tree(tmp_path)
     assert sink.publish(record) == placed
     assert tree(tmp_path) == before
+
+
+def test_a_result_leaves_the_reason_of_an_image_that_is_called_like_its_second_name(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path)
+    sink.publish(failure := drop(tmp_path, b"a~2.jpg", id=1, status=JobStatus.FAILED, reason="truncated"))
+    sink.publish(drop(tmp_path, b"a.jpg", id=2))
+    assert tree(tmp_path)["failed/a~2.jpg.json"] == failure.sidecar
+    sink.publish(drop(tmp_path, b"a~2.jpg", id=3))
+    assert "failed/a~2.jpg.json" not in tree(tmp_path)

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from daemon import sources
 from daemon.jobs import Placed, Version
 from daemon.records import Record
+from daemon.sinks import Held
 from tests.makers import MODES, drop, open_sink, tree
 
 
@@ -56,7 +57,7 @@ def test_a_source_that_cannot_be_moved_stays_and_it_is_said(tmp_path: Path) -> N
     (tmp_path / "done").write_bytes(b"no folder")
     with capture_logs() as logs:
         assert sink.publish(record) == Placed(record.id)
-    assert [entry["event"] for entry in logs] == ["source stays where it is"]
+    assert [entry["event"] for entry in logs] == ["bin or source stays as it is"]
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"image"
     assert (tmp_path / "results" / "a.jpg.json").read_bytes() == record.sidecar
 
@@ -72,9 +73,10 @@ def test_a_source_is_moved_or_deleted_later_where_a_disk_fails_or_descriptors_ar
     sink, record = open_sink(tmp_path, bins, fate), drop(tmp_path)
     with monkeypatch.context() as failing:
         failing.setattr("daemon.sources.open_beneath", fail)
-        with pytest.raises(OSError, match=os.strerror(number)):
+        with pytest.raises(OSError if number == errno.EMFILE else Held, match=os.strerror(number)):
             sink.publish(record)
     assert (tmp_path / "inbox" / "a.jpg").exists()
+    assert (tmp_path / "results" / "a.jpg.json").exists()
     sink.publish(record)
     assert not (tmp_path / "inbox" / "a.jpg").exists()
 
@@ -154,7 +156,7 @@ def test_a_source_is_moved_later_to_a_disk_that_is_full(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", fill_up)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(Held, match="No space left"):
             sink.publish(record)
     assert tree(elsewhere) == {}
     assert sink.publish(record).location == os.path.join(sink.done, b"a.jpg")
@@ -170,6 +172,7 @@ def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
 def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Path, mode: int, kept: int) -> None:
     record = drop(tmp_path)
     os.chmod(record.location, mode)
+    record = dataclasses.replace(record, version=Version.of(os.stat(record.location)))
     open_sink(tmp_path, "copy").publish(record)
     assert stat.S_IMODE((tmp_path / "bins" / "A" / "a.jpg").stat().st_mode) == kept
 
@@ -277,7 +280,18 @@ def test_a_vanished_source_is_no_trouble_before_there_are_bins(tmp_path: Path) -
     assert open_sink(tmp_path, "copy").publish(record) == Placed(record.id)
 
 
-# The same again after a crash
+@pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("none", "move"), ("copy", "delete")])
+def test_an_edit_in_place_that_keeps_size_and_time_is_neither_moved_nor_copied_nor_deleted(
+    tmp_path: Path, bins: str, on_success: str
+) -> None:
+    record, inbox = drop(tmp_path), tmp_path / "inbox"
+    (inbox / "a.jpg").write_bytes(b"other")  # as `exiftool -P -overwrite_original_in_place` and `rsync --inplace -t` do
+    os.utime(record.location, ns=(record.version.mtime_ns,) * 2)
+    assert open_sink(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    assert [name for name, data in tree(tmp_path).items() if data == b"other"] == ["inbox/a.jpg"]
+
+
+# The same again after a crash, or later
 
 
 @pytest.mark.parametrize("digest", [hashlib.sha256(b"image").digest(), b""])  # a file too large to read has none
@@ -309,3 +323,34 @@ def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
         sink.publish(record)
     sink.publish(record)
     assert os.listdir(tmp_path / "inbox") == []
+
+
+def test_two_mounts_of_one_file_system_get_one_copy_however_often_its_deletion_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, read_only = os.rename, True
+
+    def refuse(old: bytes, new: bytes, **folders: int) -> None:
+        if folders and os.path.dirname(new) != os.fsencode(tmp_path / "inbox"):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        if folders and read_only:
+            raise OSError(errno.EROFS, "Read-only file system")
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path)
+    for _ in range(3):
+        with pytest.raises(Held, match="Read-only"):
+            sink.publish(record)
+    assert sorted(tree(tmp_path)) == ["done/a.jpg", "inbox/a.jpg", "results/a.jpg.json"]
+    read_only = False
+    assert sink.publish(record).location == os.fsencode(tmp_path / "done" / "a.jpg")
+    assert sorted(tree(tmp_path)) == ["done/a.jpg", "results/a.jpg.json"]
+
+
+def test_a_bin_that_a_power_failure_took_is_filled_again_from_where_the_source_lies_now(tmp_path: Path) -> None:
+    sink, record = open_sink(tmp_path, "copy", "move"), drop(tmp_path)
+    sink.publish(record)
+    (tmp_path / "bins" / "A" / "a.jpg").unlink()
+    sink.publish(record)
+    assert tree(tmp_path) == dict.fromkeys(("bins/A/a.jpg", "done/a.jpg"), b"image") | {"results/a.jpg.json": record.sidecar}

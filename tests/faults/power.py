@@ -80,7 +80,7 @@ class Disk:
         try:
             await ledger.register([(self._place.inbox(), 0)], [])
             owed = await ledger.owed(0, 1_000_000)
-            await ledger.mark_emitted(publish_records(owed, {1: Sink.of(config.inbox[0], config)}))
+            await ledger.mark_emitted(publish_records(owed, {1: Sink.of(config.inbox[0], config)}).placed)
         finally:
             ledger.close()
 

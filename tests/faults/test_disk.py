@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import SLACK_SECONDS, Daemon, Place, wait_for
+from tests.daemon_process import SLACK_SECONDS, Daemon, Place, picture, wait_for
 from tests.faults.syscalls import Supervisor
 
 RECOVERY_SECONDS = 10.0
@@ -90,21 +90,73 @@ def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do
 
 
 @pytest.mark.parametrize(("bins", "fate"), [("none", "move"), ("none", "delete"), ("copy", "delete"), ("move", "keep")])
-def test_images_wait_for_an_inbox_that_is_read_only_to_leave_it(tmp_path: Path, bins: str, fate: str) -> None:
-    settings = {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": fate}], "output": {"bins": bins}}
+def test_images_of_an_inbox_that_is_read_only_have_results_and_leave_it_later_and_others_do_not_wait(
+    tmp_path: Path, bins: str, fate: str
+) -> None:
+    inboxes = [{"name": name, "path": path, "on_success": fate} for name, path in (("card", "disk/inbox"), ("well", "inbox"))]
+    settings = {"inbox": [{"settle_seconds": 0.1} | inbox for inbox in inboxes], "output": {"bins": bins}}
     with mounted(tmp_path / "disk", "4m") as disk:
         place = Place(tmp_path, settings)
-        place.staging = place.inbox()  # a rename from another file system is none
-        place.drop_many(range(20))
+        staging, place.staging = place.staging, place.inbox("card")  # a rename from another file system is none
+        place.drop_many(range(20), "card")
+        place.staging = staging
         disk.remount("ro")
-        assert f"{place.inbox()} cannot be written" in place.command("check").stdout
+        assert f"{place.inbox('card')} cannot be written" in place.command("check").stdout
+        for number in range(20, 60, 20):  # the second time what the first daemon owes is in the way
+            place.drop_many(range(number, number + 20), "well")
+            with Daemon(place) as daemon:
+                daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "an obstacle")
+                wait_for(lambda: not list(place.inbox("well").iterdir()), "the other inbox is empty")
+                assert len(list(place.site.results.rglob("*.json"))) == number + 20
+                assert len(list(place.inbox("card").iterdir())) == 20
+                assert daemon.stop() == 0
+        disk.remount("rw")
+        assert place.run_once().returncode == 0
+        assert not list(place.inbox("card").iterdir())
+        place.assert_kept(DONE=60)
+
+
+def test_images_leave_an_inbox_that_can_be_written_again_while_the_daemon_runs(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "4m") as disk:
+        place = Place(tmp_path, {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": "delete"}]})
+        place.staging = place.inbox()
+        place.drop_many(range(5))
+        disk.remount("ro")
         with Daemon(place) as daemon:
-            assert_paused(daemon, "results", os.strerror(errno.EROFS))
+            daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "an obstacle")
+            assert daemon.get("/readyz")[0] == 503
             disk.remount("rw")
-            assert_goes_on(daemon, 20)
+            wait_for(lambda: not list(place.inbox().iterdir()), "the images leave")
+            wait_for(lambda: daemon.get("/readyz")[0] == 200, "readiness")
             assert daemon.stop() == 0
-        place.assert_kept(DONE=20)
-        assert not list(place.inbox().iterdir())
+        place.assert_kept(DONE=5)
+
+
+def test_once_does_all_but_a_file_that_cannot_be_moved_and_says_so(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.1, "on_success": "move"}]})
+    place.drop_many(range(10))
+    moved = os.path.join(os.fsencode(place.site.done), b"00003.ppm")
+    with Supervisor(tmp_path, lambda call: errno.EIO if call == ("rename", moved) else 0) as supervisor:
+        run = place.run_once(prefix=supervisor.prefix)
+    assert run.returncode == os.EX_IOERR
+    assert f"{place.inbox()}/00003.ppm: Input/output error. Its result is written" in run.stderr
+    assert [file.name for file in place.inbox().iterdir()] == ["00003.ppm"]
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=10)
+
+
+def test_what_lies_on_other_disks_than_the_results_is_on_them_before_it_is_marked_as_published(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "4m"), mounted(tmp_path / "other", "4m"):
+        place = Place(tmp_path, {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": "delete"}]})
+        place.staging = place.inbox()
+        place.drop("sub/a.ppm", picture(0))
+        place.site.results.mkdir()
+        (place.site.results / "sub").symlink_to(tmp_path / "other")
+        with Supervisor(tmp_path, lambda call: 0) as supervisor:
+            assert place.run_once(prefix=supervisor.prefix).returncode == 0
+        synced = {call.path for call in supervisor.calls if call.name == "syncfs"}
+        assert any(path.startswith(os.fsencode(place.inbox())) for path in synced)
+        assert os.fsencode(tmp_path / "other") in synced
 
 
 def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_says_nothing_is_done_that_is_not(tmp_path: Path) -> None:
