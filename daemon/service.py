@@ -107,6 +107,10 @@ class Service:
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
             sinks = {number: Sink.of(inbox, config) for number, inbox in inboxes.items()}
+            if config.output.bins in ("link", "copy"):
+                bins = await to_thread.run_sync(reader.bin_counts)
+                for sink in sinks.values():
+                    sink.known_bins.update(map(os.fsencode, bins))
             journal = Journal(config.output.results.with_suffix(".jsonl")) if "jsonl" in config.output.sinks else None
             pipeline = Pipeline(
                 ledger,

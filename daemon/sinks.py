@@ -13,7 +13,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiofiles
@@ -64,6 +64,7 @@ class Sink:
     bins: bytes
     bins_mode: str  # "none", "link", "copy" or "move"
     on_success: str  # "keep", "move" or "delete"
+    known_bins: set[bytes] = field(default_factory=lambda: {b"A", b"B", b"C"})  # other folders among the bins are not ours
 
     @classmethod
     def of(cls, inbox: Inbox, config: Config) -> Sink:
@@ -162,10 +163,11 @@ class Sink:
                 _unlink(path)
 
     def _leave_other_bins(self, record: Record) -> None:
-        """An earlier version of the file may have been in another of the built-in rule's bins; other folders are not ours."""
-        for name in (b"A", b"B", b"C"):
+        """An earlier version of the file, or an earlier rule, may have put it into another."""
+        self.known_bins.add(os.fsencode(record.bin))
+        for name in self.known_bins - {os.fsencode(record.bin), b""}:
             path = os.path.join(self.bins, name, record.path)
-            if name != os.fsencode(record.bin) and (self.bins_mode != "link" or os.path.islink(path)):
+            if self.bins_mode != "link" or os.path.islink(path):
                 _unlink(path)
 
     def _try(self, record: Record, step: Callable[[], object]) -> None:

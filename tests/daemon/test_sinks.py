@@ -350,6 +350,18 @@ def test_a_new_version_leaves_the_bin_of_the_old_one(tmp_path: Path, bins: str) 
     assert names == {"bins/Receipts/a.jpg", "bins/A/b.jpg"}
 
 
+@pytest.mark.parametrize("bins", ["link", "copy"])
+def test_a_new_version_leaves_the_bin_that_a_rule_of_the_users_chose_also_after_a_restart(tmp_path: Path, bins: str) -> None:
+    sink = open_sink(tmp_path, bins)
+    sink.publish(drop(tmp_path, id=1, bin="rest"))
+    sink.publish(drop(tmp_path, id=2, bin="other"))
+    assert [path.name for path in (tmp_path / "bins").iterdir() if any(path.iterdir())] == ["other"]
+    after = open_sink(tmp_path, bins)
+    after.known_bins.add(b"other")  # as the ledger tells
+    after.publish(drop(tmp_path, id=3, bin="third"))
+    assert [path.name for path in (tmp_path / "bins").iterdir() if any(path.iterdir())] == ["third"]
+
+
 @pytest.mark.parametrize(("bins", "stays"), [("link", False), ("copy", True)])
 def test_no_bin_has_a_link_to_a_version_that_failed(tmp_path: Path, bins: str, stays: bool) -> None:
     sink = open_sink(tmp_path, bins)
