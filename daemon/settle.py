@@ -28,18 +28,24 @@ class _Wait:
 
 
 class Settling:
-    """Files of one inbox seen but not yet whole. Bounded: what does not fit is left to the next scan, and `overflowed` says so.
+    """Files of one inbox seen but not yet whole. Bounded: what does not fit is left to the next scan, and until that begins
+    `overflowed` says so.
 
     Times are passed in, so that nothing here waits: `now` is monotonic, `clock` Unix seconds.
     """
 
-    def __init__(self, limit: int = 20_000) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
         self.overflowed = False
         self._waiting: dict[bytes, _Wait] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def has_room_again(self) -> bool:
+        """Whether it is worth while to look for what did not fit, though some files may never settle."""
+        return self.overflowed and len(self._waiting) <= self.limit // 2
 
     def is_whole(self, file: File, patience: Patience, now: float, clock: float, *, renamed: bool = False) -> bool:
         """Whether this version of the file may be read now; if not, it is remembered for `due`."""

@@ -36,6 +36,7 @@ T = TypeVar("T")
 CHUNK, CHUNK_SECONDS = 512, 1.0  # files for one look into the ledger; what else ends a chunk
 LOOKS = 2  # threads of an inbox, so that dead ones do not use up those of all
 HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
+UNSETTLED = 20_000  # files waiting until they are whole; more are left to a scan that comes soon
 POLL_SECONDS = 5.0  # between scans where there are no events
 DEAF_SECONDS = 30.0  # that a later look than the first may take
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
@@ -68,7 +69,7 @@ class Folder:
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan before their time
     wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
-    settling: Settling = field(default_factory=Settling)
+    settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(LOOKS))
     looks: list[float] = field(default_factory=list)  # when those threads began that are looking into it (monotonic)
 
@@ -172,14 +173,13 @@ class Watcher:
             tasks.cancel_scope.cancel()
 
     async def _sweep(self, folder: Folder) -> None:
-        """One scan of everything, then patience with what has not settled yet."""
+        """A scan of everything, then patience with what has not settled yet; another scan for what did not fit."""
         await self._scan(folder, b"")
         while (pause := folder.settling.seconds_to_next(time.monotonic())) is not None:
             await anyio.sleep(pause)
             await self._examine(folder, _due(folder))
-            if folder.settling.overflowed:
-                folder.settling.overflowed = False
-                await self._sweep(folder)
+            if folder.settling.has_room_again:
+                await self._scan(folder, b"")
 
     async def _rescan(self, folder: Folder) -> None:
         while True:
@@ -195,6 +195,8 @@ class Watcher:
         if not folder.scanned_at:
             return 0.0
         interval = min(POLL_SECONDS, self._rescan_seconds) if folder.polls else self._rescan_seconds
+        if folder.settling.overflowed:
+            interval = min(interval, folder.settings.settle_seconds)  # by then there is room for what was left out
         return folder.scanned_at + max(interval, REST * folder.scan_seconds)
 
     async def _scan(self, folder: Folder, subtree: bytes) -> None:
@@ -209,6 +211,8 @@ class Watcher:
                 return
             folder.polls |= network and folder.settings.watch == "auto"
             self.heard_of()
+        if not subtree:
+            folder.settling.overflowed = False  # what was left out until now is met again on this walk
         chunks = self._walk(folder, subtree)
         while (files := await folder.look(next, chunks, None)) is not None:
             whole = self._whole(folder, [(file, False) for file in files])
@@ -222,9 +226,6 @@ class Watcher:
             folder.scan_seconds = time.monotonic() - started
             folder.scanned_at = time.monotonic()
             self._metrics.scan_seconds.observe(folder.scan_seconds)
-        if folder.settling.overflowed:
-            folder.settling.overflowed = False
-            folder.scanned_at = time.monotonic() - self._rescan_seconds + folder.settings.settle_seconds
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
         """Files the ledger does not know, in chunks, none of which is long in coming: else many folders without files would
@@ -336,17 +337,12 @@ class Watcher:
     async def _follow(self, folder: Folder) -> None:
         """Look at what the hints name, and again at what had not settled."""
         while True:
-            hints = await self._gather(folder)
+            hints: list[Hint] = []
+            with anyio.move_on_after(folder.settling.seconds_to_next(time.monotonic())):
+                hints.append(await folder.hints.get())
+            while not folder.hints.empty() and len(hints) < CHUNK:
+                hints.append(folder.hints.get_nowait())
             await self._examine(folder, hints + _due(folder))
-
-    async def _gather(self, folder: Folder) -> list[Hint]:
-        """The hints that are there, waiting for the first; none when a file that settles is due before one comes."""
-        hints: list[Hint] = []
-        with anyio.move_on_after(folder.settling.seconds_to_next(time.monotonic())):
-            hints.append(await folder.hints.get())
-        while not folder.hints.empty() and len(hints) < CHUNK:
-            hints.append(folder.hints.get_nowait())
-        return hints
 
     async def _examine(self, folder: Folder, hints: list[Hint]) -> None:
         """Look at each file named and admit those that are whole and new."""
@@ -359,6 +355,8 @@ class Watcher:
             folder.settling.forget(path)
         if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
             await self._admit(whole)
+        if folder.settling.overflowed:
+            folder.wake.set()  # the next scan is sooner than `_rescan` thought
 
     def _look(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
         """Each file as it is now, where the ledger does not know this version. Runs in a thread."""

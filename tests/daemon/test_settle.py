@@ -16,7 +16,7 @@ NOON = 1_000_000.0  # Unix seconds
 class Watch:
     """A settling with its clocks: both are at 0 seconds after noon until `at` says otherwise."""
 
-    settling: Settling = field(default_factory=Settling)
+    settling: Settling = field(default_factory=lambda: Settling(limit=10))
     patience: Patience = LOCAL
     now: float = 0.0
 
@@ -106,6 +106,18 @@ def test_what_does_not_fit_is_left_to_the_next_scan_and_said() -> None:
     assert watch.settling.overflowed
     assert len(watch.settling) == 2
     assert watch.sees(b"3.jpg", changed=-2.0)  # whole at first sight needs no place
+
+
+def test_there_is_room_again_for_what_did_not_fit_once_half_has_settled_or_gone() -> None:
+    watch = Watch(Settling(limit=2))
+    watch.sees(b"1.jpg")
+    watch.sees(b"2.jpg")
+    watch.sees(b"3.jpg")
+    assert not watch.settling.has_room_again
+    watch.settling.forget(b"1.jpg")
+    assert watch.settling.has_room_again
+    watch.settling.overflowed = False
+    assert not watch.settling.has_room_again
 
 
 def test_a_full_table_still_follows_the_files_in_it() -> None:

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
 
 from daemon import watcher as watching
+from daemon.config import parse
 from daemon.jobs import Admitted, File, JobStatus, Placed
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.records import Reader
 from daemon.sections import Inbox
-from daemon.settle import Patience
+from daemon.service import Service
+from daemon.settle import Patience, Settling
 from daemon.watcher import Watcher
-from tests.daemon_process import GLANCE, PATIENCE, Daemon, Place, picture, wait_for
+from tests.daemon_process import GLANCE, PATIENCE, Daemon, Place, picture, until, wait_for
 from tests.makers import MODELS, VERSION, admit, done, make_file
 
 pytestmark = pytest.mark.anyio
 
 NEVER = 3600.0  # between scans, so that only events can have found a file
+SETTLE_SECONDS = 0.2  # where files have to wait
 MANY = 9000  # each is created and closed: more events than the kernel's queue of 16,384 holds
 
 
@@ -273,6 +278,90 @@ async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monk
         for name in names:
             found.write(name)
         await found.until(names)
+
+
+@pytest.fixture
+def unsettled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files of which only a few can be waited for at a time; all have to be."""
+    monkeypatch.setattr(watching, "UNSETTLED", 4)
+    monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(SETTLE_SECONDS, trusts_clock=False)))
+    return [f"{number}.jpg" for number in range(11)]
+
+
+@pytest.mark.parametrize("watch_by", ["poll", "inotify"])
+async def test_more_unsettled_files_than_there_is_room_for_are_found_in_a_few_scans(
+    watch: Watch, inbox: Path, unsettled: list[str], watch_by: str
+) -> None:
+    for name in unsettled:
+        (inbox / name).touch()
+    started = time.monotonic()
+    async with watch(settle_seconds=SETTLE_SECONDS, watch=watch_by) as found:
+        await found.until(unsettled)
+        scans = found.metrics.value("visiond_scan_duration_seconds_count")
+    assert scans <= 1 + (time.monotonic() - started) / SETTLE_SECONDS
+
+
+async def test_more_unsettled_files_than_there_is_room_for_are_found_when_events_told_of_them(
+    watch: Watch, unsettled: list[str]
+) -> None:
+    async with watch(settle_seconds=SETTLE_SECONDS) as found:
+        for name in unsettled:
+            found.write(name)
+        await found.until(unsettled)
+
+
+async def test_scans_for_what_had_no_room_end_when_all_is_found(watch: Watch, inbox: Path, unsettled: list[str]) -> None:
+    for name in unsettled:
+        (inbox / name).touch()
+    async with watch(settle_seconds=SETTLE_SECONDS) as found:
+        await found.until(unsettled)
+        scans = found.metrics.value("visiond_scan_duration_seconds_count")
+        for number in range(6):  # each takes as long as it would be to a further scan
+            found.write(f"later-{number}.jpg")
+            await found.until(unsettled := [*unsettled, f"later-{number}.jpg"])
+        assert found.metrics.value("visiond_scan_duration_seconds_count") <= scans + 2  # one was under way, one is for "first"
+
+
+@pytest.mark.parametrize("watch_by", ["poll", "inotify"])
+async def test_more_unsettled_files_than_there_is_room_for_are_found_when_it_looks_only_once(
+    inbox: Path, ledger: Ledger, unsettled: list[str], watch_by: Literal["poll", "inotify"]
+) -> None:
+    found = Found(inbox, ledger)
+    for name in unsettled:
+        found.write(name)
+    with contextlib.closing(Reader(ledger.path)) as reader, anyio.fail_after(PATIENCE):
+        await Watcher({1: Inbox(path=inbox, watch=watch_by)}, reader, NEVER, found.metrics).run(found.admit, once=True)
+    assert sorted(found.paths) == sorted(map(os.fsencode, unsettled))
+
+
+async def test_a_file_that_never_settles_does_not_keep_those_out_that_had_no_room(
+    inbox: Path, ledger: Ledger, unsettled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_whole, growing = Settling.is_whole, set[bytes]()
+
+    def is_whole_but_one(settling: Settling, file: File, patience: Patience, now: float, clock: float, **how: bool) -> bool:
+        growing.update([file.path] if not growing else [])
+        return is_whole(settling, file, Patience(NEVER, False) if file.path in growing else patience, now, clock, **how)
+
+    monkeypatch.setattr(Settling, "is_whole", is_whole_but_one)
+    found = Found(inbox, ledger)
+    for name in unsettled:
+        found.write(name)
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        watcher = Watcher({1: Inbox(path=inbox)}, reader, NEVER, found.metrics)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(functools.partial(watcher.run, found.admit, once=True))
+            await until(lambda: len(found.paths) == len(unsettled) - 1)
+            tasks.cancel_scope.cancel()
+    assert growing.isdisjoint(found.paths)
+
+
+def test_run_once_ends_no_sooner_than_all_that_had_no_room_is_done(tmp_path: Path, unsettled: list[str]) -> None:
+    place = Place(tmp_path, {"inbox": [{"watch": "poll"}]})
+    place.drop_many(range(len(unsettled)))
+    service = Service(parse(place.settings, place.folder), once=True)
+    anyio.run(service.run, backend_options={"use_uvloop": True})
+    place.assert_kept(DONE=len(unsettled))
 
 
 async def test_a_folder_that_comes_while_another_is_scanned_is_not_overslept(
