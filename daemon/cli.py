@@ -252,7 +252,7 @@ def gpus(as_json: JsonOption = False) -> None:
             ("device", "name", "total MiB", "used MiB", "free MiB", "capability", "busy", "processes"),
             (
                 (
-                    f"cuda:{gpu.index}",
+                    gpu.device,
                     gpu.name,
                     gpu.total_bytes >> 20,
                     gpu.used_bytes >> 20,

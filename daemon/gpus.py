@@ -26,6 +26,11 @@ class Gpu:
     utilisation: float | None  # 0..1; None where the driver does not tell
     processes: tuple[int, ...]  # PIDs with a context on it
 
+    @property
+    def device(self) -> str:
+        """Its name in the configuration."""
+        return f"cuda:{self.index}"
+
 
 def list_gpus() -> list[Gpu]:
     """The GPUs that may be used; none on a machine without NVIDIA's driver. A GPU that fails to answer is left out."""

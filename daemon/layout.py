@@ -88,7 +88,7 @@ class Layout:
         """By device: what lets several workers of a GPU run side by side, where it is wanted and can be had."""
         if not self.config.pipeline.mps or not is_installed():
             return {}
-        shared = [device for device, workers in Counter(segment.devices).items() if workers > 1 and device.startswith("cuda")]
+        shared = [device for device, workers in Counter(segment.devices).items() if workers > 1 and device != "cpu"]
         return {device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"]) for device in shared}
 
 
@@ -150,9 +150,9 @@ def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
 def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
     """Those that the configuration names, or all; none where it names a CPU too, as stages have one dtype for all devices."""
     named = {*config.pipeline.devices, *(device for table in config.pipeline.segment for device in table.devices)}
-    if any(device.startswith("cpu") for device in named):
+    if "cpu" in named:
         return []
-    return [gpu for gpu in gpus if not named or f"cuda:{gpu.index}" in named or ("cuda" in named and gpu.index == 0)]
+    return [gpu for gpu in gpus if not named or gpu.device in named]
 
 
 def judge_of(config: Config) -> Judge:
@@ -174,15 +174,10 @@ def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str,
 
     Raises ConfigError when there is no such device.
     """
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
-        raise ConfigError(
-            [f'pipeline.devices: "{device}" is no device; write "cpu", or "cuda:0" as `visiond gpus` lists them.']
-        )
-    if kind == "cpu":
+    if device == "cpu":
         passive = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait do not spin: on a contended machine worth a factor
         return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
-    index = int(number or 0)
-    if index >= len(gpus):
+    gpu = next((gpu for gpu in gpus if gpu.device == device), None)
+    if gpu is None:
         raise ConfigError([f"pipeline.devices: there is no {device}; `visiond gpus` lists {len(gpus)}."])
-    return "cuda:0", {"CUDA_VISIBLE_DEVICES": gpus[index].uuid, "OMP_NUM_THREADS": "2"}
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": gpu.uuid, "OMP_NUM_THREADS": "2"}

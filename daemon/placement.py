@@ -7,6 +7,7 @@ downstream of this file knows which of them it was.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,31 +61,43 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], host: 
             Segment(tuple(table.stages), tuple(table.devices) * table.workers_per_device) for table in config.pipeline.segment
         )
         return Placement(segments, "as the [[pipeline.segment]] tables say")
-    devices = config.pipeline.devices or [f"cuda:{gpu.index}" for gpu in gpus] or ["cpu"]
-    mode, why = _choose(config.pipeline.placement, devices, gpus, need)
+    devices = config.pipeline.devices or [gpu.device for gpu in gpus] or ["cpu"]
+    used = [gpu for gpu in gpus if gpu.device in devices]
+    mode, why = _choose(config.pipeline.placement, devices, used, need)
     if mode == "pipelined":
         return Placement(_spread(stages, devices, config.pipeline.workers_per_device or 1), why)
-    workers = config.pipeline.workers_per_device or _workers(devices, gpus, need, host)
-    return Placement((Segment(stages, tuple(devices) * workers),), f"{why}; workers on each device: {workers}")
+    on_gpu = config.pipeline.workers_per_device or _workers(devices, used, need, host)
+    on_cpu = config.pipeline.workers_per_device or 1  # whose models use all its cores
+    held = _repeat(devices, on_gpu, on_cpu)
+    counts = ", ".join(f"{count} on {device}" for device, count in Counter(held).items())
+    return Placement((Segment(stages, held),), f"{why}; workers: {counts}")
 
 
-def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], need: int) -> tuple[str, str]:
+def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -> tuple[str, str]:
+    """used: the GPUs among the devices."""
     if mode != "auto":
         return mode, f'placement = "{mode}"'
-    small = [gpu.name for gpu in gpus if f"cuda:{gpu.index}" in devices and gpu.free_bytes < need]
+    small = [gpu.name for gpu in used if gpu.free_bytes < need]
     if small and len(devices) > 1:
         return "pipelined", f"all stages need {need >> 20} MiB, more than is free on {', '.join(small)}"
     if small:
         return "replicated", f"all stages need {need >> 20} MiB, more than is free on {small[0]}, which is the only device"
-    return "replicated", "every device has memory for all stages" if gpus else "no GPU: the CPU holds all stages"
+    if not used:
+        return "replicated", "no GPU is used: the CPU holds all stages"
+    return "replicated", f"every {'GPU' if 'cpu' in devices else 'device'} has memory for all stages"
 
 
-def _workers(devices: Sequence[str], gpus: Sequence[Gpu], need: int, host: Host) -> int:
-    """As many processes on a GPU as its memory and the host allow; one on a CPU, whose models use all its cores."""
-    free = [gpu.free_bytes for gpu in gpus if f"cuda:{gpu.index}" in devices]
-    if not free:
+def _repeat(devices: Sequence[str], on_gpu: int, on_cpu: int) -> tuple[str, ...]:
+    """Each device as often as it has workers, in turns."""
+    rounds = range(max(on_gpu, on_cpu))
+    return tuple(device for number in rounds for device in devices if number < (on_cpu if device == "cpu" else on_gpu))
+
+
+def _workers(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) -> int:
+    """As many processes on a GPU as its memory and each device's share of the host allow."""
+    if not used:
         return 1
-    by_gpu_memory = min(free) // need
+    by_gpu_memory = min(gpu.free_bytes for gpu in used) // need
     by_memory = host.free_bytes // (WORKER_BYTES * len(devices))
     by_cores = host.cores // (CORES_PER_WORKER * len(devices))
     return int(max(1, min(GPU_WORKERS, by_gpu_memory, by_memory, by_cores)))

@@ -56,8 +56,17 @@ def _check_slab(count: int) -> int:
     return count
 
 
+def _canonical_device(name: str) -> str:
+    """One name for each device, so that all may compare them: cpu, or cuda and its number."""
+    found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,6}))?", name, re.ASCII)
+    if not found:
+        raise ValueError(f'"{name}" is no device; write "cpu", or "cuda:0" as `visiond gpus` lists them')
+    return "cpu" if found[1] == "cpu" else f"cuda:{int(found[2] or 0)}"
+
+
 ByteCount = Annotated[int, BeforeValidator(_parse_bytes)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
+Device = Annotated[str, AfterValidator(_canonical_device)]
 
 
 class Section(BaseModel):
@@ -111,7 +120,7 @@ class StateSection(Section):
 
 class SegmentTable(Section):
     stages: list[str] = Field(min_length=1, description="Stages of this segment, in order.")
-    devices: list[str] = Field(min_length=1, description='Devices that hold it, for example ["cuda:0", "cuda:1"].')
+    devices: list[Device] = Field(min_length=1, description='Devices that hold it, for example ["cuda:0", "cuda:1"].')
     workers_per_device: int = Field(1, ge=1, description="Processes on each of them.")
 
 
@@ -128,7 +137,7 @@ class PipelineSection(Section):
         "auto: replicated where the memory suffices.",
     )
     segment: list[SegmentTable] = Field([], description="Explicit placement, a [[pipeline.segment]] table each.")
-    devices: list[str] = Field([], description="Devices to use; empty: all GPUs, or the CPU when there is none.")
+    devices: list[Device] = Field([], description="Devices to use; empty: all GPUs, or the CPU when there is none.")
     workers_per_device: int = Field(
         0,
         ge=0,

@@ -199,6 +199,12 @@ def test_what_is_no_address_and_no_name_is_refused_with_an_example() -> None:
     assert name.startswith('inbox[0].name: "a/b" is no folder\'s name; write letters, digits, - and _')
 
 
+@pytest.mark.parametrize("name", ["gpu0", "cuda:x", "cuda:-1", "cuda:", "cuda:²"])
+def test_what_is_no_device_is_refused_with_an_example(name: str) -> None:
+    [problem] = problems_of({"pipeline": {"devices": ["cpu", name]}})
+    assert problem.startswith(f'pipeline.devices[1]: "{name}" is no device; write "cpu", or "cuda:0" as `visiond gpus` lists')
+
+
 @pytest.mark.parametrize("listen", ["", "127.0.0.1:9464", "localhost:80", "[::1]:9464", "0.0.0.0:1"])
 def test_an_address_is_a_host_and_a_port_or_nothing(listen: str) -> None:
     assert parse({"http": {"listen": listen}}, Path("/srv")).http.listen == listen

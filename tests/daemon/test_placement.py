@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_without_a_gpu_one_worker_on_the_cpu_holds_all_stages() -> None:
 def test_replicated_is_one_segment_on_every_device() -> None:
     placement = place(*make_gpus(LARGE, LARGE), placement="replicated", workers_per_device=1)
     assert placement.segments == (Segment(ORDER, ("cuda:0", "cuda:1")),)
-    assert placement.why == 'placement = "replicated"; workers on each device: 1'
+    assert placement.why == 'placement = "replicated"; workers: 1 on cuda:0, 1 on cuda:1'
 
 
 def test_workers_of_a_device_are_spread_over_the_devices() -> None:
@@ -64,7 +65,26 @@ def test_only_the_devices_asked_for_are_used() -> None:
     [segment] = place(*make_gpus(NEED, LARGE, NEED), devices=["cuda:1"]).segments
     assert set(segment.devices) == {"cuda:1"}
     assert len(segment.devices) == GPU_WORKERS
-    assert place(*make_gpus(LARGE), devices=["cpu"]).segments == (Segment(ORDER, ("cpu",)),)
+
+
+def test_a_device_has_one_name_however_it_is_written() -> None:
+    gpus = make_gpus(LARGE, LARGE)
+    assert place(*gpus, devices=["cuda", "cuda:01"]) == place(*gpus, devices=["cuda:0", "cuda:1"])
+    assert place(*gpus, devices=["cpu:0"]) == place(*gpus, devices=["cpu"])
+    assert place(*make_gpus(NEED - 1), devices=["cuda"]) == place(*make_gpus(NEED - 1))
+
+
+def test_a_cpu_has_one_worker_whatever_a_gpu_beside_it_has() -> None:
+    placement = place(*make_gpus(LARGE), devices=["cuda:0", "cpu"])
+    assert Counter(placement.segments[0].devices) == {"cuda:0": GPU_WORKERS, "cpu": 1}
+    assert placement.why == f"every GPU has memory for all stages; workers: {GPU_WORKERS} on cuda:0, 1 on cpu"
+    [asked_for] = place(*make_gpus(LARGE), devices=["cuda:0", "cpu"], workers_per_device=2).segments
+    assert asked_for.devices == ("cuda:0", "cpu") * 2
+
+
+def test_nothing_is_said_of_the_memory_of_what_was_not_looked_at() -> None:
+    placement = place(*make_gpus(LARGE), devices=["cpu"])
+    assert placement == Placement((Segment(ORDER, ("cpu",)),), "no GPU is used: the CPU holds all stages; workers: 1 on cpu")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +119,9 @@ def test_batches_are_as_large_as_leaves_room_for_two_workers_on_the_smallest_gpu
         ({"devices": ["cuda"]}, [0]),
         ({"devices": ["cpu"]}, []),
         ({"devices": ["cuda:0", "cpu"]}, []),
+        ({"devices": ["cuda:1", "cpu:0"]}, []),
         ({"segment": [{"stages": list(ORDER), "devices": ["cuda:1"]}]}, [1]),
+        ({"segment": [{"stages": list(ORDER), "devices": ["cuda"]}]}, [0]),
     ],
 )
 def test_only_gpus_that_are_used_decide_about_batches_and_shared_memory(pipeline: dict[str, Any], used: list[int]) -> None:
