@@ -113,6 +113,11 @@ class OutputSection(Section):
         description="Further outputs. jsonl: every record is appended to <results>.jsonl as well, at least once each, by id.",
     )
 
+    @property
+    def journal(self) -> Path | None:
+        """Where the sink jsonl writes, if it is asked for."""
+        return Path(f"{self.results}.jsonl") if "jsonl" in self.sinks else None
+
 
 class StateSection(Section):
     path: Path = Field(Path("state"), description="The daemon's own folder: ledger, lock, control socket, compile caches.")

@@ -111,7 +111,6 @@ class Service:
                 bins = await to_thread.run_sync(reader.bin_counts)
                 for sink in sinks.values():
                     sink.known_bins.update(map(os.fsencode, bins))
-            journal = Journal(config.output.results.with_suffix(".jsonl")) if "jsonl" in config.output.sinks else None
             pipeline = Pipeline(
                 ledger,
                 watcher,
@@ -120,7 +119,7 @@ class Service:
                 judge_of(config),
                 sinks,
                 metrics,
-                journal=journal,
+                journal=Journal(file) if (file := config.output.journal) else None,
                 reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))

@@ -78,6 +78,13 @@ def test_the_same_bytes_under_the_same_models_cost_no_work(tmp_path: Path) -> No
     place.assert_kept(DONE=36)
 
 
+def test_the_journal_has_the_whole_name_of_its_results_folder(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"output": {"results": "res.1", "sinks": ["jsonl"]}})
+    place.drop_many(range(3))
+    run_once(place)
+    assert len((tmp_path / "res.1.jsonl").read_bytes().splitlines()) == 3
+
+
 @pytest.mark.parametrize(
     "segments",
     [
