@@ -39,6 +39,7 @@ from stages.training.score import UNSEEN_SEED, load_stages, read_images, run_bat
 from stages.training.truth import TRUTH
 
 Answers = Mapping[str, Any]  # by stage
+FOUND_IOU = 0.9  # with which a box is one of predict's
 
 ASPECTS: dict[str, Callable[[Answers], object]] = {
     "texts": lambda found: [line.text for line in found["ocr"].lines],
@@ -70,10 +71,10 @@ def main() -> None:
     for name, different in count_different(together, list(answer(stages, files, 1, options.device))).items():
         print(f"{name}: {different} of {len(files)} differ alone and in a batch", flush=True)
     if options.reference:
-        told = compare(together, list(refer(stages, files[: options.reference], options.device)))
-        print(f"captions: {told.captions} of {told.images} are generate's")
-        print(f"CLIP: least cosine to transformers' embedding {told.cosine:.6f}")
-        print(f"YOLO: {told.boxes} boxes beside predict's {told.predicted}, least IoU {told.overlap:.4f}")
+        seen = compare(together, list(refer(stages, files[: options.reference], options.device)))
+        print(f"captions: {seen.captions} of {seen.images} are generate's")
+        print(f"CLIP: least cosine to transformers' embedding {seen.cosine:.6f}")
+        print(f"YOLO: {seen.boxes} boxes, {seen.found} of predict's {seen.predicted} found, least IoU {seen.overlap:.4f}")
 
 
 def make_scenes(folder: Path, count: int) -> list[Path]:
@@ -146,30 +147,34 @@ def caption(models: OneAtATime, path: str) -> str:
 
 @dataclass
 class Agreement:
-    """With the libraries' answers. captions: those that are the same. cosine, overlap: the least of an embedding, and of a
-    box that is predicted with the one of ours that is nearest; 1 where there is none."""
+    """With the libraries' answers. captions: those that are the same. predicted: predict's boxes; found: those of them that
+    have one of ours with the same label and an IoU of FOUND_IOU. cosine, overlap: the least of an embedding, and of a box that
+    is predicted with the one of ours that is nearest; 1 where there is none."""
 
     images: int = 0
     captions: int = 0
     cosine: float = 1.0
     boxes: int = 0
     predicted: int = 0
+    found: int = 0
     overlap: float = 1.0
 
 
-def compare(found: Sequence[Answers], references: Sequence[Reference]) -> Agreement:
-    """found: of the images that are referred to, and perhaps of more."""
-    told = Agreement()
-    for ours, theirs in zip(found, references, strict=False):
-        told.images += 1
-        told.captions += ours["blip"].text == theirs.caption
+def compare(answers: Sequence[Answers], references: Sequence[Reference]) -> Agreement:
+    """answers: to the images that are referred to, and perhaps to more."""
+    seen = Agreement()
+    for ours, theirs in zip(answers, references, strict=False):
+        seen.images += 1
+        seen.captions += ours["blip"].text == theirs.caption
         embedding = decode_embedding(ours["clip"].embedding)
-        told.cosine = min(told.cosine, float(cosine_similarity(embedding, theirs.embedding, dim=0)))
+        seen.cosine = min(seen.cosine, float(cosine_similarity(embedding, theirs.embedding, dim=0)))
         near = match(theirs, ours["yolo"])
-        told.predicted += near.shape[0]
-        told.boxes += near.shape[1]
-        told.overlap = min([told.overlap, *(near.amax(dim=1).tolist() if near.numel() else [0.0] * len(near))])
-    return told
+        nearest = near.amax(dim=1).tolist() if near.numel() else [0.0] * len(near)
+        seen.predicted += near.shape[0]
+        seen.boxes += near.shape[1]
+        seen.found += sum(overlap >= FOUND_IOU for overlap in nearest)
+        seen.overlap = min([seen.overlap, *nearest])
+    return seen
 
 
 def match(theirs: Reference, ours: Objects) -> torch.Tensor:

@@ -17,7 +17,7 @@ ON_GPU = [
     pytest.mark.timeout(900),  # in float32 cuDNN plans each convolution anew for every size of page
 ]
 pytestmark = pytest.mark.parametrize(
-    ("known", "told"),
+    ("references", "answers"),
     [
         ("cpu", "float32"),
         *(pytest.param("cuda:0", dtype, marks=ON_GPU) for dtype in ("float32", "bfloat16", "float16")),
@@ -28,53 +28,54 @@ pytestmark = pytest.mark.parametrize(
 
 
 @dataclass(frozen=True)
-class Known:
+class References:
     device: str
     files: list[Path]
-    references: list[Reference]
+    of_libraries: list[Reference]
 
 
 @dataclass(frozen=True)
-class Told:
-    exact: bool  # float32 on the CPU, where nothing is rounded in another order
-    float32: bool
+class Answers:
+    on_cpu: bool  # where nothing is rounded in another order
+    is_float32: bool
     different: dict[str, int]  # alone and in a batch
-    beside: Agreement
+    agreement: Agreement  # with the libraries
 
 
 @pytest.fixture(scope="module")
-def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
+def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> References:
     device = request.param
     files = make_scenes(tmp_path_factory.mktemp("answers"), 6 if device == "cpu" else 200)
-    return Known(device, files, list(refer(load("mini", "float32", 1, device), files, device)))
+    return References(device, files, list(refer(load("mini", "float32", 1, device), files, device)))
 
 
 @pytest.fixture(scope="module")
-def told(request: pytest.FixtureRequest, known: Known) -> Told:
-    dtype, device = request.param, known.device
+def answers(request: pytest.FixtureRequest, references: References) -> Answers:
+    dtype, device = request.param, references.device
     stages = load("mini", dtype, BATCH, device)
-    together, alone = (list(answer(stages, known.files, size, device)) for size in (BATCH, 1))
-    beside = compare(together, known.references)
-    return Told(device == "cpu", dtype == "float32", count_different(together, alone), beside)
+    together, alone = (list(answer(stages, references.files, size, device)) for size in (BATCH, 1))
+    agreement = compare(together, references.of_libraries)
+    return Answers(device == "cpu", dtype == "float32", count_different(together, alone), agreement)
 
 
-def test_batch_mates_change_no_answer(told: Told) -> None:
-    most = 0 if told.float32 else told.beside.images // 50
+def test_batch_mates_change_no_answer(answers: Answers) -> None:
+    most = 0 if answers.is_float32 else answers.agreement.images // 50
     for aspect in ("texts", "objects", "tags", "captions", "bins"):  # boxes may differ by hundredths of a pixel
-        assert told.different[aspect] <= most, aspect
+        assert answers.different[aspect] <= most, aspect
 
 
-def test_captions_are_generates(told: Told) -> None:
-    assert told.beside.captions >= (1.0 if told.exact else 0.98) * told.beside.images
+def test_captions_are_generates(answers: Answers) -> None:
+    assert answers.agreement.captions >= (1.0 if answers.on_cpu else 0.98) * answers.agreement.images
 
 
-def test_embeddings_are_those_of_transformers(told: Told) -> None:
-    assert told.beside.cosine > (0.9999 if told.float32 else 0.999)
+def test_embeddings_are_those_of_transformers(answers: Answers) -> None:
+    assert answers.agreement.cosine > (0.9999 if answers.is_float32 else 0.999)
 
 
-def test_boxes_are_those_that_ultralytics_predicts(told: Told) -> None:
-    assert told.beside.predicted > told.beside.images
-    if told.float32:
-        assert told.beside.boxes == told.beside.predicted
-        assert told.beside.overlap >= 0.99
-    assert abs(told.beside.boxes - told.beside.predicted) <= told.beside.predicted // 100
+def test_boxes_are_those_that_ultralytics_predicts(answers: Answers) -> None:
+    seen = answers.agreement
+    assert seen.predicted > seen.images
+    assert seen.found >= (1.0 if answers.is_float32 else 0.98) * seen.predicted
+    assert abs(seen.boxes - seen.predicted) <= (0 if answers.is_float32 else seen.predicted // 100)
+    if answers.is_float32:
+        assert seen.overlap >= 0.99
