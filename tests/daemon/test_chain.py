@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -57,8 +58,29 @@ def test_when_the_pixels_of_a_batch_do_not_fit_fewer_are_held_at_once_from_then_
         return ["pixels"] * len(entries)
 
     chain._decode = decode
+    first, second = chain.run(batch), chain.run(batch)
+    assert [outcome.reason for outcome in first.outcomes + second.outcomes] == [""] * 16
+    assert first.out_of_memory > 0
+    assert second.out_of_memory == 0
+
+
+def test_no_more_pixels_are_decoded_at_once_than_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, batch = open_chain(8, oom_above=8)
+    groups: list[int] = []
+
+    def decode(entries: Sequence[Entry]) -> list[str]:
+        groups.append(len(entries))
+        return ["pixels"] * len(entries)
+
+    chain._decode = decode
+    sizes = itertools.cycle([(10_000, 10_000)] * 3 + [(30_000, 10_000)] + [(10_000, 10_000)] * 4)
+
+    def inspect(*_: object) -> Header:
+        return Header("PPM", *next(sizes), 1)
+
+    monkeypatch.setattr(module, "inspect", inspect)
     assert [outcome.reason for outcome in chain.run(batch).outcomes] == [""] * 8
-    assert [outcome.reason for outcome in chain.run(batch).outcomes] == [""] * 8
+    assert groups == [2, 1, 1, 2, 2]  # 200 million, or a single larger one
 
 
 def test_one_image_that_never_fits_fails_alone_and_is_tried_again_later() -> None:
