@@ -79,11 +79,11 @@ def measure_start(folder: Path, rows: int) -> None:
     asyncio.run(register())
     connection = sqlite3.connect(folder / "state" / "ledger.sqlite")
     columns = "inbox, path, device, inode, size, mtime_ns, ctime_ns, priority, status, seen_at"
-    values = ((1, b"absent/%07d.jpg" % n, 1, n, 2000, n, n, 0, 0, time.time()) for n in range(rows))
+    values = ((1, b"absent/%07d.jpg" % n, 0, n, 2000, n, n, 0, 0, time.time()) for n in range(rows))
     existing = []
     for path in sorted((folder / "inbox").iterdir()):
         s = path.stat()
-        existing.append((1, path.name.encode(), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, 0, 0, 0.0))
+        existing.append((1, path.name.encode(), 0, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, 0, 0, 0.0))
     with connection:
         for part in (existing, values):
             connection.executemany(f"INSERT INTO image ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", part)

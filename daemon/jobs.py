@@ -22,9 +22,11 @@ class JobStatus(IntEnum):
 
 
 class Version(NamedTuple):
-    """One version of a file's content; a change of any field makes it another image."""
+    """One version of a file's content; a change of any field makes it another image.
 
-    device: int
+    The device's number is no such field: a disk may have another after a reboot, and two disks the same in turn.
+    """
+
     inode: int
     size: int  # bytes
     mtime_ns: int
@@ -32,7 +34,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Version:
-        figures = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        figures = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         # SQLite's integers have 64 bits and a sign. Inodes may use all 64, and times after 2262 need more.
         return cls(*((figure + 2**63) % 2**64 - 2**63 for figure in figures))
 

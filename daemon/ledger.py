@@ -224,10 +224,7 @@ class Ledger:
 
     async def mark_emitted(self, placed: Sequence[Placed]) -> None:
         """The sidecars are written, the bins filled and the sources where they belong."""
-        rows = [
-            (p.id, p.location, *((p.version.device, p.version.inode, p.version.ctime_ns) if p.version else (None,) * 3))
-            for p in placed
-        ]
+        rows = [(p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2)) for p in placed]
 
         def work(connection: sqlite3.Connection) -> None:
             run_rows(connection, "placed", [row for row in rows if row[1]])
@@ -331,7 +328,7 @@ class Ledger:
 
     def _row(self, file: File, now: float) -> tuple[Any, ...]:
         status, reason = (JobStatus.PENDING, None) if file.regular else (JobStatus.SKIPPED, Reason.NOT_REGULAR)
-        return (file.inbox, file.path, *file.version, self._priorities[file.inbox], int(status), now, reason, 0)
+        return (file.inbox, file.path, *file.version, self._priorities[file.inbox], int(status), now, reason, 0, 0)
 
     def _job(self, row: sqlite3.Row) -> Job:
         return Job(
@@ -339,7 +336,7 @@ class Ledger:
             inbox=row["inbox"],
             path=row["path"],
             location=row["location"] or b"",
-            version=Version(row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+            version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
             attempts=row["attempts"],
             seen_at=row["seen_at"],
             deaths=row["deaths"],

@@ -37,7 +37,7 @@ CREATE TABLE image (                      -- a version of a file
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     inbox INTEGER NOT NULL REFERENCES inbox (id),
     path BLOB NOT NULL,                   -- relative to the inbox
-    device INTEGER NOT NULL,
+    device INTEGER NOT NULL,              -- 0; older daemons wrote that of the file, which changes from boot to boot
     inode INTEGER NOT NULL,
     size INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL,
@@ -80,13 +80,16 @@ SELECT id FROM model WHERE stage = ? AND fingerprint = ?;
 UPDATE image SET priority = :priority WHERE status = 0 AND inbox = :inbox AND priority <> :priority;
 
 -- name: versions
-SELECT path, device, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND status <> 4 AND path IN (:rows);
+SELECT path, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND status <> 4 AND path IN (:rows);
 
 -- name: admit
-INSERT INTO image (inbox, path, device, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, emitted)
-SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (  -- a scan may have seen it just before the daemon moved it
-    SELECT 1 FROM image AS old WHERE old.inbox = new.column1 AND old.path = new.column2 AND old.mtime_ns = new.column6
-    AND old.ctime_ns >= new.column7 AND old.size = new.column5 AND old.location IS NOT NULL
+INSERT INTO image (inbox, path, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, device, emitted)
+SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (
+    SELECT 1 FROM image AS old WHERE old.inbox = new.column1 AND old.path = new.column2 AND old.mtime_ns = new.column5
+    AND old.size = new.column4 AND (
+        old.location IS NOT NULL AND old.ctime_ns >= new.column6  -- a scan may have seen it just before the daemon moved it
+        OR old.device <> 0 AND old.status <> 4 AND old.inode = new.column3 AND old.ctime_ns = new.column6
+    )
 ) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- GONE, and there again
 SET status = excluded.status, reason = excluded.reason, not_before = excluded.seen_at, detail = NULL, finished_at = NULL
 WHERE image.status = 4 RETURNING status;
@@ -106,12 +109,12 @@ SELECT COUNT(*) FROM image AS new JOIN image AS old ON old.id = (
 SELECT COALESCE(MAX(id), 0) FROM image;
 
 -- name: fresh
-SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
+SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
 WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? AND +inbox IN (SELECT value FROM json_each(?))
 ORDER BY id LIMIT ?;
 
 -- name: again
-SELECT id, inbox, path, location, device, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
+SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
 WHERE status = 0 AND not_before > 0 AND not_before <= ? AND +inbox IN (SELECT value FROM json_each(?))
 ORDER BY not_before LIMIT ?;
 
@@ -159,7 +162,7 @@ UPDATE image SET emitted = 1 WHERE id IN (
 
 -- name: placed
 -- Two versions of one file that was moved once end up with the same figures: the first keeps them.
-UPDATE OR IGNORE image SET location = placed.column2, device = placed.column3, inode = placed.column4, ctime_ns = placed.column5
+UPDATE OR IGNORE image SET location = placed.column2, inode = placed.column3, ctime_ns = placed.column4
 FROM (VALUES :rows) AS placed WHERE image.id = placed.column1;
 
 -- name: owed
@@ -215,9 +218,9 @@ WHERE location IS NOT NULL AND image.id > ? AND (status = 4 OR status = 2 AND EX
 )) ORDER BY image.id LIMIT ?;
 
 -- name: restore
-INSERT INTO image (id, inbox, path, device, inode, size, mtime_ns, ctime_ns, status, seen_at, attempts, location, digest,
-    models, bin, criteria, reason, detail, finished_at, priority, emitted)
-SELECT *, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNING id;
+INSERT INTO image (id, inbox, path, inode, size, mtime_ns, ctime_ns, status, seen_at, attempts, location, digest,
+    models, bin, criteria, reason, detail, finished_at, priority, device, emitted)
+SELECT *, 0, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNING id;
 
 -- name: bin_counts
 SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 GROUP BY bin;

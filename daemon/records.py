@@ -218,7 +218,7 @@ def assemble(connection: sqlite3.Connection, rows: list[sqlite3.Row], models: di
             inbox_path=row["inbox_path"],
             path=row["path"],
             location=row["location"] or os.path.join(row["inbox_path"], row["path"]),
-            version=Version(row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+            version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
             status=JobStatus(row["status"]),
             attempts=row["attempts"],
             seen_at=row["seen_at"],

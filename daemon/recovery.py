@@ -220,7 +220,7 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         inbox_path=sink.inbox,
         path=path_of(source),
         location=b"",
-        version=Version(0, sidecar.id, source.bytes, 0, 0),  # of no file that there is
+        version=Version(sidecar.id, source.bytes, 0, 0),  # of no file that there is
         status=JobStatus[sidecar.status or "DONE"],
         attempts=sidecar.attempts or 1,
         seen_at=_seconds(source.seen_at),

@@ -22,7 +22,7 @@ from stages.binning import Thresholds, judge
 from stages.registry import ORDER
 
 MODELS = [Model(stage, f"{stage}-1", "") for stage in ORDER]
-VERSION = Version(device=1, inode=2, size=3, mtime_ns=4, ctime_ns=5)
+VERSION = Version(inode=2, size=3, mtime_ns=4, ctime_ns=5)
 # bins and on_success, where the source is not deleted
 MODES = [
     ("none", "keep"),

@@ -12,8 +12,11 @@ import pytest
 
 from daemon import schema
 from daemon.errors import LedgerDamaged, LedgerTooNew
+from daemon.jobs import Admitted
+from daemon.ledger import Ledger
 from daemon.records import Reader
 from tests.daemon_process import Place
+from tests.makers import make_file
 
 SCHEMA_1 = Path(__file__).with_name("ledger-1.sql")  # as visiond 0.1.0 wrote it; never to be changed
 NEXT = "ALTER TABLE image ADD COLUMN note TEXT; UPDATE image SET note = reason || ': ' || detail;"
@@ -44,6 +47,14 @@ def test_an_older_ledger_comes_to_have_the_very_tables_of_a_new_one_and_keeps_it
     with closing(Reader(older)) as reader:
         (record,) = reader.find("a.jpg")
     assert (record.bin, record.width, record.outputs["ocr"].payload) == ("C", 640, b'{"lines":[],"count":0,"area_ratio":0.0}')
+
+
+@pytest.mark.anyio
+async def test_an_older_ledger_knows_its_files_whatever_number_their_disk_had(older: Path) -> None:
+    with closing(Ledger(older)) as ledger:
+        assert await ledger.register([(Path("/srv/inbox"), 0)], []) == [1]
+        assert await ledger.admit([make_file(b"a.jpg"), make_file(b"b.jpg", inode=3)]) == Admitted(0, 0, 0)
+        assert (await ledger.admit([make_file(b"a.jpg", inode=3)])).pending == 1
 
 
 def test_migrations_run_once_and_in_order(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
