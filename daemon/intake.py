@@ -39,7 +39,7 @@ def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:
     assert job.extent is not None
     fd = os.open(job.location, READ) if job.location else open_beneath(roots[job.inbox], job.path)
     try:
-        if not _is_version(fd, job.version):
+        if not _is_version(fd, job):
             job.gone = True
             return
         window = slab.window(job.extent)
@@ -47,7 +47,7 @@ def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:
         while filled < len(window) and (count := os.preadv(fd, [window[filled:]], filled)):
             filled += count
         # What changed while it was read is not the version we were to read, whatever its size.
-        if filled < len(window) or not _is_version(fd, job.version):
+        if filled < len(window) or not _is_version(fd, job):
             job.gone = True
             return
         job.digest = hashlib.sha256(window).digest()
@@ -55,6 +55,11 @@ def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:
         os.close(fd)
 
 
-def _is_version(fd: int, version: Version) -> bool:
+def _is_version(fd: int, job: Job) -> bool:
+    """Whether the file is the job's version. Of one that the daemon has put where it lies the change time tells nothing: there
+    its rights may have been mended, so that it can be tried again."""
     status = os.fstat(fd)
-    return stat.S_ISREG(status.st_mode) and Version.of(status) == version
+    now = Version.of(status)
+    if job.location:
+        now = now._replace(ctime_ns=job.version.ctime_ns)
+    return stat.S_ISREG(status.st_mode) and now == job.version

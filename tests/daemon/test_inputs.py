@@ -128,11 +128,32 @@ def test_a_sparse_file_of_100_gigabytes_fails_before_it_is_read(mixed: tuple[Pla
     assert mixed[1].reasons("FAILED")[b"sparse.jpg"] == Reason.BYTES
 
 
-def test_a_file_that_may_not_be_read_fails_and_is_not_tried_again(tmp_path: Path) -> None:
-    humble = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-    if humble and not shutil.which(humble[0]):
+@pytest.fixture
+def humble() -> list[str]:
+    """What a command begins with that may read only what it has the rights to."""
+    prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if prefix and not shutil.which(prefix[0]):
         pytest.skip("root may read everything, and there is no setpriv to take that from it")
+    return prefix
+
+
+def test_a_file_that_may_not_be_read_fails_and_is_not_tried_again(tmp_path: Path, humble: list[str]) -> None:
     place = Place(tmp_path)
     place.drop("closed.png", png()).chmod(0)
     assert place.run_once(prefix=humble).returncode == 1
     assert place.rows("SELECT status, reason, attempts FROM image") == [(2, "unreadable", 1)]
+
+
+@pytest.mark.parametrize(("on_success", "retries"), [("keep", False), ("keep", True), ("move", True)])
+def test_a_file_whose_rights_were_mended_is_done(tmp_path: Path, humble: list[str], on_success: str, retries: bool) -> None:
+    """In the inbox by itself; among the failed, or before it has been seen again, by `visiond retry`."""
+    place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
+    file = place.drop("closed.png", png())
+    file.chmod(0)
+    assert place.run_once(prefix=humble).returncode == 1
+    (file if on_success == "keep" else place.site.failed / file.name).chmod(0o644)
+    if retries:
+        assert place.command("retry", "--all").stdout == "1 image pending again\n"
+    assert place.run_once(prefix=humble).returncode == 0
+    assert place.rows("SELECT status FROM image ORDER BY id DESC LIMIT 1") == [(1,)]
+    assert list(place.site.failed.rglob("*")) == []

@@ -31,6 +31,15 @@ def drop(inbox: Path, path: bytes = b"a.jpg", data: bytes = b"bytes of an image"
     return make_job(path, version=Version.of(os.stat(location)))
 
 
+def moved(inbox: Path) -> Job:
+    """The job of a file that the daemon has moved among the failed."""
+    job = drop(inbox)
+    job.location = os.fsencode(inbox.parent / "failed.jpg")
+    os.rename(inbox / "a.jpg", job.location)
+    job.version = Version.of(os.stat(job.location))
+    return job
+
+
 def take_in(slab: Slab, inbox: Path, *jobs: Job) -> None:
     for job in jobs:
         job.extent = slab.try_reserve(job.version.size)
@@ -80,10 +89,7 @@ def test_a_name_need_not_be_utf8(inbox: Path, slab: Slab) -> None:
 
 
 def test_a_file_the_daemon_moved_is_read_where_it_lies_now(inbox: Path, slab: Slab) -> None:
-    job = drop(inbox)
-    os.rename(inbox / "a.jpg", inbox.parent / "moved.jpg")
-    job.location = os.fsencode(inbox.parent / "moved.jpg")
-    job.version = Version.of(os.stat(job.location))
+    job = moved(inbox)
     take_in(slab, inbox, job)
     assert content(slab, job) == b"bytes of an image"
 
@@ -142,10 +148,11 @@ def replace_by_socket(path: Path) -> None:
         replace_by_fifo,
         replace_by_folder,
         replace_by_socket,
+        lambda path: path.chmod(0o600),
         lambda path: os.truncate(path, 3),
         lambda path: os.rename(path.parent, path.parent.with_name("moved away")),
     ],
-    ids=["vanished", "rewritten", "twin", "link", "fifo", "folder", "socket", "truncated", "folder vanished"],
+    ids=["vanished", "rewritten", "twin", "link", "fifo", "folder", "socket", "other rights", "truncated", "folder vanished"],
 )
 def test_a_file_that_is_another_by_now_is_gone(inbox: Path, slab: Slab, change: Callable[[Path], object]) -> None:
     job = drop(inbox)
@@ -153,6 +160,24 @@ def test_a_file_that_is_another_by_now_is_gone(inbox: Path, slab: Slab, change: 
     take_in(slab, inbox, job)
     assert job.gone
     assert (job.digest, job.failure) == (b"", None)
+
+
+def test_a_file_the_daemon_moved_is_the_same_when_its_rights_have_been_mended(inbox: Path, slab: Slab) -> None:
+    job = moved(inbox)
+    os.chmod(job.location, 0o640)
+    assert Version.of(os.stat(job.location)) != job.version
+    take_in(slab, inbox, job)
+    assert (content(slab, job), job.gone) == (b"bytes of an image", False)
+
+
+@pytest.mark.parametrize("change", [rewrite, replace_by_twin, Path.unlink])
+def test_another_file_where_the_daemon_moved_one_is_not_taken_for_it(
+    inbox: Path, slab: Slab, change: Callable[[Path], object]
+) -> None:
+    job = moved(inbox)
+    change(Path(os.fsdecode(job.location)))
+    take_in(slab, inbox, job)
+    assert (job.gone, job.digest) == (True, b"")
 
 
 def test_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
