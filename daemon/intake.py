@@ -23,6 +23,7 @@ def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> N
 
     Raises OSError where no file could be read for now, whichever it is; then it may be called again."""
     for job in jobs:
+        job.digest, job.failure, job.gone = b"", None, False  # of a call that ended before all were read
         try:
             _read(job, slab, roots)
         except OSError as error:

@@ -76,6 +76,24 @@ def test_where_no_file_can_be_opened_for_now_no_file_is_to_blame(
     assert all(job.digest for job in jobs)
 
 
+def test_what_could_not_be_read_before_all_had_to_wait_is_read_with_them(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [drop(inbox, name) for name in (b"failing.jpg", b"missing.jpg", b"last.jpg")]
+    numbers = iter([errno.EIO, errno.ENOENT, errno.EMFILE])
+    with monkeypatch.context() as patch:
+
+        def refuse(*_arguments: object, **_options: object) -> int:
+            number = next(numbers)
+            raise OSError(number, os.strerror(number))
+
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            take_in(slab, inbox, *jobs)
+    read_files(jobs, slab, {1: os.fsencode(inbox)})
+    assert [(bool(job.digest), job.failure, job.gone) for job in jobs] == [(True, None, False)] * 3
+
+
 def test_an_empty_file_has_a_digest_too(inbox: Path, slab: Slab) -> None:
     job = drop(inbox, data=b"")
     take_in(slab, inbox, job)
