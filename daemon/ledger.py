@@ -169,30 +169,38 @@ class Ledger:
         """Hold how many workers died on the job alone, so that a new daemon does not begin to count again."""
         await self._ask(lambda connection: connection.execute(SQL["blame"], (job.deaths, job.id)))
 
-    async def end(self, endings: Sequence[Ending]) -> set[int]:
+    async def end(self, endings: list[Ending], judge: Callable[[list[Job]], list[Ending]] | None = None) -> set[int]:
         """Write how jobs ended, with every result they have. Returns the ids that were still PENDING until now:
         a job whose file was replaced meanwhile is not among them and must not be published. Where other results of the
-        same bytes were there first, the jobs get those: what is published is what the ledger holds."""
-        rows = [self._end_row(e) for e in endings if e.status is not JobStatus.PENDING]
-        postponed = [
-            (e.attempts, e.not_before, _reason(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
-        ]
+        same bytes were there first, the jobs get those and are judged again, in `endings`: what is published is what the
+        ledger holds."""
 
-        jobs = [e.job for e in endings]
-
-        def work(connection: sqlite3.Connection) -> tuple[set[int], list[Any]]:
-            fresh = self._keep(connection, jobs)
-            kept = [] if fresh else run_rows(connection, "results", [(digest,) for digest in {job.digest for job in jobs}])
+        def work(connection: sqlite3.Connection) -> set[int]:
+            jobs = [e.job for e in endings]
+            changed = [] if self._keep(connection, jobs) else self._take_kept(connection, jobs)
+            if changed and judge:
+                again = {ending.job.id: ending for ending in judge(changed)}
+                endings[:] = [again.get(ending.job.id, ending) for ending in endings]
+            postponed = [
+                (e.attempts, e.not_before, _reason(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
+            ]
             connection.executemany(SQL["postpone"], postponed)
-            return {row[0] for row in run_rows(connection, "end", rows)}, kept
+            rows = [self._end_row(e) for e in endings if e.status is not JobStatus.PENDING]
+            return {row[0] for row in run_rows(connection, "end", rows)}
 
-        ended, kept = await self._ask(work)
-        outputs = {(digest, model): Output(payload, seconds) for digest, model, payload, seconds in kept}
-        for job in jobs if outputs else ():
-            job.outputs = {
-                stage: outputs.get((job.digest, self._model_ids[stage]), output) for stage, output in job.outputs.items()
-            }
-        return ended
+        return await self._ask(work)
+
+    def _take_kept(self, connection: sqlite3.Connection, jobs: list[Job]) -> list[Job]:
+        """Give the jobs the results that the ledger has; returns those that had said otherwise."""
+        rows = run_rows(connection, "results", [(digest,) for digest in {job.digest for job in jobs}])
+        kept = {(digest, model): Output(payload, seconds) for digest, model, payload, seconds in rows}
+        changed = []
+        for job in jobs:
+            outputs = {stage: kept.get((job.digest, self._model_ids[stage]), said) for stage, said in job.outputs.items()}
+            if any(outputs[stage].payload != said.payload for stage, said in job.outputs.items()):
+                changed.append(job)
+            job.outputs = outputs
+        return changed
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without asking the file for it."""

@@ -326,7 +326,7 @@ class Pipeline:
             while len(jobs) < FINISH and not self._ended.empty():
                 jobs.append(self._ended.get_nowait())
             endings = await to_thread.run_sync(self.judge.endings, jobs)
-            ended = await self.persist("ledger", self.ledger.end, endings)
+            ended = await self.persist("ledger", self.ledger.end, endings, self.judge.endings)
             await self._durable.put((endings, ended))
 
     async def publish(self) -> None:

@@ -357,6 +357,16 @@ async def test_of_the_same_bytes_answered_twice_at_once_both_are_published_as_th
     assert records[0].outputs == records[1].outputs
 
 
+async def test_the_bin_is_judged_by_the_answers_that_are_published(ledger: Ledger) -> None:
+    first, second = await admit(ledger, b"a.jpg", b"b.jpg")
+    await complete(ledger, done(first, 0, b"x"))
+    endings = [done(second, 3, b"x")]
+    own = endings[0].bin
+    await ledger.end(endings, lambda jobs: [done(job, data=b"x") for job in jobs])
+    assert (endings[0].bin, endings[0].criteria) == (find(ledger, "a.jpg").bin, find(ledger, "a.jpg").criteria)
+    assert find(ledger, "b.jpg").bin == endings[0].bin != own
+
+
 async def test_a_changed_model_is_asked_again_and_only_it(ledger: Ledger, inbox: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job, data=b"bytes"))
