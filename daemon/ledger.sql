@@ -196,7 +196,7 @@ WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMI
 
 -- name: finished
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
-WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) ORDER BY image.id LIMIT ?;
+WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) AND :is_newest ORDER BY image.id LIMIT ?;
 
 -- name: published
 -- Of each file the newest result has the sidecar; and the reason of a failure stands until there is another image.
@@ -223,7 +223,7 @@ INSERT INTO image (id, inbox, path, inode, size, mtime_ns, ctime_ns, status, see
 SELECT *, 0, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNING id;
 
 -- name: bin_counts
-SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 GROUP BY bin;
+SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND :is_newest GROUP BY bin;
 
 -- name: retry
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL, finished_at = NULL

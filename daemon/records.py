@@ -119,6 +119,7 @@ class Reader:
         return {status: found.get(status, 0) for status in JobStatus} | {JobStatus.FAILED: len(self.failed_ids())}
 
     def bin_counts(self) -> dict[str, int]:
+        """Of each bin how many images `finished` tells."""
         return {row["bin"]: row["count"] for row in self._rows("bin_counts")}
 
     def inboxes(self) -> dict[int, bytes]:
@@ -155,7 +156,7 @@ class Reader:
         return [row["id"] for row in self._rows("failed")]
 
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
-        """Every image that is DONE, oldest first, a few in memory at a time."""
+        """Every file whose newest version is DONE, oldest first, a few in memory at a time."""
         return self._walk("finished", bin_name, bin_name, chunk)
 
     def published(self) -> Iterator[Record]:

@@ -16,16 +16,23 @@ import pytest
 from daemon import export
 from daemon.errors import NotWritable, WrongArgument
 from daemon.export import COLUMNS, export_records, parse_ratio, row_of
+from daemon.jobs import Job
 from daemon.ledger import Ledger
 from daemon.messages import Output
 from daemon.records import Reader, Record
-from tests.makers import MODELS, admit, complete, done, failed, make_outputs, make_record
+from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
 pytestmark = pytest.mark.anyio
 
 INBOX = Path("/inbox")
 BINS = {"A": 12, "B": 6, "C": 3}  # images in each bin of the reader below
 VARIANTS = {"A": 3, "B": 6, "C": 0}
+
+
+async def add_version(ledger: Ledger, path: bytes, mtime_ns: int) -> Job:
+    await ledger.admit([make_file(path, mtime_ns=mtime_ns)])
+    [job] = await ledger.next_jobs(1, ())
+    return job
 
 
 @pytest.fixture
@@ -39,8 +46,8 @@ async def reader(ledger: Ledger) -> AsyncIterator[Reader]:
     opened.close()
 
 
-def write(reader: Reader, file: Path, format: str = "jsonl", bin_name: str = "", **ratio: float) -> int:
-    return export_records(reader, file, format, bin_name, ratio, lambda done, total: None)
+def write(reader: Reader, file: Path, format: str = "jsonl", bin_name: str = "", *, force: bool = False, **ratio: float) -> int:
+    return export_records(reader, file, format, bin_name, ratio, lambda done, total: None, force=force)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -128,6 +135,19 @@ async def test_a_table_of_many_row_groups_is_whole(reader: Reader, tmp_path: Pat
     assert write(reader, tmp_path / "all.parquet", "parquet") == 21
     assert pyarrow.parquet.ParquetFile(tmp_path / "all.parquet").num_row_groups == 6
     assert len(read_rows(tmp_path / "all.parquet")) == 21
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+async def test_a_file_is_one_row_and_that_is_its_newest_version(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+    for time in (1, 2):  # each file twice, as after `touch *`; of the mended and the broken one only one version is DONE
+        jobs = {path: await add_version(ledger, path, time) for path in (b"kept.jpg", b"mended.jpg", b"broken.jpg")}
+        unlucky = b"mended.jpg" if time == 1 else b"broken.jpg"
+        await complete(ledger, *(failed(job) if path == unlucky else done(job, variant=0) for path, job in jobs.items()))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert reader.bin_counts() == {"C": 2}
+        for ratio in ({}, {"C": 1.0}):
+            assert write(reader, tmp_path / f"all.{suffix}", suffix, force=True, **ratio) == 2
+            assert [int(row["id"]) for row in read_rows(tmp_path / f"all.{suffix}")] == [4, 5]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])

@@ -76,3 +76,15 @@ def test_what_is_asked_again_and_again_does_not_look_at_what_is_done(name: str, 
         plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", (7,) * SQL[name].count("?")).fetchall()
     assert f"image USING INDEX {index} " in plan[0][3]
     assert not any("B-TREE" in step[3] for step in plan)
+
+
+@pytest.mark.parametrize("name", ["finished", "bin_counts"])
+def test_an_export_reads_each_image_once_and_looks_its_newer_versions_up(name: str) -> None:
+    """In the order of the table and with nothing sorted, so that a million images take a second and no memory."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SQL["schema"])
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", (7,) * SQL[name].count("?")).fetchall()
+    steps = [step[3] for step in plan]
+    assert steps[0] in ("SCAN image", "SEARCH image USING INTEGER PRIMARY KEY (rowid>?)")
+    assert "SEARCH newer USING COVERING INDEX version (inbox=? AND path=?)" in steps
+    assert not any("B-TREE FOR ORDER" in step for step in steps)
