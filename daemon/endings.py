@@ -1,15 +1,18 @@
-"""How a job ends: its bin when it has its results, another try or FAILED when it has not. Policy only, no I/O."""
+"""How a job ends: its bin when it has its results, another try or FAILED when it has not. Policy only: no I/O but the log."""
 
 from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import structlog
 
 from daemon.jobs import Ending, Failure, Job, JobStatus
+from stages import binning
 from stages.base import Reason
 from stages.binning import Rule, Thresholds, apply_rule, is_decided, judge
 
@@ -22,6 +25,8 @@ IMAGE_SUFFIXES = frozenset(
     )
 )
 LONGEST_PAUSE_SECONDS = 600.0
+
+log = structlog.get_logger()
 
 
 class Judge:
@@ -46,6 +51,7 @@ class Judge:
         self._max_attempts = max_attempts
         self._retry_seconds = retry_seconds
         self._clock = clock
+        self._logged: set[tuple[type[Exception], str]] = set()  # errors of the rule: what, and where
 
     def is_decided(self, job: Job) -> bool:
         """Whether the remaining stages are to be skipped."""
@@ -63,15 +69,25 @@ class Judge:
             return self._failed(job, job.failure, now)
         try:
             verdict = judge(_payloads(job), self._thresholds)
+            record = _document(job, verdict) if self._rule else {}
         except msgspec.DecodeError as error:
             return self._failed(job, Failure(Reason.STAGE, f"a stage's result cannot be read: {error}"), now)
         name = verdict.name
         if self._rule:
             try:
-                name = apply_rule(self._rule, _document(job, verdict))
+                name = apply_rule(self._rule, record)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                return self._failed(job, Failure(Reason.RULE, f"{type(error).__name__}: {error}"), now)
+                return self._failed(job, Failure(Reason.RULE, self._explain(error, record)), now)
         return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, msgspec.json.encode(verdict.criteria))
+
+    def _explain(self, error: Exception, record: dict[str, Any]) -> str:
+        """What the rule raised and where; each kind's traceback is logged once."""
+        place = _place_in_rule(error)
+        if (type(error), place) not in self._logged:
+            self._logged.add((type(error), place))
+            log.error("the binning rule raised an error; more of this kind are told without a traceback", exc_info=error)
+        told = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        return f"{told}; the record has {', '.join(sorted(map(str, record)))}" if isinstance(error, KeyError) else told
 
     def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
         attempts = job.attempts + 1
@@ -86,6 +102,14 @@ class Judge:
 
 def _payloads(job: Job) -> dict[str, bytes]:
     return {stage: output.payload for stage, output in job.outputs.items()}
+
+
+def _place_in_rule(error: Exception) -> str:
+    """ "rules.py, line 7": the last line in the rule's own file; empty for what it returned."""
+    steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    outside = [step for step in steps if step[0] not in (__file__, binning.__file__)]
+    lines = [line for file, line in outside if file == outside[0][0]]
+    return f"{os.path.basename(outside[0][0])}, line {lines[-1]}" if lines else ""
 
 
 def _document(job: Job, verdict: Any) -> dict[str, Any]:

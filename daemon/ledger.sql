@@ -225,6 +225,9 @@ SELECT *, 0, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNIN
 -- name: bin_counts
 SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND :is_newest GROUP BY bin;
 
+-- name: bins
+SELECT DISTINCT bin FROM image WHERE status = 1;
+
 -- name: retry
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL, finished_at = NULL
 WHERE status = 2 AND emitted = 1 AND id = :id AND :is_newest;  -- what is not published yet will move its file first

@@ -122,6 +122,10 @@ class Reader:
         """Of each bin how many images `finished` tells."""
         return {row["bin"]: row["count"] for row in self._rows("bin_counts")}
 
+    def bins(self) -> list[str]:
+        """All that some version is in or was in."""
+        return [row["bin"] for row in self._rows("bins")]
+
     def inboxes(self) -> dict[int, bytes]:
         return {row["id"]: row["path"] for row in self._rows("inboxes")}
 

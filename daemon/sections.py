@@ -214,7 +214,11 @@ class BinningSection(Section):
     unique_objects_threshold: int = Field(3, ge=0, description="B: more kinds of object than this.")
     spatial_dispersion_threshold: Ratio = Field(0.3, description="B: centres of objects spread over more of the image's area.")
     clip_similarity_threshold: float = Field(0.25, ge=-1, le=1, description="C: likeness of caption and image, reported.")
-    rules: str = Field("", description='Your own rule, "module:function": it gets the record and returns the bin\'s name.')
+    rules: str = Field(
+        "",
+        description='Your own rule, "module:function": it gets a record and returns the bin\'s name. Not with '
+        'mode = "cascade". docs/results.md has the record and an example.',
+    )
 
     def thresholds(self) -> Thresholds:
         return Thresholds(

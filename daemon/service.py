@@ -108,7 +108,7 @@ class Service:
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
             sinks = {number: Sink.of(inbox, config) for number, inbox in inboxes.items()}
             if config.output.bins in ("link", "copy"):
-                bins = await to_thread.run_sync(reader.bin_counts)
+                bins = await to_thread.run_sync(reader.bins)
                 for sink in sinks.values():
                     sink.known_bins.update(map(os.fsencode, bins))
             pipeline = Pipeline(

@@ -1,19 +1,27 @@
 from __future__ import annotations
 
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import structlog
 
 from daemon.endings import LONGEST_PAUSE_SECONDS, Judge
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.messages import Output
+from stages import fake
 from stages.base import Reason
-from stages.binning import Thresholds
+from stages.binning import Rule, Thresholds, load_rule
 from stages.registry import ORDER
 from tests.makers import make_job, make_outputs
 
 NOW = 1e6
+DOCS = Path(__file__).parents[2] / "docs" / "results.md"
 
 
 def end(job: Job, **settings: Any) -> Ending:
@@ -66,10 +74,73 @@ def test_a_rule_of_the_users_chooses_the_bin_and_the_criteria_stay() -> None:
     assert record["bin"]["name"] == "A"
 
 
-def test_a_rule_that_raises_fails_the_image_for_good_and_says_how() -> None:
-    ending = end(answered(), rule=lambda record: record["receipt"])
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Rule]:
+    """Makes a module of a user's own of some text and loads a rule from it, as a configuration names it."""
+
+    def write(text: str, name: str) -> Rule:
+        (tmp_path / "users_rules.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "users_rules", raising=False)
+        return load_rule(f"users_rules:{name}")
+
+    return write
+
+
+def test_the_docs_rule_sorts_as_the_docs_say(load: Callable[[str, str], Rule]) -> None:
+    [(text, table)] = re.findall(r"```python\n(.*?)```\n\n```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    rule = load(text, tomllib.loads(table)["binning"]["rules"].partition(":")[2])
+    told = fake.ocr_answer(1, 640, 480)
+    receipt = answered(0)
+    receipt.outputs["ocr"] = Output(msgspec.json.encode(told).replace(b"line 1.0", b"TOTAL: 12.90"), 0.0)
+    assert [end(job, rule=rule).bin for job in (receipt, answered(3), answered(0))] == ["receipts", "pets", "C"]
+    assert end(make_job(outputs=make_outputs(0, ["yolo"])), rule=rule).bin == "C"
+
+
+def test_the_docs_name_every_key_of_the_record() -> None:
+    shown: list[dict[str, Any]] = []
+    end(answered(), rule=lambda record: shown.append(record) or "A")
+    told = {
+        name for keys in re.findall(r"^\| (`.*?) \|", DOCS.read_text(), re.MULTILINE) for name in re.findall("`(.*?)`", keys)
+    }
+    assert told >= shown[0].keys()
+
+
+RULES = """
+def pick(record):
+    return read(record)
+
+def read(record):
+    return record["objects"]["count"]
+
+def divide(record):
+    return int("x")
+"""
+
+
+def test_a_rule_that_raises_fails_the_image_for_good_and_says_how_and_where(load: Callable[[str, str], Rule]) -> None:
+    ending = end(answered(), rule=load(RULES, "pick"))
+    known = "bin, blip, clip, height, ocr, path, width, yolo"
     assert ending.status is JobStatus.FAILED
-    assert ending.failure == Failure(Reason.RULE, "KeyError: 'receipt'")
+    assert ending.failure == Failure(Reason.RULE, f"KeyError: 'objects' (users_rules.py, line 6); the record has {known}")
+    detail = end(answered(), rule=load(RULES, "divide")).failure.detail
+    assert detail == "ValueError: invalid literal for int() with base 10: 'x' (users_rules.py, line 9)"
+
+
+def test_each_kind_of_error_of_a_rule_is_logged_once_with_its_traceback(load: Callable[[str, str], Rule]) -> None:
+    rules = [load(RULES, name) for name in ("pick", "divide")]
+    judge = Judge(Thresholds(), rule=lambda record: rules[record["bin"]["name"] == "C"](record))
+    with structlog.testing.capture_logs() as logged:
+        judge.endings([answered(variant) for variant in (3, 3, 0, 0)])
+    assert [type(entry["exc_info"]) for entry in logged] == [KeyError, ValueError]
+
+
+def test_a_result_that_a_rule_cannot_be_shown_is_not_the_rules_fault() -> None:
+    job = answered()
+    job.outputs["clip"] = Output(b"{", 0.0)
+    ending = end(job, rule=lambda _: "A")
+    assert ending.failure is not None
+    assert ending.failure.reason is Reason.STAGE
 
 
 @pytest.mark.parametrize("name", [None, 3, "", "../up", "a/b", ".hidden", "x" * 65, "ä", "A\n"])
