@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from daemon.config import Config
+from stages.registry import BACKENDS, ORDER
 
 WIDTH = 110
 
@@ -48,12 +51,27 @@ stages, in order:
 }
 
 
+OPTIONS = """\
+A backend's own settings are a table, for instance what CLIP tags images with:
+
+```toml
+[stages.clip.options]
+labels = ["invoice", "handwriting", "street", "portrait"]
+template = "a scan of a {}"
+top_k = 2
+```
+
+Under `[stages.clip]`, `options = { labels = ["invoice", "portrait"] }` does the same in a line. An unknown option is refused.
+A pack's manifest may have other defaults than these. After a change the stage answers anew whatever comes in, and what is
+DONE stays as it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     name: str
     kind: str  # "integer ≥ 1", "path", …
     limited: bool  # the kind tells more than the default shows: choices or bounds
-    default: str | None  # as TOML; None: the key must be given
+    default: str | None  # as TOML; empty: none, for one that may be left out; None: the key must be given
     meaning: str
 
 
@@ -61,10 +79,7 @@ class Key:
 class Table:
     headers: list[str]  # one, or several that take the same keys
     keys: list[Key]
-
-    @property
-    def about(self) -> str:
-        return ABOUT.get(self.headers[0], "")
+    about: str
 
 
 def list_tables() -> list[Table]:
@@ -75,24 +90,44 @@ def list_tables() -> list[Table]:
         if merged and merged[-1].keys == keys:
             merged[-1].headers.append(header)
         else:
-            merged.append(Table([header], keys))
+            merged.append(Table([header], keys, ABOUT.get(header, "")))
     return merged
+
+
+def list_options() -> list[Table]:
+    """What each stage's own backend takes; the fake ones' settings are for tests, and stages/fake.py has them."""
+    tables = []
+    for stage in ORDER:
+        for backend, (_, kind) in BACKENDS[stage].items():
+            if backend != "fake":
+                [schema] = msgspec.json.schema(kind)["$defs"].values()
+                [(_, keys)] = _walk(f"[stages.{stage}.options]", schema, {})
+                tables.append(Table([f"[stages.{stage}.options]"], keys, f"Of backend `{backend}`. {schema['description']}"))
+    return tables
 
 
 def write_markdown() -> str:
     """docs/configuration.md."""
     parts = [
         "# Configuration",
-        "<!-- Made by `python -m daemon.reference > docs/configuration.md`; change daemon/sections.py instead. -->",
+        "<!-- Made by `python -m daemon.reference > docs/configuration.md`; "
+        "change daemon/sections.py and stages/options.py instead. -->",
         "visiond reads `daemon.toml`, named by `--config` or `VISIOND_CONFIG`, else the one in the current folder.\n"
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or, for\n"
         'example, `"256 MiB"`. An unknown key is refused; `visiond check` tells what is wrong.',
     ]
     for table in list_tables():
-        rows = [f"| `{key.name}` | {_escape(key.kind)} | {_code(key.default)} | {_escape(key.meaning)} |" for key in table.keys]
-        heading = "## " + ", ".join(f"`{header}`" for header in table.headers)
-        parts += [heading, table.about.strip(), "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])]
+        parts += _markdown_table(table, "##")
+        if "[stages.clip]" in table.headers:
+            parts.append(OPTIONS)
+            parts += [part for options in list_options() for part in _markdown_table(options, "###")]
     return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(table: Table, mark: str) -> list[str]:
+    rows = [f"| `{key.name}` | {_escape(key.kind)} | {_code(key.default)} | {_escape(key.meaning)} |" for key in table.keys]
+    heading = f"{mark} " + ", ".join(f"`{header}`" for header in table.headers)
+    return [heading, table.about.strip(), "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])]
 
 
 def write_toml() -> str:
@@ -136,6 +171,7 @@ def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterat
             below.append((f"[[{where}]]", target))
             if not path:  # at the top the tables themselves are what is live
                 continue
+        spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})  # it may be left out
         limited = not spec.keys().isdisjoint({"enum", *BOUNDS})
         keys.append(Key(name, _kind(name, spec), limited, _default(name, spec), spec["description"]))
     if keys:
@@ -161,7 +197,8 @@ def _kind(name: str, spec: dict[str, Any]) -> str:
 def _default(name: str, spec: dict[str, Any]) -> str | None:
     if "default" not in spec:
         return None
-    default = spec["default"]
+    if (default := spec["default"]) is None:
+        return ""
     if default and name.endswith("_bytes"):
         default = _size(default)
     return "{}" if default == {} else json.dumps(default, ensure_ascii=False)  # what is left looks the same in TOML
@@ -172,7 +209,7 @@ def _size(count: int) -> str:
 
 
 def _code(default: str | None) -> str:
-    return "must be given" if default is None else f"`{default}`"
+    return "must be given" if default is None else f"`{default}`" if default else "–"
 
 
 def _escape(text: str) -> str:

@@ -194,7 +194,7 @@ class StageSection(Section):
     batch_size: int = Field(
         0, ge=0, description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU."
     )
-    options: dict[str, Any] = Field({}, description="The backend's own settings.")
+    options: dict[str, Any] = Field({}, description="The backend's own settings; docs/configuration.md has all of them.")
 
 
 class StageTables(Section):

@@ -27,35 +27,76 @@ def read_options(spec: StageSpec, kind: type[Options]) -> Options:
 
 
 class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """rapidocr's, with what it calls them."""
+    """As rapidocr's; where that has another name for one, it stands in brackets."""
 
-    text_score: Fraction = 0.5
-    mask_threshold: Fraction = 0.3  # thresh
-    box_threshold: Fraction = 0.5  # box_thresh
-    unclip_ratio: Annotated[float, Meta(gt=0, le=10)] = 1.6
-    max_side: Side = 2000  # max_side_len
-    min_side: Annotated[int, Meta(ge=1, le=736)] = 30  # min_side_len
-    map_side: Side = 736  # limit_side_len
+    text_score: Annotated[Fraction, Meta(description="Least score of a line; a line below it is not in the result.")] = 0.5
+    mask_threshold: Annotated[
+        Fraction, Meta(description="What the detector must give a pixel for it to count as text (rapidocr's thresh).")
+    ] = 0.3
+    box_threshold: Annotated[
+        Fraction, Meta(description="What it must give a box's pixels on average for the box to be read (box_thresh).")
+    ] = 0.5
+    unclip_ratio: Annotated[
+        float,
+        Meta(gt=0, le=10, description="How far boxes are grown: by their area over their circumference, times this."),
+    ] = 1.6
+    max_side: Annotated[
+        Side, Meta(description="Pixels. An image whose longer side is more is read at this size (max_side_len).")
+    ] = 2000
+    min_side: Annotated[
+        int, Meta(ge=1, le=736, description="Pixels. One whose shorter side is less is enlarged to this (min_side_len).")
+    ] = 30
+    map_side: Annotated[
+        Side, Meta(description="Pixels. The least shorter side that the detector sees; smaller is enlarged (limit_side_len).")
+    ] = 736
 
 
 class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    conf: Fraction = 0.25  # least score of a detection
-    iou: Fraction = 0.7  # of two boxes of a class that overlap more, the surer one stays
-    max_det: Count = 300
-    imgsz: Count | None = None  # the longer side as the network sees it; None: the weights' own
-    allow_pickle: bool = False  # whether a .pt file may be read
+    """As ultralytics' of these names."""
+
+    conf: Annotated[Fraction, Meta(description="Least score of an object; one below it is not in the result.")] = 0.25
+    iou: Annotated[
+        Fraction,
+        Meta(description="Of two boxes of a class whose overlap is more of what they cover together, the surer one stays."),
+    ] = 0.7
+    max_det: Annotated[Count, Meta(description="Most objects of an image, the surest.")] = 300
+    imgsz: Annotated[
+        Count | None,
+        Meta(
+            description="Pixels of the longer side as the network sees it, a multiple of its stride; not set: the weights' own."
+        ),
+    ] = None
+    allow_pickle: Annotated[
+        bool, Meta(description="Whether a .pt file may be read. It is a program: allow only what you trust.")
+    ] = False
 
 
 class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    labels: list[str] | None = None  # what images may be tagged with; None: the pack's labels file
-    template: Annotated[str, Meta(pattern=r"\{\}")] = "a photo of a {}"  # the text that stands for a label
-    top_k: Annotated[int, Meta(ge=0)] = 5  # tags of an image
+    """Tags. The embedding depends on none of these."""
+
+    labels: Annotated[
+        list[str] | None,
+        Meta(description="What images may be tagged with; not set: the pack's labels file; without one there are no tags."),
+    ] = None
+    template: Annotated[
+        str,
+        Meta(pattern=r"\{\}", description="The text that stands for a label, which takes the place of the {} in it."),
+    ] = "a photo of a {}"
+    top_k: Annotated[
+        int, Meta(ge=0, description="Tags of an image, the likeliest; their scores add up to 1 over all labels.")
+    ] = 5
 
 
 class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_new_tokens: Annotated[int, Meta(ge=1)] = 20
-    force_tokens: Annotated[int, Meta(ge=0)] = 0  # exactly so many new tokens, for benchmarks; 0: until it ends
-    prompt: str = ""  # what every caption begins with
+    """Captions."""
+
+    max_new_tokens: Annotated[
+        int, Meta(ge=1, description="Most tokens of a caption, a word or a part of one each, the prompt's not counted.")
+    ] = 20
+    force_tokens: Annotated[
+        int, Meta(ge=0, description="Exactly so many new tokens, for benchmarks; 0: until the caption ends.")
+    ] = 0
+    prompt: Annotated[str, Meta(description="What every caption begins with; empty: the model begins.")] = ""
 
 
 class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

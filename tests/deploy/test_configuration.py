@@ -4,9 +4,12 @@ import re
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from daemon import config, reference
+from stages.base import StageSpec
+from stages.registry import BACKENDS, ORDER, check_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,3 +59,31 @@ def test_bounds_choices_and_sizes_are_told() -> None:
     assert kinds["drain_seconds"] == "number ≥ 0"
     assert kinds["on_success"] == '"keep" | "move" | "delete"'
     assert kinds["ignore"] == "list of text"
+
+
+# Options of stages
+
+
+@pytest.mark.parametrize("stage", ORDER)
+def test_every_option_of_a_stage_is_told_with_its_kind_default_and_meaning(stage: str) -> None:
+    [backend] = BACKENDS[stage].keys() - {"fake"}
+    [table] = [table for table in reference.list_options() if table.headers == [f"[stages.{stage}.options]"]]
+    assert [key.name for key in table.keys] == [
+        field.name for field in msgspec.structs.fields(BACKENDS[stage][backend].options)
+    ]
+    assert all(key.kind and key.meaning and key.default is not None for key in table.keys)
+
+
+def test_an_option_that_may_be_left_out_has_its_kind_and_no_default() -> None:
+    told = {key.name: (key.kind, key.default) for table in reference.list_options() for key in table.keys}
+    assert told["labels"] == ("list of text", "")
+    assert told["imgsz"] == ("integer ≥ 1", "")
+    assert told["template"] == ("text", '"a photo of a {}"')
+    assert told["unclip_ratio"] == ("number > 0 ≤ 10", "1.6")
+
+
+def test_the_docs_example_of_options_is_a_configuration_that_clip_takes() -> None:
+    [example] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL)
+    options = config.parse(tomllib.loads(example), ROOT).stages.clip.options
+    assert len(options["labels"]) == 4
+    assert check_options([StageSpec("clip", "transformers", options=options)]) == []
