@@ -19,10 +19,11 @@ from daemon.errors import MissingLibrary, WrongArgument
 from daemon.files import STDOUT, written_whole
 from daemon.records import Reader, Record
 
-COLUMNS = {
+COLUMNS = {  # lists are of strings
     "id": int,
     "inbox": str,
     "path": str,
+    "path_base64": str,
     "bin": str,
     "format": str,
     "width": int,
@@ -32,13 +33,13 @@ COLUMNS = {
     "text": str,
     "text_boxes": int,
     "text_area_ratio": float,
-    "objects": str,
+    "objects": list,
     "object_count": int,
     "unique_objects": int,
     "spatial_dispersion": float,
     "caption": str,
     "clip_similarity": float,
-    "tags": str,
+    "tags": list,
     "seconds": float,
     "finished_at": str,
     "notice": str,
@@ -120,6 +121,7 @@ def row_of(record: Record) -> dict[str, Any]:
         "id": record.id,
         "inbox": source["inbox"],
         "path": source["path"],
+        "path_base64": source.get("path_base64", ""),
         "bin": record.bin,
         "format": record.format,
         "width": record.width,
@@ -129,13 +131,13 @@ def row_of(record: Record) -> dict[str, Any]:
         "text": "\n".join(line["text"] for line in ocr["lines"]) if ocr else None,
         "text_boxes": None if text_boxes is None else int(text_boxes),
         "text_area_ratio": text_area,
-        "objects": ", ".join(found["label"] for found in objects["detections"]) if objects else None,
+        "objects": [found["label"] for found in objects["detections"]] if objects else None,
         "object_count": objects.get("count"),
         "unique_objects": objects.get("unique"),
         "spatial_dispersion": objects.get("dispersion"),
         "caption": caption.get("text"),
         "clip_similarity": caption.get("similarity"),
-        "tags": ", ".join(tag["label"] for tag in tags) if "clip" in document else None,
+        "tags": [tag["label"] for tag in tags] if "clip" in document else None,
         "seconds": round(sum(document["timings"].values()), 6),
         "finished_at": document["finished_at"],
         "notice": document.get("notice", ""),
@@ -166,12 +168,15 @@ def _write_csv(out: BinaryIO, records: Iterator[Record]) -> None:
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     for record in records:
-        writer.writerow({key: _harmless(value) for key, value in row_of(record).items()})
+        writer.writerow({key: _cell(value) for key, value in row_of(record).items()})
     text.detach()  # flushes, and leaves `out` open
 
 
-def _harmless(value: Any) -> Any:
-    """A spreadsheet would run a cell that starts like a formula, and images say what their makers like."""
+def _cell(value: Any) -> Any:
+    """A list as JSON, since labels may have any sign in them. A spreadsheet would run a cell that starts like a formula, and
+    images say what their makers like."""
+    if isinstance(value, list):
+        return msgspec.json.encode(value).decode()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
@@ -185,7 +190,7 @@ def _write_parquet(out: BinaryIO, records: Iterator[Record]) -> None:
         import pyarrow.parquet
     except ImportError as error:
         raise MissingLibrary("Parquet wants pyarrow: pip install 'visiond[parquet]', or take --format jsonl.") from error
-    types = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+    types = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string(), list: pyarrow.list_(pyarrow.string())}
     schema = pyarrow.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:
         while rows := [row_of(record) for record in itertools.islice(records, CHUNK)]:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import base64
 import collections
 import contextlib
 import csv
 import dataclasses
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,10 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
 
 
+def cell(value: Any) -> Any:
+    return msgspec.json.encode(value).decode() if isinstance(value, list) else value
+
+
 def bins_of(file: Path) -> collections.Counter[str]:
     return collections.Counter(document["bin"]["name"] for document in read_rows(file))
 
@@ -71,8 +77,8 @@ def test_a_row_has_a_column_for_each_figure() -> None:
     row = row_of(make_record(INBOX, b"sub/a.jpg"))
     assert list(row) == list(COLUMNS)
     assert row["text"] == "line 3.0\nline 3.1\nline 3.2"
-    assert row["objects"] == "tree, cat, dog"
-    assert row["tags"] == "tree, cup"
+    assert row["objects"] == ["tree", "cat", "dog"]
+    assert row["tags"] == ["tree", "cup"]
     figures = ("text_boxes", "object_count", "unique_objects", "caption", "clip_similarity", "seconds")
     assert [row[name] for name in figures] == [3, 3, 3, "a picture of 3 things", 3 / 64, 1.0]
     assert row["digest"] == "sha256:" + "00" * 32
@@ -87,7 +93,7 @@ def test_what_a_stage_did_not_say_is_empty() -> None:
 
 def test_a_stage_that_found_nothing_is_not_one_that_did_not_run() -> None:
     row = row_of(make_record(INBOX, outputs=make_outputs(0)))
-    assert (row["text"], row["text_boxes"], row["objects"], row["object_count"]) == ("", 0, "", 0)
+    assert (row["text"], row["text_boxes"], row["objects"], row["object_count"]) == ("", 0, [], 0)
 
 
 def test_text_is_measured_as_for_the_bin_and_written_whole() -> None:
@@ -99,7 +105,33 @@ def test_text_is_measured_as_for_the_bin_and_written_whole() -> None:
     assert row["text"] == "Total\nTqtcl\nO"
 
 
+def test_a_name_that_is_not_utf_8_has_its_bytes_beside_it() -> None:
+    row = row_of(make_record(INBOX, b"latin\xe9.jpg"))
+    assert (row["path"], base64.b64decode(row["path_base64"])) == ("latin\ufffd.jpg", b"latin\xe9.jpg")
+    assert row_of(make_record(INBOX, "ä.jpg".encode()))["path_base64"] == ""
+
+
+def test_the_docs_tell_every_column_in_its_order() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "results.md").read_text().partition("## Export")[2].partition("## Bins")[0]
+    told = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
+    assert [name for names in told for name in names] == list(COLUMNS)
+
+
 # Files
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+async def test_labels_with_commas_and_quotes_come_apart_again(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    labels = ["cat, black", 'the "best"; [dog]', "=cup"]
+    tags = [{"label": label, "score": 0.25} for label in labels]
+    embedding = {"dim": 1, "dtype": "float16", "base64": "ADw="}
+    job.outputs = make_outputs() | {"clip": Output(msgspec.json.encode({"embedding": embedding, "tags": tags}), 0.0)}
+    await complete(ledger, done(job))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        write(reader, tmp_path / f"a.{suffix}", suffix)
+    [row] = read_rows(tmp_path / f"a.{suffix}")
+    assert (msgspec.json.decode(row["tags"]) if suffix == "csv" else row["tags"]) == labels
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -115,7 +147,7 @@ async def test_columns_and_types_are_those_that_are_published(reader: Reader, tm
     write(reader, tmp_path / "all.parquet", "parquet")
     table = pyarrow.parquet.read_table(tmp_path / "all.parquet")
     assert table.column_names == list(read_rows(tmp_path / "all.csv")[0]) == list(COLUMNS)
-    kinds = {"int64": int, "double": float, "string": str}
+    kinds = {"int64": int, "double": float, "string": str, "list<element: string>": list}
     assert {field.name: kinds[str(field.type)] for field in table.schema} == COLUMNS
 
 
@@ -125,7 +157,7 @@ async def test_all_formats_tell_the_same(reader: Reader, tmp_path: Path) -> None
     expected = [row_of(record) for record in reader.finished()]
     assert read_rows(tmp_path / "all.parquet") == expected
     assert read_rows(tmp_path / "all.csv") == [
-        {key: "" if value is None else str(value) for key, value in row.items()} for row in expected
+        {key: "" if value is None else str(cell(value)) for key, value in row.items()} for row in expected
     ]
     assert (tmp_path / "all.jsonl").read_bytes() == b"".join(record.sidecar for record in reader.finished())
 
