@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.daemon_process import GLANCE
 from tests.makers import MODELS
 
 keep_memory()  # as in workers, whose stages the tests run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the daemons of the tests would ignore it, as they should
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch may do; only the tests of kernels see it
 
