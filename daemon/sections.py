@@ -106,11 +106,13 @@ class OutputSection(Section):
     done: Path = Field(Path("done"), description='Where sources go with on_success = "move".')
     bins_folder: Path = Field(Path("bins"), description="Where bins A, B, C, … are.")
     bins: Literal["none", "link", "copy", "move"] = Field(
-        "none", description="How images get into their bin: a symbolic link, a copy, or the source itself."
+        "none",
+        description="How images get into their bin: a symbolic link to the absolute path, a copy, or the source itself.",
     )
     sinks: list[Literal["jsonl"]] = Field(
         [],
-        description="Further outputs. jsonl: every record is appended to <results>.jsonl as well, at least once each, by id.",
+        description="Further outputs. jsonl: from now on every record that is DONE is appended to <results>.jsonl as well, at "
+        "least once each, by id; a file that is annotated anew gets another line.",
     )
 
     @property

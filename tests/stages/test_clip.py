@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from stages.checkpoints import load_model, load_tokenizer
 from stages.clip import ClipStage, TextTower, decode_embedding, encode_embedding
 from stages.packs import Pack, resolve
 from tests.stages.pictures import draw_image
+
+DOCS = Path(__file__).parents[2] / "docs" / "results.md"
 
 
 def make_stage(pack: Pack, *, dtype: str = "float32", batch_size: int = 4, device: str = "cpu", **options: Any) -> ClipStage:
@@ -54,6 +57,18 @@ def test_an_embedding_is_a_unit_vector_in_little_endian_float16(blank_pack: Pack
 def test_an_embedding_survives_its_encoding() -> None:
     vector = torch.tensor([0.5, -0.25, 1.0])
     assert torch.equal(decode_embedding(encode_embedding(vector)), vector)
+
+
+def test_the_docs_lines_of_numpy_read_a_sidecars_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = F.normalize(torch.arange(-4.0, 5.0), dim=0)
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    Path("results/a.jpg.json").write_bytes(msgspec.json.encode({"clip": Clip(encode_embedding(unit), [])}))
+    [lines] = re.findall(r"```python\n(import base64.*?)```", DOCS.read_text(), re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(lines, found)
+    assert torch.allclose(torch.from_numpy(found["vector"]), unit, atol=1e-3)
+    assert float(found["vector"] @ found["vector"]) == pytest.approx(1, abs=1e-3)
 
 
 def test_tags_are_the_likeliest_of_all_labels(blank_pack: Pack) -> None:
