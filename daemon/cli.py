@@ -210,8 +210,8 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as jsonl, all there is,
-    with boxes and embeddings. The columns text_boxes and text_area_ratio are what bin A was measured by, without doubtful
-    lines and lone signs; text has every line.
+    with boxes and embeddings. Of a file that changed in its inbox it is the newest version's, if that is DONE. The columns
+    text_boxes and text_area_ratio are what bin A was measured by, without doubtful lines and lone signs; text has every line.
 
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """

@@ -195,8 +195,9 @@ SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = ima
 WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMIT ?;
 
 -- name: finished
+-- One that the daemon has moved is an image of its own, whatever came later under its name.
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
-WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) AND :is_newest ORDER BY image.id LIMIT ?;
+WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest) ORDER BY image.id LIMIT ?;
 
 -- name: published
 -- Of each file the newest result has the sidecar; and the reason of a failure stands until there is another image.
@@ -223,7 +224,7 @@ INSERT INTO image (id, inbox, path, inode, size, mtime_ns, ctime_ns, status, see
 SELECT *, 0, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNING id;
 
 -- name: bin_counts
-SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND :is_newest GROUP BY bin;
+SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND (location IS NOT NULL OR :is_newest) GROUP BY bin;
 
 -- name: bins
 SELECT DISTINCT bin FROM image WHERE status = 1;

@@ -160,7 +160,7 @@ class Reader:
         return [row["id"] for row in self._rows("failed")]
 
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
-        """Every file whose newest version is DONE, oldest first, a few in memory at a time."""
+        """Every file whose newest version is DONE, and every image that was moved; oldest first, a few in memory at a time."""
         return self._walk("finished", bin_name, bin_name, chunk)
 
     def published(self) -> Iterator[Record]:

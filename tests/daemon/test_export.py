@@ -18,7 +18,7 @@ import pytest
 from daemon import export
 from daemon.errors import NotWritable, WrongArgument
 from daemon.export import COLUMNS, export_records, parse_ratio, row_of
-from daemon.jobs import Job
+from daemon.jobs import Job, Placed
 from daemon.ledger import Ledger
 from daemon.messages import Output
 from daemon.records import Reader, Record
@@ -180,6 +180,16 @@ async def test_a_file_is_one_row_and_that_is_its_newest_version(ledger: Ledger, 
         for ratio in ({}, {"C": 1.0}):
             assert write(reader, tmp_path / f"all.{suffix}", suffix, force=True, **ratio) == 2
             assert [int(row["id"]) for row in read_rows(tmp_path / f"all.{suffix}")] == [4, 5]
+
+
+async def test_images_that_were_moved_are_a_row_each_though_they_came_under_one_name(ledger: Ledger, tmp_path: Path) -> None:
+    for time, name in ((1, b"/done/a.jpg"), (2, b"/done/a~2.jpg")):
+        job = await add_version(ledger, b"a.jpg", time)
+        await complete(ledger, done(job, variant=0, data=name))
+        await ledger.mark_emitted([Placed(job.id, name, job.version)])
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert write(reader, tmp_path / "all.csv", "csv") == sum(reader.bin_counts().values()) == 2
+    assert [row["location"] for row in read_rows(tmp_path / "all.csv")] == ["/done/a.jpg", "/done/a~2.jpg"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
