@@ -123,7 +123,8 @@ class Service:
                 reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
-            async with serve(config, status, metrics, ledger, config.state.path / CONTROL) as self.url:
+            control = config.state.path / CONTROL
+            async with serve(config, status, metrics, ledger, control, pages_matter=not self.once) as self.url:
                 yield pipeline, [lane.pool for lane in lanes], status
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:

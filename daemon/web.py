@@ -60,18 +60,26 @@ INDEX = """\
 
 
 @contextlib.asynccontextmanager
-async def serve(config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path) -> AsyncIterator[str]:
+async def serve(
+    config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path, *, pages_matter: bool = True
+) -> AsyncIterator[str]:
     """Serve while the context is open; gives the URL of the pages, empty where there are none. Raises ConfigError when
-    address, token or certificate cannot be had."""
+    token or certificate cannot be had, or an address for pages that matter."""
     pages, http = Pages(status, metrics, ledger), config.http
     with contextlib.ExitStack() as sockets:  # a server that was told to leave before it had begun closes none
         servers = [Server(pages.control(), sockets.enter_context(_listen_control(control)))]
         url = ""
-        if http.listen:
+        try:
+            listener = sockets.enter_context(listen(http)) if http.listen else None
+        except ConfigError as error:
+            if pages_matter:
+                raise
+            log.warning("no pages this time", why=str(error))
+            listener = None
+        if listener:
             for risk in risks(http):
                 log.warning("open to the network", risk=risk)
             tls = load_certificate(http) if http.tls_certificate else None
-            listener = sockets.enter_context(listen(http))
             servers.append(Server(pages.public(http), listener, tls))
             url = f"{'https' if tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
         async with anyio.create_task_group() as tasks:

@@ -316,6 +316,17 @@ def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp
     assert f"http.listen: {address} is taken, and a daemon runs" in told
 
 
+def test_once_does_its_work_without_pages_where_another_daemon_has_their_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        place = Place(tmp_path, {"http": {"listen": address}})
+        place.drop_many(range(3))
+        run = place.run_once()
+    assert run.returncode == 0
+    assert f"http.listen: {address} cannot be had: Address already in use" in run.stderr
+    place.assert_kept(DONE=3)
+
+
 def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> None:
     for device, problem, *command in (
         ("cuda:99", "there is no cuda:99", "run", "--once"),
