@@ -19,6 +19,7 @@ from daemon.display import (
     print_json,
     print_listing,
     print_outcomes,
+    print_put_back,
     print_table,
     quantity,
     say,
@@ -189,11 +190,38 @@ def retry(
     if bool(images) == every:
         raise typer.BadParameter("name images or give --all, one of them")
     with control.open_reader(settings) as reader:
-        ids = reader.failed_ids() if every else [control.find_failed(reader, name) for name in images or []]
-    retried = control.retry(settings, ids)
-    print(f"{quantity(retried, 'image')} pending again")
-    if retried < len(ids):
-        errors.print("The others were replaced by newer versions, which alone can be tried again.")
+        ids = reader.failed_ids() if every else [control.find_ended(reader, n, JobStatus.FAILED).id for n in images or []]
+    print_put_back(control.put_back(settings, JobStatus.FAILED, ids), len(set(ids)))
+
+
+@app.command()
+def redo(
+    images: Annotated[list[str] | None, typer.Argument(help="Images that are done, named as for `show`.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every image that is done.")] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="Those whose models, bin or criteria would be others now.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Images that are done back to pending, to be annotated anew under the configuration as it is now. What a model that
+    has not changed said of them is used again, and the result that they have stays until there is another.
+
+    Example: visiond redo --stale
+    """
+    from daemon import control
+    from daemon.redo import choose, choose_stale
+
+    settings = read_config(config)
+    if bool(images) + every + stale != 1:
+        raise typer.BadParameter("name images or give --all or --stale, one of them")
+    with control.open_reader(settings) as reader:
+        if images:
+            choice = choose((control.find_ended(reader, name, JobStatus.DONE) for name in images), settings)
+        elif stale:
+            choice = choose_stale(reader, settings)
+        else:
+            choice = choose(reader.newest_done(with_results=False), settings)
+    print_put_back(control.put_back(settings, JobStatus.DONE, choice.ids), len(set(choice.ids)))
+    for why, count in choice.left.items():
+        errors.print(f"{quantity(count, 'image')} left as before: {why}.")
 
 
 @app.command()

@@ -97,26 +97,28 @@ def find_image(reader: Reader, name: str) -> Record:
     return found[0]
 
 
-def find_failed(reader: Reader, name: str) -> int:
-    """The number of a FAILED image. Raises NothingFound, WrongArgument."""
+def find_ended(reader: Reader, name: str, status: JobStatus) -> Record:
+    """The one image that answers to a name and has ended so. Raises NothingFound, WrongArgument."""
     record = find_image(reader, name)
-    if record.status is not JobStatus.FAILED:
-        raise NothingFound(f"{name} is no failed image; `{command('show', str(record.id))}` tells what it is.")
-    return record.id
+    if record.status is not status:
+        show = command("show", str(record.id))
+        raise NothingFound(f"{name} is {record.status.name}, not {status.name}; `{show}` tells more of it.")
+    return record
 
 
-def retry(config: Config, ids: list[int]) -> int:
-    """FAILED images back to PENDING: by the daemon, which alone may write its ledger, or here when none runs."""
+def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
+    """Images that ended so back to PENDING: by the daemon, which alone may write its ledger, or here when none runs."""
+    path = f"/put-back/{status.name}"
     chunks = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
     try:
-        return sum(ask(config.state.path / CONTROL, "POST", "/retry", chunk)["retried"] for chunk in chunks)
+        return sum(ask(config.state.path / CONTROL, "POST", path, chunk)["images"] for chunk in chunks)
     except NotRunning:
         import anyio
 
         from daemon.ledger import Ledger
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
-            return sum(anyio.run(ledger.retry, chunk) for chunk in chunks)
+            return sum(anyio.run(ledger.put_back, status, chunk) for chunk in chunks)
 
 
 def ask(control: Path, method: str, path: str, body: object = None) -> Any:

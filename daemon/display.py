@@ -164,6 +164,13 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
         tell_why_failed()
 
 
+def print_put_back(images: int, asked: int) -> None:
+    """How many of the images are pending again."""
+    print(f"{quantity(images, 'image')} pending again")
+    if images < asked:
+        errors.print("The others were replaced by newer versions, which alone can be done again.")
+
+
 def tell_why_failed() -> None:
     console.print(f"`{say(command('list', '--status', 'failed'))}` tells why they failed.")
 

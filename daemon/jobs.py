@@ -12,7 +12,10 @@ from stages.base import Reason
 
 
 class JobStatus(IntEnum):
-    """PENDING becomes one of the others, once. A lease is a matter of the daemon's memory, never of the ledger."""
+    """PENDING becomes one of the others, once. Only a person puts FAILED (`retry`) or DONE (`redo`) back to it.
+
+    A lease is a matter of the daemon's memory, never of the ledger.
+    """
 
     PENDING = 0
     DONE = 1
@@ -55,6 +58,7 @@ class Admitted(NamedTuple):
     skipped: int
     replaced: int  # older versions that were still pending, now GONE
     failures_replaced: int = 0  # versions that had FAILED, of which these are the next
+    results_kept: int = 0  # older versions that were to be annotated anew and have the result they had, DONE
 
 
 class Extent(NamedTuple):
@@ -85,6 +89,7 @@ class Job:
     attempts: int
     seen_at: float  # Unix seconds
     deaths: int = 0  # workers that died on it alone
+    has_result: bool = False  # which is kept until there is another
     fed_at: float = 0.0  # monotonic seconds
     extent: Extent | None = None  # where its bytes are in the slab
     digest: bytes = b""
@@ -108,6 +113,11 @@ class Ending:
     criteria: bytes = b""  # JSON
     failure: Failure | None = None
     not_before: float = 0.0  # Unix seconds
+
+    @property
+    def keeps_result(self) -> bool:
+        """Whether the image is DONE by the result that it had, as there is nothing left to read."""
+        return self.status is JobStatus.GONE and self.job.has_result
 
 
 @dataclass(frozen=True, slots=True)

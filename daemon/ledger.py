@@ -91,15 +91,18 @@ class Ledger:
 
     async def admit(self, files: Sequence[File]) -> Admitted:
         """A row for each version that is new: PENDING or, for what is no regular file, SKIPPED. Older pending versions
-        of the same file are GONE."""
+        of the same file are GONE or, with a result, DONE again."""
 
         def work(connection: sqlite3.Connection) -> Admitted:
             now = time.time()
             last = connection.execute(SQL["last_id"]).fetchone()[0]
             statuses = [row[0] for row in run_rows(connection, "admit", [self._row(file, now) for file in files])]
-            replaced = connection.execute(SQL["supersede"], {"last": last, "now": now}).rowcount if statuses else 0
-            failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0] if statuses else 0
-            return Admitted(statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED), replaced, failures)
+            new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
+            if not statuses:
+                return Admitted(*new, 0)
+            old = [row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()]
+            failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
+            return Admitted(*new, old.count(JobStatus.GONE), failures, old.count(JobStatus.DONE))
 
         admitted = await self._ask(work)
         for file in files:
@@ -173,7 +176,7 @@ class Ledger:
         """Write how jobs ended, with every result they have. Returns the ids that were still PENDING until now:
         a job whose file was replaced meanwhile is not among them and must not be published. Where other results of the
         same bytes were there first, the jobs get those and are judged again, in `endings`: what is published is what the
-        ledger holds."""
+        ledger holds. A job that has a result and whose file is GONE keeps it, and is DONE as before."""
 
         def work(connection: sqlite3.Connection) -> set[int]:
             jobs = [e.job for e in endings]
@@ -185,8 +188,9 @@ class Ledger:
                 (e.attempts, e.not_before, _reason(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
             ]
             connection.executemany(SQL["postpone"], postponed)
-            rows = [self._end_row(e) for e in endings if e.status is not JobStatus.PENDING]
-            return {row[0] for row in run_rows(connection, "end", rows)}
+            standing = [(e.job.id,) for e in endings if e.keeps_result]
+            rows = [self._end_row(e) for e in endings if e.status is not JobStatus.PENDING and not e.keeps_result]
+            return {row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)}
 
         return await self._ask(work)
 
@@ -250,12 +254,13 @@ class Ledger:
 
         return await self._ask(work)
 
-    async def retry(self, ids: Sequence[int]) -> int:
-        """FAILED images back to PENDING with all their tries; returns how many."""
-        now = time.time()
+    async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
+        """Images that are FAILED, or DONE, back to PENDING with all their tries; returns how many. One that was DONE keeps
+        its result until it has another."""
+        rows = [{"id": number, "status": status, "now": time.time()} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
-            return sum(connection.execute(SQL["retry"], {"id": number, "now": now}).rowcount for number in ids)
+            return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
 
         return await self._ask(work)
 
@@ -348,6 +353,7 @@ class Ledger:
             attempts=row["attempts"],
             seen_at=row["seen_at"],
             deaths=row["deaths"],
+            has_result=bool(row["has_result"]),
         )
 
 

@@ -49,12 +49,12 @@ CREATE TABLE image (                      -- a version of a file
     not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried
     location BLOB,                        -- absolute; where the daemon moved the file, if it did
     digest BLOB,
-    models TEXT,                          -- JSON array of model ids: those that made its result
+    models TEXT,                          -- JSON array of model ids: those that made its last result, whatever came after it
     bin TEXT,
     criteria BLOB,                        -- JSON
     reason TEXT,
     detail TEXT,
-    finished_at REAL,
+    finished_at REAL,                     -- of what is PENDING: that of the result it has, and keeps until there is another
     emitted INTEGER NOT NULL DEFAULT 0,   -- 1: sidecar, bin and source are as this row says
     deaths INTEGER NOT NULL DEFAULT 0     -- workers that died on it alone
 );
@@ -95,10 +95,12 @@ SET status = excluded.status, reason = excluded.reason, not_before = excluded.se
 WHERE image.status = 4 RETURNING status;
 
 -- name: supersede
-UPDATE image SET status = 4, detail = 'replaced by a newer version', finished_at = :now WHERE id IN (
+-- What was DONE once is so still.
+UPDATE image SET status = iif(finished_at IS NULL, 4, 1), finished_at = COALESCE(finished_at, :now), reason = NULL,
+    detail = iif(finished_at IS NULL, 'replaced by a newer version', NULL) WHERE id IN (
     SELECT old.id FROM image AS new JOIN image AS old ON old.inbox = new.inbox AND old.path = new.path
     WHERE new.id > :last AND old.id <= :last AND old.status = 0
-);
+) RETURNING status;
 
 -- name: failures_replaced
 SELECT COUNT(*) FROM image AS new JOIN image AS old ON old.id = (
@@ -109,12 +111,14 @@ SELECT COUNT(*) FROM image AS new JOIN image AS old ON old.id = (
 SELECT COALESCE(MAX(id), 0) FROM image;
 
 -- name: fresh
-SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
+SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths,
+    finished_at IS NOT NULL AS has_result FROM image
 WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? AND +inbox IN (SELECT value FROM json_each(?))
 ORDER BY id LIMIT ?;
 
 -- name: again
-SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths FROM image
+SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths,
+    finished_at IS NOT NULL AS has_result FROM image
 WHERE status = 0 AND not_before > 0 AND not_before <= ? AND +inbox IN (SELECT value FROM json_each(?))
 ORDER BY not_before LIMIT ?;
 
@@ -138,10 +142,15 @@ INSERT INTO content (digest, format, width, height) VALUES :rows ON CONFLICT DO 
 -- name: keep_result
 INSERT INTO result (digest, model, payload, seconds) VALUES :rows ON CONFLICT DO NOTHING;
 
+-- name: stand
+-- What was DONE once and cannot be read once more is so still.
+UPDATE image SET status = 1, reason = NULL, detail = NULL
+WHERE status = 0 AND finished_at IS NOT NULL AND id IN (:rows) RETURNING id;
+
 -- name: end
-UPDATE image SET status = ended.column2, digest = COALESCE(ended.column3, digest), models = ended.column4, bin = ended.column5,
-    criteria = ended.column6, reason = ended.column7, detail = ended.column8, finished_at = ended.column9,
-    attempts = ended.column10, emitted = 0
+UPDATE image SET status = ended.column2, digest = COALESCE(ended.column3, digest), models = COALESCE(ended.column4, models),
+    bin = ended.column5, criteria = ended.column6, reason = ended.column7, detail = ended.column8,
+    finished_at = ended.column9, attempts = ended.column10, emitted = 0
 FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0 RETURNING image.id;
 
 -- name: blame
@@ -200,11 +209,12 @@ SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = ima
 WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest) ORDER BY image.id LIMIT ?;
 
 -- name: published
--- Of each file the newest result has the sidecar; and the reason of a failure stands until there is another image.
+-- Of each file the newest result has the sidecar, also while it is to be replaced; and the reason of a failure stands until
+-- there is another image.
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
     SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
-    AND (image.status = 2 AND later.status NOT IN (3, 4) OR later.status = 1)
+    AND (image.status = 2 AND later.status NOT IN (3, 4) OR later.status = 1 OR later.models <> '[]')
 ) AND status IN (1, 2) ORDER BY image.id LIMIT ?;
 
 -- name: pending
@@ -229,12 +239,20 @@ SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND (location IS NOT N
 -- name: bins
 SELECT DISTINCT bin FROM image WHERE status = 1;
 
--- name: retry
-UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL, finished_at = NULL
-WHERE status = 2 AND emitted = 1 AND id = :id AND :is_newest;  -- what is not published yet will move its file first
+-- name: put_back
+UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL,
+    finished_at = iif(status = 1, finished_at, NULL)
+WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- what is not published yet will move its file first
 
 -- name: failed
 SELECT id FROM image WHERE status = 2 AND :is_newest ORDER BY id;
+
+-- name: newest_done
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE status = 1 AND emitted = 1 AND image.id > ? AND :is_newest ORDER BY image.id LIMIT ?;
+
+-- name: model_sets
+SELECT models, COUNT(*) AS images FROM image WHERE status = 1 AND :is_newest GROUP BY models;
 
 -- name: models
 SELECT id, stage, fingerprint, notice FROM model;

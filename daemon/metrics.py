@@ -40,6 +40,7 @@ class Metrics:
         histogram = partial(Histogram, registry=registry, buckets=SECONDS)
         self.outcomes: collections.Counter[JobStatus] = collections.Counter()  # of this run, for reading back
         self.failures_replaced = 0  # in this run, by newer versions of their files
+        self.results_kept = 0  # in this run, of images that were to be annotated anew
 
         self.images = counter("visiond_images", "Images that reached their end.", ["outcome", "reason"])
         self.retries = counter("visiond_retries", "Tries that failed and are made again.", ["reason"])
@@ -92,8 +93,9 @@ class Metrics:
     # What the pipeline reports, a line for each event.
 
     def admitted(self, admitted: Admitted) -> None:
-        self.pending.inc(admitted.pending - admitted.replaced)
+        self.pending.inc(admitted.pending - admitted.replaced - admitted.results_kept)
         self.failures_replaced += admitted.failures_replaced
+        self.results_kept += admitted.results_kept
         for status, reason, count in (
             (JobStatus.SKIPPED, Reason.NOT_REGULAR.value, admitted.skipped),
             (JobStatus.GONE, "", admitted.replaced),
@@ -103,7 +105,8 @@ class Metrics:
                 self.images.labels(status.name.lower(), reason).inc(count)
 
     def fed(self, job: Job) -> None:
-        self.wait_seconds.observe(max(0.0, time.time() - job.seen_at))
+        if not job.has_result:  # which it may have had for a year
+            self.wait_seconds.observe(max(0.0, time.time() - job.seen_at))
         for stage in job.outputs:
             self.reused.labels(stage).inc()
 
@@ -121,6 +124,9 @@ class Metrics:
             self.retries.labels(reason).inc()
             return
         self.pending.dec()
+        if ending.keeps_result:
+            self.results_kept += 1
+            return
         self.outcomes[ending.status] += 1
         self.images.labels(ending.status.name.lower(), reason).inc()
         if ending.status is JobStatus.DONE:

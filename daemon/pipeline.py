@@ -140,7 +140,7 @@ class Pipeline:
                 self._let_go(queue.get_nowait())
 
     def wake(self) -> None:
-        """There are jobs that nobody admitted: images to be tried again."""
+        """There are jobs that nobody admitted: images to be tried again, or annotated anew."""
         self._admitted.set()
 
     async def recover(self, inboxes: set[int]) -> None:

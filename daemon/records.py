@@ -159,6 +159,20 @@ class Reader:
         """Images that FAILED and were not replaced since."""
         return [row["id"] for row in self._rows("failed")]
 
+    def newest_done(self, *, with_results: bool) -> Iterator[Record]:
+        """Files whose newest version is DONE and published, oldest first; without their results, thousands at once."""
+        return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
+
+    def count_made_by_others(self, present: Iterable[Model]) -> int:
+        """Files that are DONE by other models, for some stage at least, than the present ones."""
+        keys = {(model.stage, model.fingerprint) for model in present}
+        others = {number for number, model in self.models.items() if (model.stage, model.fingerprint) not in keys}
+        sets = self._rows("model_sets") if others else []
+        return sum(row["images"] for row in sets if others.intersection(msgspec.json.decode(row["models"])))
+
+    def find_number(self, number: int) -> Record | None:
+        return next(self.assemble(self._rows("find_by_id", number)), None)
+
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
         """Every file whose newest version is DONE, and every image that was moved; oldest first, a few in memory at a time."""
         return self._walk("finished", bin_name, bin_name, chunk)
@@ -193,10 +207,10 @@ class Reader:
         except sqlite3.OperationalError as error:
             raise OSError(str(error)) from error
 
-    def _walk(self, statement: str, *parameters: object) -> Iterator[Record]:
+    def _walk(self, statement: str, *parameters: object, with_results: bool = True) -> Iterator[Record]:
         last = 0
         while rows := self._rows(statement, last, *parameters):
-            yield from self.assemble(rows)
+            yield from assemble(self._connection, rows, self.models, with_results=with_results)
             last = rows[-1]["id"]
 
     def assemble(self, rows: Iterable[sqlite3.Row]) -> Iterator[Record]:
@@ -206,15 +220,17 @@ class Reader:
         return self._connection.execute(SQL[statement], parameters).fetchall()
 
 
-def assemble(connection: sqlite3.Connection, rows: list[sqlite3.Row], models: dict[int, Model]) -> Iterator[Record]:
+def assemble(
+    connection: sqlite3.Connection, rows: list[sqlite3.Row], models: dict[int, Model], *, with_results: bool = True
+) -> Iterator[Record]:
     """Rows of `image` joined in memory with their contents and results."""
-    digests = [(digest,) for digest in {row["digest"] for row in rows if row["digest"]}]
+    digests = [(digest,) for digest in {row["digest"] for row in rows if row["digest"]} if with_results]
     contents = {row[0]: tuple(row)[1:] for row in run_rows(connection, "contents", digests)}
     results: dict[bytes, dict[int, Output]] = {}
     for digest, model, payload, seconds in run_rows(connection, "results", digests):
         results.setdefault(digest, {})[model] = Output(payload, seconds)
     for row in rows:
-        used = msgspec.json.decode(row["models"] or "[]", type=list[int])
+        used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
         outputs = results.get(row["digest"], {})
         format, width, height = contents.get(row["digest"], ("", 0, 0))
         yield Record(

@@ -12,10 +12,11 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -29,7 +30,7 @@ from daemon.messages import Output
 from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar, path_of
-from daemon.sinks import Sink, sync_folders, write_sidecar
+from daemon.sinks import Sink, sidecar_paths, sync_folders, write_sidecar
 from daemon.sources import taken_names
 from daemon.state import DATABASE, LEDGER, lock_state
 from daemon.statements import SQL, run_rows
@@ -101,7 +102,24 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
             known.update(sink.paths_of(record))
     if mend:
         sync_folders(changed.union(_folders(sinks.values())))
-    yield from (Finding("foreign", file) for file in _list_sidecars(*_folders(sinks.values())) if file not in known)
+    for file in _list_sidecars(*_folders(sinks.values())):
+        if file not in known and not _stands(reader, sinks, file):
+            yield Finding("foreign", file)
+
+
+class _Numbered(msgspec.Struct):
+    id: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+
+
+def _stands(reader: Reader, sinks: Mapping[bytes, Sink], file: bytes) -> bool:
+    """Whether it is the last result of an image that was to be annotated anew and has no other result yet."""
+    if _stat_regular(file) is None:
+        return False
+    with open(file, "rb") as opened, contextlib.suppress(msgspec.DecodeError):
+        record = reader.find_number(msgspec.json.decode(opened.read(), type=_Numbered).id)
+        if record and record.status is not JobStatus.DONE and (sink := sinks.get(record.inbox_path)):
+            return file in sidecar_paths(sink.results, record.path)
+    return False
 
 
 def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:

@@ -55,6 +55,7 @@ class Service:
         self.show = show
         self.loaded = False  # the models are
         self.told_to_stop = False
+        self.outdated = 0  # files that were DONE at the start, by other models than the present ones
         self.url = ""  # of the pages, once they are served
         self.metrics = Metrics()
         self.notifier = Notifier()
@@ -77,6 +78,8 @@ class Service:
                 self.show(status.snapshot())
             if not self.once:
                 log.info("stopped", ended=sum(self.metrics.outcomes.values()), pending=status.snapshot().pending)
+            if self.outdated and not self.metrics.outcomes.total():
+                log.warning("files are done by other models than these", files=self.outdated, mend=command("redo", "--stale"))
             if self.once and (obstacles := pipeline.watcher.obstacles()):
                 leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
                 raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
@@ -101,6 +104,7 @@ class Service:
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], layout.models())
             reader = Reader(ledger.path)
             stack.callback(reader.close)
+            self.outdated = await to_thread.run_sync(reader.count_made_by_others, layout.models()) if self.once else 0
             slab = Slab(size_slab(config, layout.gpus))
             stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))

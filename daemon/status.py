@@ -41,7 +41,7 @@ class Status:
             pending=pending,
             in_flight=len(pipeline.in_flight),
             ended_in_this_run=sum(self._metrics.outcomes.values()),
-            done=self._total(JobStatus.DONE),
+            done=self._total(JobStatus.DONE) + self._metrics.results_kept,
             failed=max(0, self._total(JobStatus.FAILED) - self._metrics.failures_replaced),
             skipped=self._total(JobStatus.SKIPPED),
             gone=self._total(JobStatus.GONE),
@@ -85,10 +85,10 @@ class Status:
             all(worker.state not in ("ready", "loading") for worker in lane.pool.health()) for lane in self._pipeline.lanes
         )
 
-    def retried(self, images: int) -> None:
-        """So many FAILED images are PENDING again."""
+    def put_back(self, status: JobStatus, images: int) -> None:
+        """So many images of this state are PENDING again."""
         self._metrics.pending.inc(images)
-        self._counts[JobStatus.FAILED] -= images
+        self._counts[status] -= images
         self._pipeline.wake()
 
     def obstacles(self) -> list[str]:

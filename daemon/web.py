@@ -32,6 +32,7 @@ from daemon import __version__
 from daemon.config import Config
 from daemon.connections import Server
 from daemon.errors import ConfigError
+from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.sections import Http
@@ -112,7 +113,7 @@ class Pages:
         return Starlette(routes=self._reading(), middleware=guards)
 
     def control(self) -> Starlette:
-        return Starlette(routes=[*self._reading(), Route("/retry", self.retry, methods=["POST"])])
+        return Starlette(routes=[*self._reading(), Route("/put-back/{status}", self.put_back, methods=["POST"])])
 
     def _reading(self) -> list[Route]:
         return [
@@ -150,11 +151,12 @@ class Pages:
     async def status(self, _request: Request) -> Response:
         return _json(self._status.snapshot())
 
-    async def retry(self, request: Request) -> Response:
+    async def put_back(self, request: Request) -> Response:
+        status = JobStatus[request.path_params["status"]]
         ids = msgspec.json.decode(await request.body(), type=list[int])
-        retried = await self._ledger.retry(ids)
-        self._status.retried(retried)
-        return _json({"retried": retried})
+        images = await self._ledger.put_back(status, ids)
+        self._status.put_back(status, images)
+        return _json({"images": images})
 
 
 class RequireToken:

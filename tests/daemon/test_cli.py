@@ -422,6 +422,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
         "status",
         "show",
         "retry",
+        "redo",
         "export",
         "backup",
         "verify",

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,7 +224,7 @@ async def test_retry_brings_failed_images_back_with_all_their_tries(ledger: Ledg
     await complete(ledger, failed(jobs[0]), done(jobs[1]))
     await ledger.mark_emitted([Placed(job.id) for job in jobs])
     await ledger.admit([make_file(b"new.jpg")])
-    assert await ledger.retry([jobs[0].id, jobs[1].id, 12345]) == 1
+    assert await ledger.put_back(JobStatus.FAILED, [jobs[0].id, jobs[1].id, 12345]) == 1
     assert [(job.path, job.attempts) for job in await ledger.next_jobs(9, ())] == [(b"failed.jpg", 0), (b"new.jpg", 0)]
     assert find(ledger, "failed.jpg").reason == ""
 
@@ -231,9 +232,9 @@ async def test_retry_brings_failed_images_back_with_all_their_tries(ledger: Ledg
 async def test_what_failed_is_not_tried_again_before_its_file_is_where_it_belongs(ledger: Ledger) -> None:
     (job,) = await admit(ledger, b"a.jpg")
     await ledger.end([failed(job)])
-    assert await ledger.retry([job.id]) == 0
+    assert await ledger.put_back(JobStatus.FAILED, [job.id]) == 0
     await ledger.mark_emitted([Placed(job.id)])
-    assert await ledger.retry([job.id]) == 1
+    assert await ledger.put_back(JobStatus.FAILED, [job.id]) == 1
 
 
 async def test_a_failed_image_that_was_moved_is_tried_where_it_lies_now(ledger: Ledger) -> None:
@@ -241,9 +242,54 @@ async def test_a_failed_image_that_was_moved_is_tried_where_it_lies_now(ledger: 
     await complete(ledger, failed(job))
     moved = VERSION._replace(inode=9, ctime_ns=10)
     await ledger.mark_emitted([Placed(job.id, b"/failed/a.jpg", moved)])
-    await ledger.retry([job.id])
+    await ledger.put_back(JobStatus.FAILED, [job.id])
     [again] = await ledger.next_jobs(9, ())
     assert (again.location, again.version) == (b"/failed/a.jpg", moved)
+
+
+async def publish(ledger: Ledger, path: bytes = b"a.jpg") -> Record:
+    """An image that is done and published."""
+    [job] = await admit(ledger, path)
+    await complete(ledger, done(job))
+    await ledger.mark_emitted([Placed(job.id)])
+    return find(ledger, os.fsdecode(path))
+
+
+async def test_what_is_annotated_anew_has_its_results_at_once_and_is_owed_anew(ledger: Ledger) -> None:
+    before = await publish(ledger)
+    assert await ledger.put_back(JobStatus.DONE, [before.id, 12345]) == 1
+    [again] = await ledger.next_jobs(9, ())
+    await ledger.recall([read(again, b"a.jpg")])
+    assert again.outputs == before.outputs
+    await complete(ledger, replace(done(again), bin="receipts"))
+    assert [(record.id, record.bin) for record in await ledger.owed(0, 9)] == [(before.id, "receipts")]
+
+
+async def test_a_result_whose_file_is_gone_before_it_is_annotated_anew_stays(ledger: Ledger) -> None:
+    before = await publish(ledger)
+    await ledger.put_back(JobStatus.DONE, [before.id])
+    [again] = await ledger.next_jobs(9, ())
+    await ledger.end([postponed(again, 1.0)])
+    assert await ledger.end([Ending(again, JobStatus.GONE, 3e9, 0)]) == {before.id}
+    assert find(ledger, "a.jpg").sidecar == before.sidecar
+    assert await ledger.owed(0, 9) == []
+
+
+async def test_a_result_whose_file_is_replaced_before_it_is_annotated_anew_stays(ledger: Ledger) -> None:
+    before = await publish(ledger)
+    await ledger.put_back(JobStatus.DONE, [before.id])
+    assert await ledger.admit([make_file(size=99)]) == Admitted(pending=1, skipped=0, replaced=0, results_kept=1)
+    assert find(ledger, str(before.id)).sidecar == before.sidecar
+
+
+async def test_only_the_newest_version_of_a_file_is_annotated_anew_once_it_is_published(ledger: Ledger) -> None:
+    old = await publish(ledger)
+    await ledger.admit([make_file(size=99)])
+    [job] = await ledger.next_jobs(9, ())
+    await complete(ledger, done(job))
+    assert await ledger.put_back(JobStatus.DONE, [old.id, job.id]) == 0
+    await ledger.mark_emitted([Placed(job.id)])
+    assert await ledger.put_back(JobStatus.DONE, [old.id, job.id]) == 1
 
 
 async def test_the_oldest_image_that_waits_is_known(ledger: Ledger) -> None:
@@ -322,7 +368,7 @@ async def test_a_failed_image_that_is_done_at_last_is_owed_anew(ledger: Ledger) 
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, failed(job))
     await ledger.mark_emitted([Placed(job.id)])
-    await ledger.retry([job.id])
+    await ledger.put_back(JobStatus.FAILED, [job.id])
     [again] = await ledger.next_jobs(9, ())
     assert await ledger.owed(0, 9) == []
     await complete(ledger, done(again))
@@ -438,7 +484,7 @@ async def test_a_request_that_cannot_be_done_harms_none_of_its_group(ledger: Led
             outcomes.append(error)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ledger.retry, [0])
+        tasks.start_soon(ledger.put_back, JobStatus.FAILED, [0])
         await wait_all_tasks_blocked()
         for path in (b"good.jpg", None, b"fine.jpg"):
             tasks.start_soon(ask, make_file(path))  # type: ignore[arg-type]

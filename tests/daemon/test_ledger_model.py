@@ -39,6 +39,7 @@ class Row:
     not_before: float = 0.0
     handed: bool = False  # out for the first time since the ledger was opened
     emitted: bool = False
+    has_result: bool = False  # and is PENDING all the same
 
 
 class LedgerModel(RuleBasedStateMachine):
@@ -81,13 +82,19 @@ class LedgerModel(RuleBasedStateMachine):
         new = [key for key in keys if key not in self.rows]
         known = [key for key in keys if key in self.rows and self.rows[key].status is not JobStatus.GONE]
         old = [row for key, row in self.rows.items() if row.status is JobStatus.PENDING and key[:2] in {key[:2] for key in new}]
+        kept = [row for row in old if row.has_result]
         for row in old:
-            row.status = JobStatus.GONE
+            self.drop(row)
         files = [make_file(path, inbox=inbox, size=size) for inbox, path, size in known + new]
         latest = {key[:2]: versions[-1] for key in new if (versions := self.versions(key))}
         failures = sum(row.status is JobStatus.FAILED for row in latest.values())
         self.rows |= {key: Row(len(self.rows) + index) for index, key in enumerate(new)}
-        assert self.run(self.ledger.admit(files)) == Admitted(len(new), 0, len(old), failures)
+        assert self.run(self.ledger.admit(files)) == Admitted(len(new), 0, len(old) - len(kept), failures, len(kept))
+
+    def drop(self, row: Row) -> None:
+        """There is nothing left to read."""
+        row.status = JobStatus.DONE if row.has_result else JobStatus.GONE
+        row.has_result = False
 
     def versions(self, key: Key) -> list[Row]:
         """Of the file that a key is of, oldest first."""
@@ -104,7 +111,7 @@ class LedgerModel(RuleBasedStateMachine):
         assert [(job.inbox, job.path, job.version.size) for job in jobs] == expected
         for job, key in zip(jobs, expected, strict=True):
             row = self.rows[key]
-            assert (job.attempts, self.ids.setdefault(job.id, key)) == (row.attempts, key)
+            assert (job.attempts, job.has_result, self.ids.setdefault(job.id, key)) == (row.attempts, row.has_result, key)
             row.handed = row.handed or not row.not_before
             self.hand[job.id] = job
 
@@ -116,9 +123,12 @@ class LedgerModel(RuleBasedStateMachine):
         ending = self.ending(job, status, far)
         ended = self.run(self.ledger.end([ending]))
         assert ended == ({job.id} if row.status is JobStatus.PENDING and status is not JobStatus.PENDING else set())
-        if row.status is JobStatus.PENDING:
+        if row.status is JobStatus.PENDING and ending.keeps_result:
+            self.drop(row)
+        elif row.status is JobStatus.PENDING:
             row.status, row.attempts, row.emitted = status, ending.attempts, False
             row.not_before = ending.not_before or row.not_before
+            row.has_result &= status is JobStatus.PENDING
 
     def ending(self, job: Job, status: JobStatus, far: bool) -> Ending:
         match status:
@@ -131,16 +141,17 @@ class LedgerModel(RuleBasedStateMachine):
                 return postponed(job, NEVER if far else float(self.pauses))
         return Ending(job, status, 2e9, job.attempts)
 
-    @rule(data=st.data())
-    def retry(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), status=st.sampled_from([JobStatus.FAILED, JobStatus.DONE]))
+    def put_back(self, data: st.DataObject, status: JobStatus) -> None:
         number = data.draw(st.sampled_from(sorted(self.ids) or [1]))
         key = self.ids.get(number, (0, b"", 0))
         row = self.rows.get(key)
         before = time.time()
-        back = self.run(self.ledger.retry([number]))
-        assert back == (1 if row and row.status is JobStatus.FAILED and row.emitted and row is self.versions(key)[-1] else 0)
+        back = self.run(self.ledger.put_back(status, [number]))
+        assert back == (1 if row and row.status is status and row.emitted and row is self.versions(key)[-1] else 0)
         if row and back:
             row.status, row.attempts, row.not_before = JobStatus.PENDING, 0, before
+            row.has_result = status is JobStatus.DONE
 
     @rule(count=st.integers(1, 3))
     def emit(self, count: int) -> None:

@@ -1,0 +1,204 @@
+"""Annotating anew, by real processes: what is done goes through the stages once more, under another configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon_process import STAGES, Daemon, Place, counts_of, picture
+
+NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # whatever a model is asked fails
+NO_TEXT = {"text_boxes_threshold": 100}
+ANY_TEXT = {"text_boxes_threshold": 0}
+
+
+def annotated(folder: Path, images: int = 6, **settings: Any) -> Place:
+    place = Place(folder, {"binning": NO_TEXT} | settings)
+    place.drop_many(range(images))
+    assert place.run_once().returncode == 0
+    return place
+
+
+def redo(place: Place, *arguments: str | Path) -> tuple[str, str]:
+    """What the command says, on either output."""
+    done = place.command("redo", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def verified(place: Place) -> Mapping[str, int]:
+    done = place.command("verify", "--json")
+    assert done.returncode == 0, done.stdout
+    counts: dict[str, int] = json.loads(done.stdout)["counts"]
+    return counts
+
+
+def bins(place: Place) -> dict[str, str]:
+    return {file.name: file.parent.name for file in place.site.bins.rglob("*.ppm")}
+
+
+@pytest.mark.parametrize("mode", ["move", "link", "copy"])
+def test_a_changed_threshold_brings_images_into_their_new_bins_and_no_model_runs(tmp_path: Path, mode: str) -> None:
+    place = annotated(tmp_path, output={"bins": mode, "sinks": ["jsonl"]})
+    before = bins(place)
+    assert "A" not in before.values()
+    place.configure({"binning": ANY_TEXT, "stages": NO_MODEL})
+    assert place.run_once().stdout.startswith("0 done")
+    assert redo(place, "--stale") == ("6 images pending again\n", "")
+    assert verified(place) == {}
+    assert place.run_once().returncode == 0
+    texts = {name: place.sidecar(name)["ocr"]["count"] for name in before}
+    assert bins(place) == {name: "A" if texts[name] else before[name] for name in before} != before
+    place.assert_kept(DONE=6)
+    assert verified(place) == {"whole": 6}
+    journal = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {record["id"]: record["bin"]["name"] for record in journal[6:]} == {
+        place.sidecar(name)["id"]: bin for name, bin in bins(place).items()
+    }
+    assert redo(place, "--stale") == ("0 images pending again\n", "")
+
+
+def test_a_changed_model_is_told_of_and_its_stage_alone_runs_again(tmp_path: Path) -> None:
+    place = annotated(tmp_path)
+    before = [place.sidecar(f"{number:05d}.ppm")["models"] for number in range(6)]
+    others = {name: settings for name, settings in NO_MODEL.items() if name != "clip"}
+    place.configure({"stages": others | {"clip": {"dtype": "float16"}}})
+    idle = place.run_once()
+    assert idle.stdout.startswith("0 done")
+    assert "visiond redo --stale" in idle.stderr
+    assert redo(place, "--stale") == ("6 images pending again\n", "")
+    assert place.run_once().stdout.startswith("6 done")
+    after = [place.sidecar(f"{number:05d}.ppm")["models"] for number in range(6)]
+    assert [{stage for stage in STAGES if old[stage] != new[stage]} for old, new in zip(before, after, strict=True)] == [
+        {"clip"}
+    ] * 6
+    assert "visiond redo" not in place.run_once().stderr
+    place.assert_kept(DONE=6)
+
+
+def test_what_has_no_file_any_more_or_another_one_stays_as_it_is_and_is_counted(tmp_path: Path) -> None:
+    tables = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "move", "keep")]
+    place = Place(tmp_path, {"inbox": tables, "binning": NO_TEXT})
+    for table in tables:
+        place.drop_many(range(2), table["name"])
+    assert place.run_once().returncode == 0
+    (place.site.done / "move" / "00000.ppm").write_bytes(picture(0) + b"edited")
+    place.settings["inbox"].pop()
+    place.configure()
+    told, left = redo(place, "--all")
+    assert told == "1 image pending again\n"
+    assert sorted(left.splitlines()) == [
+        "1 image left as before: their file is no longer the one that was annotated.",
+        "2 images left as before: their file is gone.",
+        "2 images left as before: their inbox is not in the configuration.",
+    ]
+    assert counts_of(place) == {"DONE": 5, "PENDING": 1}
+
+
+def test_a_running_daemon_annotates_anew_and_its_counts_stay_right(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"on_success": "move", "settle_seconds": 0.1}]})
+    place.drop_many(range(3))
+    with Daemon(place) as daemon:
+        daemon.wait_idle(3)
+        assert redo(place, place.inbox() / "00000.ppm", "00001.ppm", "00000.ppm") == ("2 images pending again\n", "")
+        status = daemon.wait_idle(5)
+        assert (status["done"], status["pending"], status["failed"]) == (3, 0, 0)
+        assert daemon.metric("visiond_reused_results_total", stage="blip") == 2
+        assert daemon.metric("visiond_image_wait_seconds_count") == 3
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=3)
+    assert verified(place) == {"whole": 3}
+
+
+def test_a_file_that_goes_before_it_is_read_once_more_leaves_its_result(tmp_path: Path) -> None:
+    place = annotated(tmp_path, 2)
+    before = place.sidecar("00000.ppm")
+    redo(place, "--all")
+    (place.inbox() / "00000.ppm").unlink()
+    place.drop("00001.ppm", picture(9))
+    with Daemon(place) as daemon:
+        status = daemon.wait_idle(1)
+        assert (status["done"], status["gone"], status["pending"]) == (3, 0, 0)
+        assert daemon.stop() == 0
+    assert place.sidecar("00000.ppm") == before
+    assert verified(place) == {"whole": 2}
+    assert place.judge(deleted=frozenset([b"00000.ppm"])).problems == []
+
+
+def test_what_fails_this_time_is_failed_and_its_last_sidecar_stays_until_another_replaces_it(tmp_path: Path) -> None:
+    place = annotated(tmp_path, 1, inbox=[{"on_success": "move", "settle_seconds": 0.1}], pipeline={"reuse_results": False})
+    place.drop("00000.ppm", picture(1))  # so that there is an older result too, whose sidecar it replaced
+    assert place.run_once().returncode == 0
+    before = place.sidecar("00000.ppm")
+    place.configure({"stages": {"clip": {"options": {"fail": {"": "error"}}}}})
+    redo(place, "00000.ppm")
+    assert verified(place) == {}
+    assert place.run_once().returncode == 1
+    assert counts_of(place) == {"DONE": 1, "FAILED": 1}
+    assert verified(place) == {"whole": 1}
+    assert place.sidecar("00000.ppm") == before
+    place.configure({"stages": {"clip": {"options": {"fail": {"": "transient"}}}}})
+    assert place.command("retry", "--all").stdout == "1 image pending again\n"
+    assert verified(place) == {}
+    del place.settings["stages"]["clip"]["options"]
+    place.configure()
+    assert place.run_once().returncode == 0
+    assert verified(place) == {"whole": 1}
+    assert place.sidecar("00000.ppm")["finished_at"] > before["finished_at"]
+
+
+def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    slow = {name: {"options": {"latency_per_image_seconds": 0.05}} for name in STAGES}
+    place = annotated(tmp_path, 20, output={"bins": "move"}, pipeline={"reuse_results": False})
+    place.configure({"binning": ANY_TEXT, "stages": slow | {"ocr": {"batch_size": 2}}})
+    redo(place, "--all")
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda status: status["ended_in_this_run"] >= 2, "two that are done anew")
+        daemon.kill(group=True)
+    assert counts_of(place)["DONE"] + counts_of(place)["PENDING"] == 20
+    verified(place)
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=20)
+    assert verified(place) == {"whole": 20}
+
+
+def test_an_image_that_lies_in_a_bin_is_not_replaced_by_a_link_to_itself(tmp_path: Path) -> None:
+    place = annotated(tmp_path, 1, output={"bins": "move"})
+    place.configure({"output": {"bins": "link"}})
+    told, left = redo(place, "--all")
+    assert told == "0 images pending again\n"
+    assert "they lie in a bin themselves" in left
+
+
+def test_a_rebuilt_ledger_annotates_what_it_found_where_it_lies(tmp_path: Path) -> None:
+    place = annotated(tmp_path, 2, output={"bins": "move"})
+    shutil.rmtree(tmp_path / "state")
+    assert place.command("repair").returncode == 0
+    place.configure({"binning": ANY_TEXT, "stages": NO_MODEL})
+    assert redo(place, "--stale")[0] == "2 images pending again\n"
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "word"),
+    [
+        ([], os.EX_USAGE, "one of them"),
+        (["--all", "--stale"], os.EX_USAGE, "one of them"),
+        (["no such"], os.EX_NOINPUT, "knows no image"),
+        (["broken.jpg"], os.EX_NOINPUT, "is FAILED, not DONE"),
+    ],
+)
+def test_what_is_no_done_image_is_refused(tmp_path: Path, arguments: list[str], status: int, word: str) -> None:
+    place = Place(tmp_path)
+    place.drop("broken.jpg", b"no picture")
+    place.run_once()
+    refused = place.command("redo", *arguments)
+    assert refused.returncode == status
+    assert word in refused.stderr
