@@ -85,6 +85,9 @@ def _why_left(record: Record, sink: Sink | None) -> str:
         status = os.lstat(record.location)
     except OSError:
         return "their file is gone"
-    if not stat.S_ISREG(status.st_mode) or Version.of(status) != record.version:
+    now = Version.of(status)
+    if record.location != os.path.join(record.inbox_path, record.path):  # its rights may have been mended there
+        now = now._replace(ctime_ns=record.version.ctime_ns)
+    if not stat.S_ISREG(status.st_mode) or now != record.version:
         return "their file is no longer the one that was annotated"
     return ""

@@ -62,8 +62,8 @@ top_k = 2
 ```
 
 Under `[stages.clip]`, `options = { labels = ["invoice", "portrait"] }` does the same in a line. An unknown option is refused.
-A pack's manifest may have other defaults than these. After a change the stage answers anew whatever comes in, and what is
-DONE stays as it is."""
+A pack's manifest may have other defaults than these. After a change the stage answers anew whatever comes in; what is
+DONE stays as it is until `visiond redo --stale`."""
 
 
 @dataclass(frozen=True, slots=True)

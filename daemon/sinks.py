@@ -149,7 +149,7 @@ class Sink:
         elif self.bins_mode == "link":
             self._try(record, lambda: sources.link(lies.location, self._bin_of(record)))
         if self.bins_mode in ("link", "copy"):
-            self._try(record, lambda: self._leave_other_bins(record))
+            self._try(record, lambda: self._leave_other_bins(lies))
         if self.on_success == "delete":
             self._try_with_source(record, lambda: sources.delete(record))
         if held:
@@ -167,7 +167,7 @@ class Sink:
         self.known_bins.add(os.fsencode(record.bin))
         for name in self.known_bins - {os.fsencode(record.bin), b""}:
             path = os.path.join(self.bins, name, record.path)
-            if self.bins_mode != "link" or os.path.islink(path):
+            if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
                 _unlink(path)
 
     def _try(self, record: Record, step: Callable[[], object]) -> None:

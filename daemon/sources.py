@@ -54,6 +54,8 @@ def copy(record: Record, target: bytes) -> bool:
     whether the source is there still, and so the copy."""
     if not _is_same(record, record.location):
         return False
+    if record.location == target:
+        return True
     temporary = temporary_name(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
@@ -75,6 +77,8 @@ def copy(record: Record, target: bytes) -> bool:
 
 def link(source: bytes, target: bytes) -> None:
     """A symbolic link: a hard link would change the source's change time and make another version of it."""
+    if source == target:
+        return
     temporary = temporary_name(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with contextlib.suppress(FileNotFoundError):

@@ -464,3 +464,17 @@ def test_a_result_leaves_the_reason_of_an_image_that_is_called_like_its_second_n
     assert tree(tmp_path)["failed/a~2.jpg.json"] == failure.sidecar
     sink.publish(drop(tmp_path, b"a~2.jpg", id=3))
     assert "failed/a~2.jpg.json" not in tree(tmp_path)
+
+
+@pytest.mark.parametrize("bin_name", ["A", "B"])
+@pytest.mark.parametrize("bins", ["link", "copy"])
+def test_an_image_that_was_moved_into_a_bin_once_is_safe_there(tmp_path: Path, bins: str, bin_name: str) -> None:
+    record = drop(tmp_path)
+    placed = open_sink(tmp_path, "move").publish(record)
+    assert placed.location
+    assert placed.version
+    again = dataclasses.replace(record, location=placed.location, version=placed.version, bin=bin_name)
+    open_sink(tmp_path, bins).publish(again)
+    only = tmp_path / "bins" / "A" / "a.jpg"
+    assert not only.is_symlink()
+    assert only.read_bytes() == (tmp_path / "bins" / bin_name / "a.jpg").read_bytes() == b"image"
