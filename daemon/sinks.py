@@ -158,9 +158,11 @@ class Sink:
 
     def _forget_reason(self, record: Record) -> None:
         """Of a try that failed, or of an earlier version, unless that was moved and lies beside it."""
-        for path in (*self._reason_paths(record, record.location), *self.numbered_reason_paths(record)):
-            if _tells_of(record, path):
-                _unlink(path)
+        for first, second in (self._reason_paths(record, record.location), self.numbered_reason_paths(record)):
+            with contextlib.suppress(FileNotFoundError):  # then nothing was in its way, and the second is not there either
+                for path in (first, second):
+                    if _tells_of(record, path):
+                        _unlink(path)
 
     def _leave_other_bins(self, record: Record) -> None:
         """An earlier version of the file, or an earlier rule, may have put it into another."""
@@ -246,11 +248,12 @@ class _Reason(msgspec.Struct):
 
 
 def _tells_of(record: Record, path: bytes) -> bool:
-    """Whether the file there is a reason of this file's: another image may be called as a second name is."""
+    """Whether the file there is a reason of this file's: another image may be called as a second name is. Raises
+    FileNotFoundError."""
     try:
         with open(path, "rb") as file:
             source = msgspec.json.decode(file.read(), type=_Reason).source
-    except (*_IN_THE_WAY, msgspec.DecodeError):
+    except (NotADirectoryError, IsADirectoryError, msgspec.DecodeError):
         return False
     return path_of(source) == record.path
 
