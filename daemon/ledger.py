@@ -234,13 +234,14 @@ class Ledger:
             detail=detail or "",
         )
 
-    async def mark_emitted(self, placed: Sequence[Placed]) -> None:
-        """The sidecars are written, the bins filled and the sources where they belong."""
+    async def mark_emitted(self, placed: Sequence[Placed], *, superseding: bool = False) -> None:
+        """The sidecars are written, the bins filled and the sources where they belong. superseding: some of earlier versions
+        may not be, and need not any more."""
         rows = [(p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2)) for p in placed]
 
         def work(connection: sqlite3.Connection) -> None:
             run_rows(connection, "placed", [row for row in rows if row[1]])
-            for statement in ("emitted", "superseded"):
+            for statement in ("emitted", "superseded") if superseding else ("emitted",):
                 run_rows(connection, statement, [(p.id,) for p in placed])
 
         await self._ask(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import anyio
 import structlog
@@ -58,7 +59,7 @@ class Publisher:
         folders = set[bytes]().union(*(publication.folders for publication in publications))
         await self._persist("results", self._sync, folders)
         placed = [placed for publication in publications for placed in publication.placed]
-        await self._persist("ledger", self._ledger.mark_emitted, placed)
+        await self._persist("ledger", partial(self._ledger.mark_emitted, superseding=bool(self._held)), placed)
 
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
         """Publish what of these inboxes has its end and is in nobody's hands. again: it is in the journal already."""
@@ -69,7 +70,10 @@ class Publisher:
                 records = await self._ledger.owed(last, OWED)
                 last = records[-1].id if records else None
                 in_hand = {(job.inbox, job.path) for job in self._in_flight.values()}  # it, or a later version
-                records = [r for r in records if r.inbox in inboxes and (r.inbox, r.path) not in in_hand]
+                mine = [record for record in records if record.inbox in inboxes]
+                records = [record for record in mine if (record.inbox, record.path) not in in_hand]
+                if len(records) < len(mine):  # which may be held still
+                    self._held_of_late |= self._held.keys() & inboxes
                 publication = await self._publish(records)
                 if self._journal and not again:
                     await self._persist("journal", self._journal.append, records)

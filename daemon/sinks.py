@@ -127,9 +127,11 @@ class Sink:
     def folders_of(self, record: Record, placed: Placed) -> set[bytes]:
         """Those that publishing it has written to or taken from."""
         top = self.results if record.status is JobStatus.DONE else self.failed
-        files = [self.paths_of(record, placed.location)[0], placed.location or record.location]
+        files = [os.path.join(top, record.path)]
         if self.bins_mode != "none" and record.status is JobStatus.DONE:
             files.append(self._bin_of(record))
+        if placed.location:
+            files.append(placed.location)
         if placed.location or self.on_success == "delete":
             files.append(record.location)
         return {top, *map(os.path.dirname, files)}
@@ -158,6 +160,8 @@ class Sink:
 
     def _forget_reason(self, record: Record) -> None:
         """Of a try that failed, or of an earlier version, unless that was moved and lies beside it."""
+        if not os.path.isdir(self.failed):  # as long as none has
+            return
         for first, second in (self._reason_paths(record, record.location), self.numbered_reason_paths(record)):
             with contextlib.suppress(FileNotFoundError):  # then nothing was in its way, and the second is not there either
                 for path in (first, second):
