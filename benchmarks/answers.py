@@ -11,10 +11,8 @@ tests/stages/test_ocr.py.
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,15 +25,13 @@ from torch.nn.functional import cosine_similarity
 from torchvision.ops import box_iou
 
 from stages import binning, registry
-from stages.base import Image, Limits, Objects, Stage
+from stages.base import Objects, Stage
 from stages.baseline import OneAtATime, Task, open_image
 from stages.clip import decode_embedding
-from stages.decoder import Decoders
-from stages.devices import split_batches
 from stages.options import BlipOptions
 from stages.packs import open_pack
 from stages.training.scenes import write_samples
-from stages.training.score import UNSEEN_SEED, load_stages, read_images, run_batch
+from stages.training.score import UNSEEN_SEED, load_stages, read_batches, run_batch
 from stages.training.truth import TRUTH
 
 Answers = Mapping[str, Any]  # by stage
@@ -94,15 +90,8 @@ def load(pack: str, dtype: str, batch_size: int, device: str) -> list[Stage]:
 
 def answer(stages: Sequence[Stage], files: Sequence[Path], size: int, device: str) -> Iterator[Answers]:
     spent = Counter[str]()
-    for images in read(files, size, device):
+    for images in read_batches(files, size, device):
         yield from run_batch(stages, images, spent)
-
-
-def read(files: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:
-    limits = Limits()
-    with closing(Decoders(len(os.sched_getaffinity(0)), limits)) as decoders:
-        for batch in split_batches(files, size):
-            yield read_images(batch, device, decoders, limits)
 
 
 def count_different(some: Sequence[Answers], others: Sequence[Answers]) -> dict[str, int]:
@@ -130,7 +119,7 @@ def refer(stages: Sequence[Stage], files: Sequence[Path], device: str) -> Iterat
     torch.backends.cudnn.allow_tf32 = False  # equal answers are asked for here, not quick ones
     with TemporaryDirectory() as folder:
         path = f"{folder}/image.bmp"  # which keeps each pixel
-        for [image] in read(files, 1, device):
+        for [image] in read_batches(files, 1, device):
             assert image.pixels is not None
             PIL.Image.fromarray(image.pixels.permute(1, 2, 0).cpu().numpy()).save(path)
             models.clip(path)

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -116,13 +116,11 @@ def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> t
         overrides["ocr"]["dtype"] = "float16"  # as in the daemon: its kernels take the scenes' many sizes in their stride
     stages = load_stages(open_pack(pack, pack.parent), overrides, device)
     others = [stage for stage in stages if stage.name != "ocr"]
-    limits, spent = Limits(), Counter[str]()
     results: list[Results] = []
-    with closing(Decoders(len(os.sched_getaffinity(0)), limits)) as decoders:
-        for part, wanted in ((truths[:read], stages), (truths[read:], others)):
-            for batch in split_batches(part, BATCH):
-                images = read_images([files / truth.file for truth in batch], device, decoders, limits)
-                results += run_batch(wanted, images, spent)
+    spent = Counter[str]()
+    for part, wanted in ((truths[:read], stages), (truths[read:], others)):
+        for images in read_batches([files / truth.file for truth in part], BATCH, device):
+            results += run_batch(wanted, images, spent)
     seen = {"ocr": min(read, len(truths))}
     return results, {name: total / seen.get(name, len(truths)) for name, total in spent.items()}
 
@@ -133,6 +131,14 @@ def load_stages(pack: Pack, overrides: Mapping[str, Mapping[str, Any]], device: 
     for stage in stages:
         stage.load()
     return stages
+
+
+def read_batches(paths: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:
+    """So many images at a time, decoded as a worker does."""
+    limits = Limits()
+    with closing(Decoders(len(os.sched_getaffinity(0)), limits)) as decoders:
+        for batch in split_batches(paths, size):
+            yield read_images(batch, device, decoders, limits)
 
 
 def read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits: Limits) -> list[Image]:
