@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -23,7 +21,7 @@ import anyio.abc
 import structlog
 
 from daemon.child import end
-from stages.processes import die_with
+from stages.processes import die_with, locked_folder
 
 log = structlog.get_logger()
 
@@ -77,7 +75,7 @@ class Server:
             remove_leftovers()
             folder = tempfile.mkdtemp(prefix=FOLDERS)
             self._folder.callback(shutil.rmtree, folder, ignore_errors=True)
-            self._folder.enter_context(locked(folder))
+            self._folder.enter_context(locked_folder(folder))
             shared = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
             with anyio.fail_after(TRIAL_SECONDS):
                 await self._serve(os.environ | shared | {"CUDA_VISIBLE_DEVICES": self._gpu})
@@ -111,21 +109,10 @@ class Server:
         await anyio.run_process([sys.executable, "-m", "daemon.mps", "try", parent], env=environment, start_new_session=True)
 
 
-@contextlib.contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """No other process has the lock meanwhile. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
-
-
 def remove_leftovers() -> None:
     """The folders of daemons that were killed: nobody has their lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
-        with contextlib.suppress(OSError), locked(folder):
+        with contextlib.suppress(OSError), locked_folder(folder):
             shutil.rmtree(folder)
 
 

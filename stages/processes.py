@@ -1,11 +1,15 @@
-"""What every child process of visiond does first."""
+"""What every child process of visiond does first, and the lock by which a folder is one process's."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -16,6 +20,18 @@ def die_with(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent is gone")
+
+
+@contextlib.contextmanager
+def locked_folder(folder: str | Path) -> Iterator[int]:
+    """No other process has the folder's lock meanwhile. Yields the lock's descriptor: a child that has it too keeps the lock.
+    Raises OSError, BlockingIOError where another process has it; a link is no folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -12,6 +11,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+from stages.processes import locked_folder
 
 GRACE_SECONDS = 10.0  # between asking and killing; torchrun ends its ranks meanwhile, which have groups of their own
 
@@ -27,15 +28,12 @@ def locked(folder: Path) -> Iterator[int]:
     """No other process has the folder meanwhile. Yields the lock's descriptor: while a child has it too, the folder is not
     free, though this process be killed. Raises InUse."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = stack.enter_context(locked_folder(folder.resolve()))
         except BlockingIOError:
             raise InUse(f"another training works in {folder}; stop it, or name another --workdir.") from None
         yield lock
-    finally:
-        os.close(lock)
 
 
 def start_child(command: Sequence[str], output: Path, environment: Mapping[str, str], lock: int) -> Child:
