@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat
 from collections.abc import Mapping, Sequence
 
 from daemon.beneath import READ, open_beneath
 from daemon.errors import SCARCE
-from daemon.jobs import Failure, Job, Version
+from daemon.jobs import Failure, Job
 from daemon.slab import Slab
 from stages.base import Reason
 
@@ -40,7 +39,7 @@ def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:
     assert job.extent is not None
     fd = os.open(job.location, READ) if job.location else open_beneath(roots[job.inbox], job.path)
     try:
-        if not _is_version(fd, job):
+        if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
             job.gone = True
             return
         window = slab.window(job.extent)
@@ -48,19 +47,9 @@ def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:
         while filled < len(window) and (count := os.preadv(fd, [window[filled:]], filled)):
             filled += count
         # What changed while it was read is not the version we were to read, whatever its size.
-        if filled < len(window) or not _is_version(fd, job):
+        if filled < len(window) or not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
             job.gone = True
             return
         job.digest = hashlib.sha256(window).digest()
     finally:
         os.close(fd)
-
-
-def _is_version(fd: int, job: Job) -> bool:
-    """Whether the file is the job's version. Of one that the daemon has put where it lies the change time tells nothing: there
-    its rights may have been mended, so that it can be tried again."""
-    status = os.fstat(fd)
-    now = Version.of(status)
-    if job.location:
-        now = now._replace(ctime_ns=job.version.ctime_ns)
-    return stat.S_ISREG(status.st_mode) and now == job.version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -40,6 +41,13 @@ class Version(NamedTuple):
         figures = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         # SQLite's integers have 64 bits and a sign. Inodes may use all 64, and times after 2262 need more.
         return cls(*((figure + 2**63) % 2**64 - 2**63 for figure in figures))
+
+    def is_of(self, status: os.stat_result, *, moved: bool) -> bool:
+        """Whether a file is this version. moved: the daemon has put it where it lies. Its change time is that of the
+        renaming then, or of its rights being mended, so that it can be tried again; in its inbox the change time tells what
+        the times that a program can set do not."""
+        now = Version.of(status)
+        return stat.S_ISREG(status.st_mode) and self == (now._replace(ctime_ns=self.ctime_ns) if moved else now)
 
 
 class File(NamedTuple):

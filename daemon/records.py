@@ -57,6 +57,11 @@ class Record:
     reason: str
     detail: str
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the daemon has taken the file out of its inbox."""
+        return self.location != os.path.join(self.inbox_path, self.path)
+
     def document(self) -> dict[str, Any]:
         """The record as it stands in its sidecar; for an image without a result, with its reason instead."""
         document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": self._source()}

@@ -30,7 +30,7 @@ from daemon.messages import Output
 from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar, path_of
-from daemon.sinks import Sink, sidecar_paths, sync_folders, write_sidecar
+from daemon.sinks import Sink, open_sinks, sidecar_paths, sync_folders, write_sidecar
 from daemon.sources import taken_names
 from daemon.state import DATABASE, LEDGER, lock_state
 from daemon.statements import SQL, run_rows
@@ -84,7 +84,7 @@ def repair(config: Config) -> Iterator[Finding]:
 
 
 def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
-    sinks = {os.fsencode(inbox.path): Sink.of(inbox, config) for inbox in config.inbox}
+    sinks = open_sinks(config)
     known: set[bytes] = set()
     changed: set[bytes] = set()  # folders
     for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from dataclasses import dataclass
 from daemon.config import Config
 from daemon.endings import Judge
 from daemon.gpus import list_gpus
-from daemon.jobs import Job, Version
+from daemon.jobs import Job
 from daemon.layout import judge_of, resolve_models
 from daemon.records import Reader, Record
-from daemon.sinks import Sink
+from daemon.sinks import Sink, open_sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Choice:
 
 def choose(records: Iterable[Record], config: Config) -> Choice:
     """Those of the images whose files can be read once more, and whose inboxes are configured."""
-    sinks = {os.fsencode(inbox.path): Sink.of(inbox, config) for inbox in config.inbox}
+    sinks = open_sinks(config)
     choice = Choice([], Counter())
     for record in records:
         if why := _why_left(record, sinks.get(record.inbox_path)):
@@ -80,14 +79,10 @@ def _why_left(record: Record, sink: Sink | None) -> str:
     if sink is None:
         return "their inbox is not in the configuration"
     if sink.bins_mode in ("link", "copy") and record.location.startswith(os.path.join(sink.bins, b"")):
-        return f'they lie in a bin themselves, and bins = "{sink.bins_mode}" would put a {sink.bins_mode} in their place'
+        return f'they lie in a bin themselves, and and bins = "{sink.bins_mode}" moves no image'
     try:
         status = os.lstat(record.location)
     except OSError:
         return "their file is gone"
-    now = Version.of(status)
-    if record.location != os.path.join(record.inbox_path, record.path):  # its rights may have been mended there
-        now = now._replace(ctime_ns=record.version.ctime_ns)
-    if not stat.S_ISREG(status.st_mode) or now != record.version:
-        return "their file is no longer the one that was annotated"
-    return ""
+    same = record.version.is_of(status, moved=record.has_moved)
+    return "" if same else "their file is no longer the one that was annotated"

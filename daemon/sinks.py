@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import aiofiles
 import anyio
@@ -32,6 +33,7 @@ from daemon.sidecar import Source, path_of
 from daemon.sources import second_name, temporary_name
 
 log = structlog.get_logger()
+Answer = TypeVar("Answer")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 LONGEST_NAME = 255  # bytes, of every common file system
@@ -150,6 +152,7 @@ class Sink:
             self._try(record, lambda: sources.copy(lies, self._bin_of(record)))
         elif self.bins_mode == "link":
             self._try(record, lambda: sources.link(lies.location, self._bin_of(record)))
+        self.known_bins.add(os.fsencode(record.bin))
         if self.bins_mode in ("link", "copy"):
             self._try(record, lambda: self._leave_other_bins(lies))
         if self.on_success == "delete":
@@ -170,26 +173,26 @@ class Sink:
 
     def _leave_other_bins(self, record: Record) -> None:
         """An earlier version of the file, or an earlier rule, may have put it into another."""
-        self.known_bins.add(os.fsencode(record.bin))
-        for name in self.known_bins - {os.fsencode(record.bin), b""}:
+        for name in self.known_bins - {os.fsencode(record.bin)}:
             path = os.path.join(self.bins, name, record.path)
             if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
                 _unlink(path)
 
-    def _try(self, record: Record, step: Callable[[], object]) -> None:
+    def _try(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
         """A step that one file's neighbours or rights may make impossible for good: then it is left out, with a word in
         the log. A disk that is full or failing is another matter."""
         try:
-            step()
+            return step()
         except OSError as error:
             if error.errno in _DISK_TROUBLE:
                 raise
             log.warning("bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror)
+            return None
 
-    def _try_with_source(self, record: Record, step: Callable[[], object]) -> None:
+    def _try_with_source(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
         """The same with the source, whose disk may be another than the results'. Raises Held."""
         try:
-            self._try(record, step)
+            return self._try(record, step)
         except OSError as error:
             if error.errno in SCARCE:
                 raise
@@ -197,10 +200,14 @@ class Sink:
 
     def _move(self, record: Record) -> Placed:
         """The source, home. One that cannot ever be moved stays: its result is safe. Raises Held."""
-        home, placed = self.home_of(record), [Placed(record.id)]
-        if home is not None:
-            self._try_with_source(record, lambda: placed.append(sources.move(record, home)))
-        return placed[-1]
+        home = self.home_of(record)
+        placed = None if home is None else self._try_with_source(record, lambda: sources.move(record, home))
+        return placed or Placed(record.id)
+
+
+def open_sinks(config: Config) -> dict[bytes, Sink]:
+    """By the inbox's path."""
+    return {os.fsencode(inbox.path): Sink.of(inbox, config) for inbox in config.inbox}
 
 
 def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> Publication:

@@ -128,27 +128,10 @@ def _is_same(record: Record, path: bytes) -> bool:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return _is_untouched(record, status) if path == record.location else _has_content(record, status)
-
-
-def _is_untouched(record: Record, status: os.stat_result) -> bool:
-    """A renaming moves the change time, which so tells of a file in its inbox alone; of that it tells what the times that a
-    program can set do not."""
-    return _is_source(record, status) and (_has_moved(record) or Version.of(status).ctime_ns == record.version.ctime_ns)
-
-
-def _has_content(record: Record, status: os.stat_result) -> bool:
-    now = Version.of(status)
+    if path == record.location:
+        return record.version.is_of(status, moved=record.has_moved)
+    now = Version.of(status)  # a copy has an inode of its own
     return (now.size, now.mtime_ns) == (record.version.size, record.version.mtime_ns)
-
-
-def _is_source(record: Record, status: os.stat_result) -> bool:
-    """A copy has an inode of its own."""
-    return _has_content(record, status) and Version.of(status).inode == record.version.inode
-
-
-def _has_moved(record: Record) -> bool:
-    return record.location != os.path.join(record.inbox_path, record.path)
 
 
 def _is_copy(record: Record, path: bytes) -> bool:
@@ -161,7 +144,7 @@ def _take(record: Record, target: bytes) -> None:
     name = os.path.basename(record.location)
     with _opened_folder(record) as folder:
         os.rename(name, target, src_dir_fd=folder)
-        if not _is_source(record, os.lstat(target)):  # its inode came along
+        if not record.version.is_of(os.lstat(target), moved=True):  # its inode came along
             os.rename(target, name, dst_dir_fd=folder)
             raise _replaced(record)
 
@@ -169,7 +152,7 @@ def _take(record: Record, target: bytes) -> None:
 def _expect(record: Record, fd: int) -> os.stat_result:
     """What is opened there is the source."""
     status = os.fstat(fd)
-    if not _is_untouched(record, status):
+    if not record.version.is_of(status, moved=record.has_moved):
         raise _replaced(record)
     return status
 
@@ -182,9 +165,8 @@ def _replaced(record: Record) -> OSError:
 def _opened_folder(record: Record) -> Iterator[int]:
     """A descriptor of the folder that holds the source: no other file of that name is taken, whatever link is laid on the
     way to it meanwhile."""
-    moved = _has_moved(record)
-    folder = os.path.dirname(record.location if moved else record.path)
-    fd = os.open(folder, FOLDER) if moved else open_beneath(record.inbox_path, folder or b".")
+    folder = os.path.dirname(record.location if record.has_moved else record.path)
+    fd = os.open(folder, FOLDER) if record.has_moved else open_beneath(record.inbox_path, folder or b".")
     try:
         yield fd
     finally:
