@@ -49,10 +49,7 @@ class Publisher:
     async def publish(self, records: Sequence[Record]) -> Publication:
         """All but what is held, of which the sidecars alone."""
         async with self._turn:
-            publication = await self._publish(records)
-            if self._journal:
-                await self._persist("journal", self._journal.append, records)
-            return publication
+            return await self._publish(records)
 
     async def confirm(self, publications: Sequence[Publication]) -> None:
         """Have them on the disk, and so in the ledger. Raises ResultsLost."""
@@ -64,19 +61,18 @@ class Publisher:
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
         """Publish what of these inboxes has its end and is in nobody's hands. again: it is in the journal already."""
         self._held_of_late -= inboxes
-        last: int | None = 0
-        while inboxes and last is not None:
+        last = 0
+        while inboxes:
             async with self._turn:
-                records = await self._ledger.owed(last, OWED)
-                last = records[-1].id if records else None
+                if not (records := await self._ledger.owed(last, OWED)):
+                    break
+                last = records[-1].id
                 in_hand = {(job.inbox, job.path) for job in self._in_flight.values()}  # it, or a later version
                 mine = [record for record in records if record.inbox in inboxes]
-                records = [record for record in mine if (record.inbox, record.path) not in in_hand]
-                if len(records) < len(mine):  # which may be held still
+                free = [record for record in mine if (record.inbox, record.path) not in in_hand]
+                if len(free) < len(mine):  # which may be held still
                     self._held_of_late |= self._held.keys() & inboxes
-                publication = await self._publish(records)
-                if self._journal and not again:
-                    await self._persist("journal", self._journal.append, records)
+                publication = await self._publish(free, again=again)
             await self.confirm([publication])
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
@@ -91,13 +87,15 @@ class Publisher:
             await self.try_again()
             await anyio.sleep(PAUSE_SECONDS + 10 * (time.monotonic() - started))
 
-    async def _publish(self, records: Sequence[Record]) -> Publication:
+    async def _publish(self, records: Sequence[Record], *, again: bool = False) -> Publication:
         publication: Publication = await self._persist("results", to_thread.run_sync, publish_records, records, self._sinks)
         for inbox, why in publication.held.items():
             if inbox not in self._held:
                 log.error("an image cannot leave its inbox", why=why)
             self._held[inbox] = why
         self._held_of_late |= publication.held.keys()
+        if self._journal and not again:
+            await self._persist("journal", self._journal.append, records)
         return publication
 
     async def _sync(self, folders: set[bytes]) -> None:
