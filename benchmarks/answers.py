@@ -1,6 +1,6 @@
 """How equal the answers are: of an image alone and in a full batch, and beside the libraries that the stages are held against.
 
-    python -m benchmarks.answers --count 1000 --reference 200 [--pack mini] [--device cuda:0] [--dtype bfloat16]
+    python -m benchmarks.answers --count 1000 --reference 200 [--pack mini] [--device cuda:0] [--dtype half]
 
 On scenes of `visiond samples`, through the stages as a worker runs them. Counted are images whose answers differ. The
 references are transformers' processors, models and generate and ultralytics' predict, in float32 on the same device and of the
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--reference", type=int, default=200, help="how many of them are held against the libraries")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="float32", help="of all stages; OCR takes float16 where it is bfloat16")
+    parser.add_argument("--dtype", default="float32", help="of all stages; half: as the daemon chooses, by stage")
     options = parser.parse_args()
     files = make_scenes(options.folder, options.count)
     stages = load(options.pack, options.dtype, options.batch, options.device)
@@ -82,9 +82,10 @@ def make_scenes(folder: Path, count: int) -> list[Path]:
 
 
 def load(pack: str, dtype: str, batch_size: int, device: str) -> list[Stage]:
-    overrides = {name: {"dtype": dtype, "batch_size": batch_size} for name in registry.ORDER}
-    if dtype == "bfloat16":
-        overrides["ocr"]["dtype"] = "float16"  # as in the daemon
+    overrides = {
+        name: {"dtype": kind.half if dtype == "half" else dtype, "batch_size": batch_size}
+        for name, kind in registry.STAGES.items()
+    }
     return load_stages(open_pack(pack, Path("models")), overrides, device)
 
 

@@ -27,7 +27,7 @@ from stages import packs
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, NotPulled, PackError, list_files
-from stages.registry import UnknownName, check_options
+from stages.registry import STAGES, UnknownName, check_options
 
 CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without one
@@ -125,15 +125,10 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec
 
 
 def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:
-    """bfloat16 where every GPU has it (compute capability 8.0, Ampere), float16 on older ones, float32 on a CPU.
-
-    OCR takes float16 on any GPU: with bfloat16's eight bits its boxes move by up to three pixels, and some texts change.
-    """
+    """float32 on a CPU; on GPUs what suits the stage, if every one has bfloat16 (compute capability 8.0, Ampere)."""
     if not gpus:
         return "float32"
-    if stage == "ocr":
-        return "float16"
-    return "bfloat16" if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
+    return STAGES[stage].half if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
 
 
 def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:

@@ -113,7 +113,8 @@ def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> t
     names = [name for name in registry.ORDER if name != "ocr" or read]
     overrides: dict[str, dict[str, Any]] = {name: {"batch_size": BATCH} for name in names}
     if device != "cpu" and "ocr" in overrides:
-        overrides["ocr"]["dtype"] = "float16"  # as in the daemon: its kernels take the scenes' many sizes in their stride
+        # As in the daemon: its kernels take the scenes' many sizes in their stride.
+        overrides["ocr"]["dtype"] = registry.STAGES["ocr"].half
     stages = load_stages(open_pack(pack, pack.parent), overrides, device)
     others = [stage for stage in stages if stage.name != "ocr"]
     results: list[Results] = []
