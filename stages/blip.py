@@ -20,7 +20,7 @@ from stages.clip import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.options import BlipOptions, read_options
 from stages.resize import ImageProcessor
-from stages.towers import embed_image, speed_up_attention, speed_up_patches
+from stages.towers import embed_image, speed_up_attention, speed_up_mlp, speed_up_patches
 
 
 class BlipStage(Stage):
@@ -36,6 +36,8 @@ class BlipStage(Stage):
         self.vision = model.vision_model
         speed_up_attention(self.vision)
         speed_up_patches(self.vision)
+        if self.device.startswith("cuda") and dtype != torch.float32 and model.config.vision_config.hidden_act == "gelu":
+            speed_up_mlp(self.vision)
         self.tower = self._load_tower(dtype) if "clip" in self.spec.files else None
         with hold_device(self.lock):
             self.captioner = self._make_captioner(model)

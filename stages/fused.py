@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.launch import choose, convolve, enlarge, excite, filter_channels, join, merge, mix, pool
+from stages.launch import choose, convolve, enlarge, excite, filter_channels, join, merge, mix
 from stages.layers import Convolution, Depthwise, Excitation, Head, Mixer
 from stages.ppocr import BLANK, Detector, Recognizer, count_steps
 
@@ -60,12 +60,9 @@ class Encoder:
         halves = None if padded is None else (padded + 1) // 2
         quarters = None if halves is None else (halves + 1) // 2
         hidden, _ = convolve(self.first, pixels, whole)
-        count, height, width, channels = hidden.shape
-        both = hidden.new_empty(count, height, width, 2 * channels)
-        pool(hidden, both, halves)
         detail, _ = convolve(self.detail[0], hidden, halves)
-        convolve(self.detail[1], detail, halves, out=both, offset=channels)
-        hidden, _ = convolve(self.last[0], both, halves)
+        hidden, _ = convolve(self.detail[1], detail, halves, pooled=hidden)
+        hidden, _ = convolve(self.last[0], hidden, halves)
         hidden, _ = convolve(self.last[1], hidden)
         maps = []
         for stage in self.stages:
@@ -127,7 +124,9 @@ class FusedRecognizer:
         """
         assert padded is not None
         hidden = self.encoder(lines, resized, padded)[-1]
-        pooled = F.avg_pool2d(hidden.permute(0, 3, 1, 2), (3, 2)).permute(0, 2, 3, 1)[:, 0].contiguous()
+        # The mean of 3×2, for which torch's own pooling takes ten times as long with the channels last.
+        count, rows, columns, channels = hidden.shape
+        pooled = hidden[:, :, : columns // 2 * 2].reshape(count, rows, columns // 2, 2, channels).mean(dim=(1, 3))
         steps = torch.arange(pooled.shape[1], device=lines.device) < count_steps(padded)[:, None]
         classes, probabilities = choose(F.linear(self._read(pooled, steps), self.head_weight, self.head_bias))
         return classes.masked_fill(~steps, BLANK), probabilities

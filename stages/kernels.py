@@ -37,6 +37,7 @@ def convolve_kernel(
     pixels,
     weight,
     bias,
+    pooled,
     out,
     sums,
     widths,
@@ -44,8 +45,6 @@ def convolve_kernel(
     width,
     rows,
     columns,
-    total,
-    offset,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     TALL: tl.constexpr,
@@ -59,35 +58,52 @@ def convolve_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """pooled: None, or a map of as many channels, whose greatest of 2×2 come before them: memory takes half a pixel badly."""
     tile, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, column = find_pixels(tile, columns, ROWS, COLUMNS)
     inside = (row < rows) & (column < columns)
     limit = find_limit(widths, image, width)
     channel = tl.arange(0, BLOCK)
-    total_taps: tl.constexpr = TALL * WIDE * INPUTS
+    taps: tl.constexpr = TALL * WIDE * INPUTS
     source = pixels + image * height * width * INPUTS
     result = tl.zeros([ROWS * COLUMNS, BLOCK], dtype=tl.float32)
-    for start in tl.static_range(0, total_taps, STEP):
+    for start in tl.range(0, taps, STEP, num_stages=STAGES):
         tap = start + tl.arange(0, STEP)
         y = row[:, None] * DOWN - TOP + (tap // INPUTS // WIDE)[None, :]
         x = column[:, None] * ACROSS - LEFT + (tap // INPUTS % WIDE)[None, :]
-        seen = inside[:, None] & (tap < total_taps)[None, :] & (y >= 0) & (y < height) & (x >= 0) & (x < limit)
+        seen = inside[:, None] & (tap < taps)[None, :] & (y >= 0) & (y < height) & (x >= 0) & (x < limit)
         values = tl.load(source + (y * width + x) * INPUTS + (tap % INPUTS)[None, :], mask=seen, other=0)
         if BYTES:
             values = tl.where(seen, values.to(tl.float32) * (2 / 255) - 1, 0.0)
-        weights = tl.load(weight + tap[:, None] * BLOCK + channel[None, :])
-        result = tl.dot(values.to(tl.float16), weights, result)
+        result = tl.dot(values.to(tl.float16), tl.load(weight + tap[:, None] * BLOCK + channel[None, :]), result)
     result += tl.load(bias + channel)[None, :]
     if RELU:
         result = tl.maximum(result, 0.0)
-    kept = inside[:, None] & (channel < OUTPUTS)[None, :]
-    target = out + (image * rows * columns + row * columns + column)[:, None] * total + offset + channel[None, :]
-    tl.store(target, result.to(tl.float16), mask=kept)
+    told, kept = channel < OUTPUTS, inside[:, None] & (channel < OUTPUTS)[None, :]
+    total: tl.constexpr = OUTPUTS if pooled is None else 2 * OUTPUTS
+    target = out + image * rows * columns * total + (row * columns + column)[:, None] * total + channel[None, :]
+    tl.store(target + (total - OUTPUTS), result.to(tl.float16), mask=kept)
+    if pooled is not None:
+        pooled += image * rows * columns * OUTPUTS
+        tl.store(target, find_greatest(pooled, row, column, rows, columns, limit, channel, told, OUTPUTS), mask=kept)
     if sums is not None:
-        summed = tl.sum(tl.where(kept, result, 0.0), axis=0)
-        tl.store(sums + (image * tl.num_programs(0) + tile) * OUTPUTS + channel, summed, mask=channel < OUTPUTS)
+        sums += (image * tl.num_programs(0) + tile) * OUTPUTS
+        tl.store(sums + channel, tl.sum(tl.where(kept, result, 0.0), axis=0), mask=told)
+
+
+@triton.jit
+def find_greatest(pixels, row, column, rows, columns, limit, channel, told, CHANNELS: tl.constexpr):
+    """The greatest of each pixel and its neighbours right and below, of values that are not negative: [pixels, channels]."""
+    most = tl.zeros([row.shape[0], channel.shape[0]], dtype=tl.float16)
+    for down in tl.static_range(2):
+        for across in tl.static_range(2):
+            seen = (row + down < rows) & (column + across < limit) & (column + across < columns)
+            near = pixels + ((row + down) * columns + column + across)[:, None] * CHANNELS + channel[None, :]
+            most = tl.maximum(most, tl.load(near, mask=seen[:, None] & told[None, :], other=0.0))
+    return most
 
 
 @triton.jit(do_not_specialize=["height", "width", "rows", "columns"])
@@ -109,68 +125,58 @@ def filter_kernel(
     ACROSS: tl.constexpr,
     TOP: tl.constexpr,
     LEFT: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    RUNS: tl.constexpr,
+    RUN: tl.constexpr,
+    UNROLLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program makes a piece of two rows, as most of what one reads the other reads too."""
+    """A tile is of RUNS runs of RUN pixels in each of its ROWS. A run's pixels share their loads: the sums of all of them
+    are kept in registers, and each value that is read is added to those that it belongs to."""
     tile, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    row, column = find_pixels(tile, columns, 1, COLUMNS)
-    row *= 2
-    above, below = column < columns, (column < columns) & (row + 1 < rows)
+    row, run = find_pixels(tile, tl.cdiv(columns, RUN), ROWS, RUNS)
+    column = run * RUN
     limit = find_limit(widths, image, width)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     told = channel < CHANNELS
     source = pixels + image * height * width * CHANNELS + channel[None, :]
-    upper = tl.zeros([COLUMNS, BLOCK], dtype=tl.float32) + tl.load(bias + channel, mask=told, other=0.0)[None, :]
-    lower = upper
-    for down in range(TALL + DOWN):  # not unrolled: a 7×7 kernel's loads would take more registers than there are
+    left = column * ACROSS - LEFT
+    start = tl.zeros([ROWS * RUNS, BLOCK], dtype=tl.float32) + tl.load(bias + channel, mask=told, other=0.0)[None, :]
+    results = (start,) * RUN
+    for down in tl.range(0, TALL, loop_unroll_factor=UNROLLED):
         y = row * DOWN - TOP + down
+        seen = (row < rows) & (y >= 0) & (y < height)
+        near = source + (y * width + left)[:, None] * CHANNELS
+        taps = ()
         for right in tl.static_range(WIDE):
-            x = column * ACROSS - LEFT + right
-            seen = above & (y >= 0) & (y < height) & (x >= 0) & (x < limit)
-            values = tl.load(source + (y * width + x)[:, None] * CHANNELS, mask=seen[:, None] & told[None, :], other=0.0)
-            values = values.to(tl.float32)
-            tap = weight + (down * WIDE + right) * CHANNELS + channel
-            upper += values * tl.load(tap, mask=told & (down < TALL), other=0.0)[None, :]
-            lower += values * tl.load(tap - DOWN * WIDE * CHANNELS, mask=told & (down >= DOWN), other=0.0)[None, :]
-    target = out + (image * rows * columns + row * columns + column)[:, None] * CHANNELS + channel[None, :]
-    tl.store(target, upper.to(tl.float16), mask=above[:, None] & told[None, :])
-    tl.store(target + columns * CHANNELS, lower.to(tl.float16), mask=below[:, None] & told[None, :])
+            taps += (tl.load(weight + (down * WIDE + right) * CHANNELS + channel, mask=told, other=0.0)[None, :],)
+        for place in tl.static_range((RUN - 1) * ACROSS + WIDE):
+            kept = (seen & (left + place >= 0) & (left + place < limit))[:, None] & told[None, :]
+            values = tl.load(near + place * CHANNELS, mask=kept, other=0.0).to(tl.float32)
+            results = add_taps(results, values, taps, place, WIDE, ACROSS, RUN)
+    target = out + image * rows * columns * CHANNELS + (row * columns + column)[:, None] * CHANNELS + channel[None, :]
+    total = tl.zeros([ROWS * RUNS, BLOCK], dtype=tl.float32)
+    for i in tl.static_range(RUN):
+        inside = (row < rows) & (column + i < columns)
+        tl.store(target + i * CHANNELS, results[i].to(tl.float16), mask=inside[:, None] & told[None, :])
+        if sums is not None:
+            if widths is not None:
+                inside = inside & (column + i < limit)
+            total += tl.where(inside[:, None], results[i], 0.0)
     if sums is not None:
-        if widths is not None:
-            above, below = above & (column < limit), below & (column < limit)
-        summed = tl.sum(tl.where(above[:, None], upper, 0.0) + tl.where(below[:, None], lower, 0.0), axis=0)
-        tl.store(sums + (image * tl.num_programs(0) + tile) * CHANNELS + channel, summed, mask=told)
+        tl.store(sums + (image * tl.num_programs(0) + tile) * CHANNELS + channel, tl.sum(total, axis=0), mask=told)
 
 
-@triton.jit(do_not_specialize=["height", "width"])
-def pool_kernel(
-    pixels,
-    out,
-    widths,
-    height,
-    width,
-    total,
-    CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    image = tl.program_id(1).to(tl.int64)
-    row, column = find_pixels(tl.program_id(0), width, ROWS, COLUMNS)
-    inside = (row < height) & (column < width)
-    limit = find_limit(widths, image, width)
-    channel = tl.arange(0, BLOCK)
-    told = (channel < CHANNELS)[None, :]
-    source = pixels + image * height * width * CHANNELS + channel[None, :]
-    most = tl.zeros([ROWS * COLUMNS, BLOCK], dtype=tl.float16)
-    for down in tl.static_range(2):
-        for across in tl.static_range(2):
-            seen = inside & (row + down < height) & (column + across < limit)
-            near = source + ((row + down) * width + column + across)[:, None] * CHANNELS
-            most = tl.maximum(most, tl.load(near, mask=seen[:, None] & told, other=0.0))
-    target = out + (image * height * width + row * width + column)[:, None] * total + channel[None, :]
-    tl.store(target, most, mask=inside[:, None] & told)
+@triton.jit
+def add_taps(sums, values, taps, place: tl.constexpr, WIDE: tl.constexpr, ACROSS: tl.constexpr, RUN: tl.constexpr):
+    """The sums of a run's pixels, and what the values at a place in it, counted from the first that is read, add to each."""
+    added = ()
+    for i in tl.static_range(RUN):
+        if place >= i * ACROSS and place < i * ACROSS + WIDE:
+            added += (sums[i] + values * taps[place - i * ACROSS],)
+        else:
+            added += (sums[i],)
+    return added
 
 
 @triton.jit(do_not_specialize=["rows", "columns"])
@@ -181,13 +187,14 @@ def merge_kernel(pixels, gates, coarser, out, rows, columns, CHANNELS: tl.conste
     row, column = place // columns, place % columns
     channel = tl.arange(0, BLOCK)
     kept = (place < rows * columns)[:, None] & (channel < CHANNELS)[None, :]
-    target = (image * rows * columns + place)[:, None] * CHANNELS + channel[None, :]
-    values = tl.load(pixels + target, mask=kept, other=0.0).to(tl.float32)
+    target, base = place[:, None] * CHANNELS + channel[None, :], image * rows * columns * CHANNELS
+    values = tl.load(pixels + base + target, mask=kept, other=0.0).to(tl.float32)
     values *= tl.load(gates + image * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)[None, :]
     if coarser is not None:
-        near = (image * (rows // 2) + row // 2) * (columns // 2) + column // 2
+        coarser += image * (rows // 2) * (columns // 2) * CHANNELS
+        near = row // 2 * (columns // 2) + column // 2
         values += tl.load(coarser + near[:, None] * CHANNELS + channel[None, :], mask=kept, other=0.0).to(tl.float32)
-    tl.store(out + target, values.to(tl.float16), mask=kept)
+    tl.store(out + base + target, values.to(tl.float16), mask=kept)
 
 
 @triton.jit(do_not_specialize=["rows", "columns"])
@@ -223,10 +230,11 @@ def join_kernel(
             pixels, gates = half, half_gates
         if part == 3:
             pixels, gates = whole, whole_gates
-        near = (image * (rows >> 3 - part) + (row >> 3 - part)) * (columns >> 3 - part) + (column >> 3 - part)
+        pixels += image * (rows >> 3 - part) * (columns >> 3 - part) * CHANNELS
+        near = (row >> 3 - part) * (columns >> 3 - part) + (column >> 3 - part)
         values = tl.load(pixels + near[:, None] * CHANNELS + channel[None, :], mask=kept, other=0.0).to(tl.float32)
         values *= tl.load(gates + image * CHANNELS + channel, mask=told, other=0.0)[None, :]
-        target = out + ((image * rows * columns + place)[:, None] * 4 + part) * CHANNELS + channel[None, :]
+        target = out + image * rows * columns * 4 * CHANNELS + (place[:, None] * 4 + part) * CHANNELS + channel[None, :]
         tl.store(target, values.to(tl.float16), mask=kept)
 
 
@@ -250,7 +258,8 @@ def enlarge_kernel(
     row, column = place // width, place % width
     channel = tl.arange(0, BLOCK)
     kept = inside[:, None] & (channel < CHANNELS)[None, :]
-    values = tl.load(pixels + (image * height * width + place)[:, None] * CHANNELS + channel[None, :], mask=kept, other=0.0)
+    pixels += image * height * width * CHANNELS
+    values = tl.load(pixels + place[:, None] * CHANNELS + channel[None, :], mask=kept, other=0.0)
     square = channel[:, None] * BLOCK + channel[None, :]
     for half in tl.static_range(2):  # two rows of four bytes, each a word
         upper, lower = tl.zeros([PIXELS], dtype=tl.int32), tl.zeros([PIXELS], dtype=tl.int32)
@@ -264,6 +273,6 @@ def enlarge_kernel(
                     upper |= byte
                 else:
                     lower |= byte
-        target = out + (image * 4 * height + row * 4 + 2 * half) * width + column
+        target = out + image * 4 * height * width + (row * 4 + 2 * half) * width + column
         tl.store(target, upper, mask=inside)
         tl.store(target + width, lower, mask=inside)

@@ -19,12 +19,13 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from stages import kernels, pointwise
-from stages.layers import STEP, Convolution, Depthwise, Excitation, Head, Mixer, output_size
+from stages.layers import Convolution, Depthwise, Excitation, Head, Mixer, output_size, part_size
 
 PIXELS = 128  # of an output that one program makes
 TILE = {"ROWS": 4, "COLUMNS": 32}  # of them, where a program reads their neighbours too
-FILTERED_COLUMNS, FILTERED_CHANNELS = 64, 32
-MIXED_PIXELS, GATED_PIXELS, MERGED_PIXELS = 64, 32, 64
+FILTERED_RUNS, FILTERED_ROWS, RUN, FILTERED_CHANNELS = 16, 4, 8, 32  # runs in all, in so many rows
+MIXED_PIXELS, MIXED_UNITS = 64, 32  # small enough for three programs on a multiprocessor
+GATED_PIXELS, MERGED_PIXELS = 32, 16
 PROJECT_TUNING = {  # by the block of outputs
     128: {"PIXELS": 128, "STEP": 64, "num_warps": 8, "num_stages": 3},
     64: {"PIXELS": 128, "STEP": 32, "num_warps": 4, "num_stages": 4},
@@ -40,25 +41,28 @@ def convolve(
     widths: Tensor | None = None,
     *,
     relu: bool = True,
-    out: Tensor | None = None,
-    offset: int = 0,
+    pooled: Tensor | None = None,
     want_sums: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """A convolution with its bias, and a ReLU; bytes are taken as levels of -1..1.
 
-    out, offset: a map to write into, from which channel on. want_sums: also the channels' sums over tiles of each image.
+    pooled: a map of the output's shape, not negative; its greatest of 2×2, at every pixel, become the output's first half of
+    channels. want_sums: also the channels' sums over tiles of each image.
     """
+    shape, size = layer.shape, pixels.shape[1:3]
+    if shape["TALL"] == shape["WIDE"] == 1 and widths is None:  # no neighbours: all pixels in one row
+        pixels = pixels.flatten(1, 2)[:, None]
     count, height, width, _ = pixels.shape
-    rows, columns = output_size(layer.shape, height, width)
-    outputs = layer.shape["OUTPUTS"]
-    if out is None:
-        out = pixels.new_empty(count, rows, columns, outputs, dtype=torch.float16)
+    rows, columns = output_size(shape, height, width)
+    outputs = shape["OUTPUTS"]
+    out = pixels.new_empty(count, rows, columns, outputs if pooled is None else 2 * outputs, dtype=torch.float16)
     tile, tiles = tiles_of(rows, columns)
     sums = out.new_empty(count, tiles, outputs, dtype=torch.float32) if want_sums else None
     kernels.convolve_kernel[tiles, count](
         pixels,
         layer.weight,
         layer.bias,
+        pooled,
         out,
         sums,
         widths,
@@ -66,16 +70,13 @@ def convolve(
         width,
         rows,
         columns,
-        out.shape[3],
-        offset,
-        **layer.shape,
+        **shape,
         RELU=relu,
         BYTES=pixels.dtype == torch.uint8,
         **tile,
-        STEP=STEP,
         BLOCK=layer.weight.shape[1],
     )
-    return out, sums
+    return out.view(count, *output_size(shape, *size), -1), sums
 
 
 def filter_channels(
@@ -85,7 +86,9 @@ def filter_channels(
     count, height, width, channels = pixels.shape
     rows, columns = output_size(layer.shape, height, width)
     out = pixels.new_empty(count, rows, columns, channels)
-    tiles = triton.cdiv(rows, 2) * triton.cdiv(columns, FILTERED_COLUMNS)
+    run = RUN if layer.shape["ACROSS"] == 1 and layer.shape["WIDE"] == 3 else RUN // 2
+    high = FILTERED_ROWS if rows > 1 else 1
+    tiles = triton.cdiv(rows, high) * triton.cdiv(triton.cdiv(columns, run), FILTERED_RUNS // high)
     sums = out.new_empty(count, tiles, channels, dtype=torch.float32) if want_sums else None
     block = 16 if channels == 48 else FILTERED_CHANNELS
     kernels.filter_kernel[tiles, triton.cdiv(channels, block), count](
@@ -100,9 +103,12 @@ def filter_channels(
         rows,
         columns,
         **layer.shape,
-        COLUMNS=FILTERED_COLUMNS,
+        ROWS=high,
+        RUNS=FILTERED_RUNS // high,
+        RUN=run,
+        UNROLLED=layer.shape["TALL"] if layer.shape["TALL"] <= 3 else 1,  # of a 7×7 kernel the code would be too long
         BLOCK=block,
-        num_warps=2 if layer.shape["WIDE"] > 3 else 4,
+        num_warps=1 if block == 16 else 2,
     )
     return out, sums
 
@@ -150,11 +156,10 @@ def mix(layer: Mixer, pixels: Tensor, gates: Tensor | None) -> Tensor:
         rows * columns,
         **layer.shape,
         PIXELS=MIXED_PIXELS,
-        STEP=64 if layer.shape["HIDDEN"] % 64 == 0 else STEP,
-        BLOCK_IN=len(layer.first),
-        BLOCK_OUT=layer.second.shape[1],
+        STEP=MIXED_UNITS,
+        PART_IN=part_size(layer.shape["INPUTS"]),
+        PART_OUT=part_size(layer.shape["OUTPUTS"]),
         num_warps=4,
-        num_stages=2,
     )
     return out
 
@@ -215,23 +220,6 @@ def tiles_of(rows: int, columns: int) -> tuple[dict[str, int], int]:
     """A kernel's constants for the tiles of a map, and how many there are; a map of one row has flat ones."""
     tile = TILE if rows > 1 else {"ROWS": 1, "COLUMNS": PIXELS}
     return tile, triton.cdiv(rows, tile["ROWS"]) * triton.cdiv(columns, tile["COLUMNS"])
-
-
-def pool(pixels: Tensor, out: Tensor, widths: Tensor | None = None) -> None:
-    """The greatest of 2×2, at every pixel, into the first channels of `out`. pixels: not negative."""
-    count, height, width, channels = pixels.shape
-    tile, tiles = tiles_of(height, width)
-    kernels.pool_kernel[tiles, count](
-        pixels,
-        out,
-        widths,
-        height,
-        width,
-        out.shape[3],
-        CHANNELS=channels,
-        **tile,
-        BLOCK=triton.next_power_of_2(channels),
-    )
 
 
 def merge(pixels: Tensor, gates: Tensor, coarser: Tensor | None) -> Tensor:

@@ -11,8 +11,9 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 LEAST_BLOCK = 16  # of a side of tl.dot
-STEP = 32  # inputs that are summed up at once: a convolution's taps are padded to it
-WIDEST_FUSED = 128  # channels of a Mixer that is one kernel
+SHORT = 192  # taps: the loads of a convolution of more run ahead of its sums
+WIDEST_FUSED = 192  # channels into a Mixer that is one kernel
+WIDEST_PART = 128  # channels that a kernel takes at once
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Convolution:
         outputs, inputs = module.weight.shape[:2]
         taps = module.weight.permute(2, 3, 1, 0).reshape(-1, outputs)
         block = pad_size(outputs)
-        weight = taps.new_zeros(-(-len(taps) // STEP) * STEP, block, dtype=torch.float16)
+        step, stages = (32, 1) if len(taps) <= SHORT else (64, 3)
+        weight = taps.new_zeros(-(-len(taps) // step) * step, block, dtype=torch.float16)
         weight[: len(taps), :outputs] = taps
-        shape = {"INPUTS": inputs, "OUTPUTS": outputs, **geometry(module)}
+        shape = {"INPUTS": inputs, "OUTPUTS": outputs, "STEP": step, "STAGES": stages, **geometry(module)}
         if padding is not None:
             shape |= {"TOP": padding[0], "LEFT": padding[1]}
         return cls(weight, pad_vector(module.bias, outputs, block, weight), shape)
@@ -57,7 +59,7 @@ class Depthwise:
 class Mixer:
     """Two pointwise convolutions with a GELU between them, weights [inputs, hidden] and [hidden, outputs].
 
-    fused: whether one kernel does both; its weights are padded as in Convolution. Wide ones do not fit into registers.
+    fused: whether one kernel does both. Wide ones do not fit into registers.
     """
 
     first: Tensor
@@ -71,13 +73,10 @@ class Mixer:
     def of(cls, first: nn.Conv2d, second: nn.Conv2d, *, residual: bool) -> Mixer:
         hidden, inputs = first.weight.shape[:2]
         outputs = second.out_channels
-        fused = max(inputs, outputs) <= WIDEST_FUSED
-        one = first.weight.new_zeros(pad_size(inputs) if fused else inputs, hidden, dtype=torch.float16)
-        two = one.new_zeros(hidden, pad_size(outputs) if fused else outputs)
-        one[:inputs], two[:, :outputs] = first.weight.detach()[..., 0, 0].T, second.weight.detach()[..., 0, 0].T
-        biases = pad_vector(first.bias, hidden, hidden, one), pad_vector(second.bias, outputs, two.shape[1], one)
+        one, two = (module.weight.detach()[..., 0, 0].T.half().contiguous() for module in (first, second))
+        biases = pad_vector(first.bias, hidden, hidden, one), pad_vector(second.bias, outputs, outputs, one)
         shape = {"INPUTS": inputs, "HIDDEN": hidden, "OUTPUTS": outputs, "RESIDUAL": residual}
-        return cls(one, biases[0], two, biases[1], shape, fused)
+        return cls(one, biases[0], two, biases[1], shape, inputs <= WIDEST_FUSED)
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,11 @@ def output_size(shape: Mapping[str, int], height: int, width: int) -> tuple[int,
 
 def pad_size(channels: int) -> int:
     return max(LEAST_BLOCK, int(triton.next_power_of_2(channels)))
+
+
+def part_size(channels: int) -> int:
+    """The widest equal parts of so many channels that are a power of two."""
+    return min(channels & -channels, WIDEST_PART)
 
 
 def pad_vector(bias: Tensor | None, length: int, padded: int, like: Tensor) -> Tensor:

@@ -88,28 +88,43 @@ def mix_kernel(
     RESIDUAL: tl.constexpr,
     PIXELS: tl.constexpr,
     STEP: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
+    PART_IN: tl.constexpr,
+    PART_OUT: tl.constexpr,
 ):
-    image = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    inside = place < places
-    channel, output = tl.arange(0, BLOCK_IN), tl.arange(0, BLOCK_OUT)
-    kept = inside[:, None] & (channel < INPUTS)[None, :]
-    values = tl.load(pixels + (image * places + place)[:, None] * INPUTS + channel[None, :], mask=kept, other=0.0)
-    if gates is not None:
-        gate = tl.load(gates + image * INPUTS + channel, mask=channel < INPUTS, other=0.0)
-        values = (values.to(tl.float32) * gate[None, :]).to(tl.float16)
-    result = tl.zeros([PIXELS, BLOCK_OUT], dtype=tl.float32) + tl.load(second_bias + output)[None, :]
-    if RESIDUAL:
-        result += values.to(tl.float32)
-    for start in range(0, HIDDEN, STEP):
-        unit = start + tl.arange(0, STEP)
-        hidden = tl.dot(values, tl.load(first + channel[:, None] * HIDDEN + unit[None, :]))
-        hidden += tl.load(first_bias + unit)[None, :]
-        result = tl.dot(gelu(hidden).to(tl.float16), tl.load(second + unit[:, None] * BLOCK_OUT + output[None, :]), result)
-    target = out + (image * places + place)[:, None] * OUTPUTS + output[None, :]
-    tl.store(target, result.to(tl.float16), mask=inside[:, None] & (output < OUTPUTS)[None, :])
+    """The channels are taken in parts, as Triton's tensors are powers of two wide and the layers three times that: all inputs
+    and all sums stay with the program, and the hidden units pass by STEP at a time."""
+    image, start = tl.program_id(1).to(tl.int64), tl.program_id(0) * PIXELS
+    place = tl.arange(0, PIXELS)
+    inside = (start + place < places)[:, None]
+    pixels += (image * places + start) * INPUTS
+    out += (image * places + start) * OUTPUTS
+    lane, output = tl.arange(0, PART_IN), tl.arange(0, PART_OUT)
+    values, results = (), ()
+    for part in tl.static_range(INPUTS // PART_IN):
+        channel = part * PART_IN + lane
+        value = tl.load(pixels + place[:, None] * INPUTS + channel[None, :], mask=inside, other=0.0)
+        if gates is not None:
+            value = (value.to(tl.float32) * tl.load(gates + image * INPUTS + channel)[None, :]).to(tl.float16)
+        values += (value,)
+    for part in tl.static_range(OUTPUTS // PART_OUT):
+        result = tl.zeros([PIXELS, PART_OUT], dtype=tl.float32) + tl.load(second_bias + part * PART_OUT + output)[None, :]
+        if RESIDUAL:  # there are as many outputs as inputs, in the same parts
+            result += values[part].to(tl.float32)
+        results += (result,)
+    for step in tl.range(0, HIDDEN, STEP, num_stages=2):
+        unit = step + tl.arange(0, STEP)
+        hidden = tl.zeros([PIXELS, STEP], dtype=tl.float32) + tl.load(first_bias + unit)[None, :]
+        for part in tl.static_range(INPUTS // PART_IN):
+            hidden = tl.dot(values[part], tl.load(first + (part * PART_IN + lane)[:, None] * HIDDEN + unit[None, :]), hidden)
+        hidden = gelu(hidden).to(tl.float16)
+        summed = ()
+        for part in tl.static_range(OUTPUTS // PART_OUT):
+            weight = tl.load(second + unit[:, None] * OUTPUTS + (part * PART_OUT + output)[None, :])
+            summed += (tl.dot(hidden, weight, results[part]),)
+        results = summed
+    for part in tl.static_range(OUTPUTS // PART_OUT):
+        target = out + place[:, None] * OUTPUTS + (part * PART_OUT + output)[None, :]
+        tl.store(target, results[part].to(tl.float16), mask=inside)
 
 
 @triton.jit(do_not_specialize=["places"])
@@ -119,7 +134,7 @@ def gate_kernel(pixels, gates, places, CHANNELS: tl.constexpr, PIXELS: tl.conste
     place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.arange(0, BLOCK)
     kept = (place < places)[:, None] & (channel < CHANNELS)[None, :]
-    target = pixels + (image * places + place)[:, None] * CHANNELS + channel[None, :]
+    target = pixels + image * places * CHANNELS + place[:, None] * CHANNELS + channel[None, :]
     gate = tl.load(gates + image * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
     values = tl.load(target, mask=kept, other=0.0).to(tl.float32)
     tl.store(target, (values * gate[None, :]).to(tl.float16), mask=kept)
@@ -143,12 +158,13 @@ def project_kernel(
     """One pointwise layer of `total` pixels. residual: None, or what is added. Programs that read the same pixels run side by
     side, so that they are read from memory once."""
     blocks: tl.constexpr = OUTPUTS // BLOCK
-    place = (tl.program_id(0) // blocks).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
-    inside = (place < total)[:, None]
+    start, place = (tl.program_id(0) // blocks).to(tl.int64) * PIXELS, tl.arange(0, PIXELS)
+    inside = (place < total - start)[:, None]
+    pixels += start * INPUTS
     output = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     result = tl.zeros([PIXELS, BLOCK], dtype=tl.float32)
-    for start in range(0, INPUTS, STEP):
-        unit = start + tl.arange(0, STEP)
+    for first in range(0, INPUTS, STEP):
+        unit = first + tl.arange(0, STEP)
         values = tl.load(pixels + place[:, None] * INPUTS + unit[None, :], mask=inside, other=0.0)
         result = tl.dot(values, tl.load(weight + unit[:, None] * OUTPUTS + output[None, :]), result)
     result += tl.load(bias + output)[None, :]
@@ -156,8 +172,8 @@ def project_kernel(
         result = gelu(result)
     target = place[:, None] * OUTPUTS + output[None, :]
     if residual is not None:
-        result += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + target, result.to(tl.float16), mask=inside)
+        result += tl.load(residual + start * OUTPUTS + target, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + start * OUTPUTS + target, result.to(tl.float16), mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -32,6 +33,28 @@ def speed_up_attention(vision: Any) -> None:
     """Put FastAttention, over the same weights, into a BlipVisionModel."""
     for layer in vision.encoder.layers:
         layer.self_attn = FastAttention(layer.self_attn)
+
+
+class FastMlp(nn.Module):
+    """BlipMLP with its GELU in the first product's own kernel, where cuBLAS has the hyperbolic tangent's: at most 5e-4 beside
+    the error function's, which half precision does not tell from rounding. A pass of its own takes half as long again."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = mlp.fc1, mlp.fc2
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """hidden_states: [batch, tokens, dim]."""
+        rows = hidden_states.flatten(0, 1)
+        wide = torch._addmm_activation(self.fc1.bias, rows, self.fc1.weight.T, use_gelu=True)
+        narrow: Tensor = self.fc2(wide)
+        return narrow.view(hidden_states.shape)
+
+
+def speed_up_mlp(vision: Any) -> None:
+    """Put FastMlp, over the same weights, into a BlipVisionModel."""
+    for layer in vision.encoder.layers:
+        layer.mlp = FastMlp(layer.mlp)
 
 
 class Patches(nn.Module):

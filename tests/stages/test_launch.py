@@ -45,12 +45,13 @@ def test_a_convolution_takes_bias_relu_stride_and_bytes() -> None:
 
 
 @torch.inference_mode()
-def test_an_even_convolution_keeps_the_maps_size_and_fills_the_channels_it_is_given() -> None:
-    module = nn.Conv2d(12, 24, 2).to(DEVICE)
-    pixels, out = draw(1, 5, 7, 12), torch.zeros(1, 5, 7, 48, device=DEVICE, dtype=torch.float16)
-    launch.convolve(layers.Convolution.of(module, padding=(0, 0)), pixels, out=out, offset=24)
-    agree(out[..., 24:], F.relu(module(F.pad(as_images(pixels), (0, 1, 0, 1)))))
-    assert not out[..., :24].any()
+def test_an_even_convolution_keeps_the_maps_size_and_stands_beside_the_greatest_of_each_neighbourhood() -> None:
+    module, widths = nn.Conv2d(12, 24, 2).to(DEVICE), torch.tensor([4, 7], device=DEVICE)
+    pixels, others = draw(2, 5, 7, 12), draw(2, 5, 7, 24).abs()
+    ours, _ = launch.convolve(layers.Convolution.of(module, padding=(0, 0)), pixels, widths, pooled=others)
+    seen, pooled = (F.pad(blank_right_of(as_images(part), widths), (0, 1, 0, 1)) for part in (pixels, others))
+    agree(ours[..., :24], F.max_pool2d(pooled, 2, stride=1))
+    agree(ours[..., 24:], F.relu(module(seen)))
 
 
 @torch.inference_mode()
@@ -96,13 +97,6 @@ def test_two_pointwise_layers_are_one(inputs: int, outputs: int) -> None:
     theirs = second(F.gelu(first(gated)))
     ours = launch.mix(layers.Mixer.of(first, second, residual=inputs == outputs), pixels, gates)
     agree(ours, theirs + gated if inputs == outputs else theirs)
-
-
-@torch.inference_mode()
-def test_the_greatest_of_each_neighbourhood() -> None:
-    pixels, out = draw(2, 5, 6, 24).abs(), torch.zeros(2, 5, 6, 48, device=DEVICE, dtype=torch.float16)
-    launch.pool(pixels, out)
-    agree(out[..., :24], F.max_pool2d(F.pad(as_images(pixels), (0, 1, 0, 1)), 2, stride=1))
 
 
 @torch.inference_mode()
