@@ -26,10 +26,7 @@ TILE = {"ROWS": 4, "COLUMNS": 32}  # of them, where a program reads their neighb
 FILTERED_RUNS, FILTERED_ROWS, RUN, FILTERED_CHANNELS = 16, 4, 8, 32  # runs in all, in so many rows
 MIXED_PIXELS, MIXED_UNITS = 64, 32  # small enough for three programs on a multiprocessor
 GATED_PIXELS, MERGED_PIXELS = 32, 16
-PROJECT_TUNING = {  # by the block of outputs
-    128: {"PIXELS": 128, "STEP": 64, "num_warps": 8, "num_stages": 3},
-    64: {"PIXELS": 128, "STEP": 32, "num_warps": 4, "num_stages": 4},
-}
+PROJECTED_PIXELS, PROJECTED_OUTPUTS, PROJECTED_INPUTS = 128, 128, 64
 SUMMED_TILES = 16
 NORMED_ROWS = 4
 SILU_BLOCK = 2048
@@ -179,13 +176,12 @@ def gate(pixels: Tensor, gates: Tensor) -> None:
 
 
 def project(weight: Tensor, bias: Tensor, pixels: Tensor, *, gelu: bool = False, residual: Tensor | None = None) -> Tensor:
-    """One pointwise layer, with a GELU or something to add behind it."""
+    """One pointwise layer, with a GELU or something to add behind it; inputs and outputs are multiples of 128."""
     count, rows, columns, inputs = pixels.shape
     outputs = weight.shape[1]
     out = pixels.new_empty(count, rows, columns, outputs)
-    total, block = count * rows * columns, 128 if outputs % 128 == 0 and inputs >= 384 else 64
-    tuning = PROJECT_TUNING[block]
-    pointwise.project_kernel[(triton.cdiv(total, tuning["PIXELS"]) * (outputs // block),)](
+    total = count * rows * columns
+    pointwise.project_kernel[(triton.cdiv(total, PROJECTED_PIXELS) * (outputs // PROJECTED_OUTPUTS),)](
         pixels,
         weight,
         bias,
@@ -195,8 +191,11 @@ def project(weight: Tensor, bias: Tensor, pixels: Tensor, *, gelu: bool = False,
         INPUTS=inputs,
         OUTPUTS=outputs,
         GELU=gelu,
-        BLOCK=block,
-        **tuning,
+        PIXELS=PROJECTED_PIXELS,
+        STEP=PROJECTED_INPUTS,
+        BLOCK=PROJECTED_OUTPUTS,
+        num_warps=8,
+        num_stages=3,
     )
     return out
 

@@ -87,7 +87,7 @@ def test_gates_come_from_the_means_of_what_a_layer_made() -> None:
     torch.testing.assert_close(gates, theirs[:, :, 0, 0], atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(48, 48), (48, 96), (192, 192), (96, 192)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 48), (48, 96), (192, 192), (96, 192), (384, 384)])
 @torch.inference_mode()
 def test_two_pointwise_layers_are_one(inputs: int, outputs: int) -> None:
     hidden = 2 * inputs
