@@ -1,8 +1,8 @@
 """Images of any size onto the grey canvases that YOLO networks look at.
 
 As ultralytics' LetterBox with auto=True: the longer side becomes the network's size, the shorter one is padded on
-both sides to the next multiple of the stride. On the CPU cv2 resizes, as there, so that no pixel differs; on a GPU
-torch's bilinear interpolation does, which agrees with cv2's to one of 255 levels.
+both sides to the next multiple of the stride. On the CPU cv2 resizes, as there; a GPU does cv2's sums in integers, so that
+no pixel differs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from stages.devices import group_places
+from stages.devices import has_kernels_for
+from stages.warp import WEIGHT_UNIT, interleave, resize
 
 PADDING = 114  # ultralytics' grey
+TILE = {"ROWS": 4, "COLUMNS": 128}  # pixels of a canvas that one program of the kernel makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +51,37 @@ class Letterbox:
         canvas[..., self.top : self.top + self.image_height, self.left : self.left + self.image_width] = image
 
 
-def fill_canvases(pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
-    """uint8 [3, height, width] each, of unlike sizes but one canvas, to floats 0..1 [images, 3, height, width]."""
-    device = pixels[0].device
-    batch = torch.full((len(pixels), 3, *boxes[0].canvas), float(PADDING), device=device)
-    if device.type == "cpu":
-        for canvas, image, box in zip(batch, pixels, boxes, strict=True):
-            box.place(canvas, resize_by_cv2(image, box))
-    else:
-        for places in group_places(image.shape for image in pixels).values():
-            canvases = batch[places]
-            boxes[places[0]].place(canvases, resize_by_torch([pixels[place] for place in places], boxes[places[0]]))
-            batch[places] = canvases
-    return batch.div_(255)
+def fill_canvases(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 [3, height, width] each, of unlike sizes but one canvas, to 0..1 [images, 3, height, width], channels last."""
+    if has_kernels_for(pixels[0]):
+        return fill_with_kernel(pixels, boxes, dtype)
+    batch = torch.full((len(pixels), 3, *boxes[0].canvas), float(PADDING), device=pixels[0].device)
+    for canvas, image, box in zip(batch, pixels, boxes, strict=True):
+        box.place(canvas, resize(interleave(image), box.image_width, box.image_height).permute(2, 0, 1))
+    return batch.div_(255).to(dtype, memory_format=torch.channels_last)
 
 
-def resize_by_torch(images: Sequence[Tensor], box: Letterbox) -> Tensor:
-    """Images of one size, together."""
-    size = box.image_height, box.image_width
-    resized = F.interpolate(torch.stack(list(images)).float(), size, mode="bilinear", align_corners=False, antialias=False)
-    return resized.round_()
+def fill_with_kernel(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype) -> Tensor:
+    from stages.resizekernel import letterbox_kernel
 
-
-def resize_by_cv2(image: Tensor, box: Letterbox) -> Tensor:
-    if image.shape[1:] == (box.image_height, box.image_width):
-        return image
-    rows = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
-    resized = cv2.resize(rows, (box.image_width, box.image_height), interpolation=cv2.INTER_LINEAR)
-    return torch.from_numpy(resized).permute(2, 0, 1)
+    planes, (height, width) = [image.contiguous() for image in pixels], boxes[0].canvas
+    size = len(planes), 3, height, width
+    out = torch.empty(size, dtype=dtype, device=planes[0].device, memory_format=torch.channels_last)
+    table = [
+        (image.data_ptr(), *image.shape[1:], box.top, box.left, box.image_height, box.image_width)
+        for image, box in zip(planes, boxes, strict=True)
+    ]
+    places = np.ascontiguousarray(np.array(table, dtype=np.int64).T)
+    scales = 1 / (places[[6, 5]] / places[[2, 1]])
+    letterbox_kernel[-(-height // TILE["ROWS"]) * -(-width // TILE["COLUMNS"]), len(planes)](
+        torch.from_numpy(places).to(out.device),
+        torch.from_numpy(scales).to(out.device),
+        out,
+        len(planes),
+        height,
+        width,
+        UNIT=WEIGHT_UNIT,
+        PADDING=PADDING,
+        **TILE,
+    )
+    return out

@@ -62,8 +62,7 @@ class YoloStage(Stage):
 
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
         """What the network finds, on the host: what non_max_suppression takes, without most of what it drops."""
-        batch = fill_canvases(pixels, boxes).to(self.dtype, memory_format=torch.channels_last)
-        predictions: Tensor = self.model(batch)[0].float()
+        predictions: Tensor = self.model(fill_canvases(pixels, boxes, self.dtype))[0].float()
         return (predictions if self.end2end else keep_confident(predictions, self.options.conf)).cpu()
 
     def _suppress(self, candidates: Tensor) -> list[Tensor]:

@@ -26,5 +26,12 @@ def draw_image(height: int, width: int, seed: int = 0) -> Image:
     return wrap_pixels(np.ascontiguousarray(pixels))
 
 
+def draw_noise(height: int, width: int, seed: int = 0) -> Image:
+    """Every pixel anything, half of them black or white: what rounds one way and the other, and overshoots."""
+    random = np.random.default_rng(seed)
+    pixels = random.integers(-128, 384, (height, width, 3)).clip(0, 255).astype(np.uint8)
+    return wrap_pixels(pixels)
+
+
 def read_photo(path: Path) -> Image:
     return wrap_pixels(cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB))

@@ -12,8 +12,9 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-from stages import kernels, launch, pointwise, warp, warpkernel
+from stages import kernels, launch, letterbox, pointwise, resizekernel, warp, warpkernel
 from stages.fused import FusedDetector, FusedRecognizer
+from stages.letterbox import Letterbox
 from stages.ocr import lay_out
 from stages.onnxfile import weight_files
 from stages.ppocr import load_detector, load_recognizer
@@ -41,7 +42,7 @@ class Compiling:
         key = self.kernel.__name__, *sorted(flags.items(), key=str)
         calls[key] = max(calls.get(key, (0, None, None)), (size, source, options), key=lambda call: call[0])
 
-found = [(module, name) for module in (kernels, pointwise, warpkernel) for name in vars(module)
+found = [(module, name) for module in (kernels, pointwise, warpkernel, resizekernel) for name in vars(module)
          if name.endswith("_kernel") and isinstance(vars(module)[name], JITFunction)]
 for module, name in found:
     setattr(module, name, Compiling(getattr(module, name)))
@@ -55,6 +56,7 @@ warp.cut_with_kernel([page], lay_out(0, torch.tensor(lines, dtype=torch.float32)
 hidden = torch.zeros(4, 768, dtype=torch.bfloat16)
 launch.add_norm(hidden, hidden, torch.nn.LayerNorm(768, dtype=torch.bfloat16))
 launch.add_bias_silu(torch.zeros(1, 16, 8, 8, dtype=torch.bfloat16), hidden[0, :16])
+letterbox.fill_with_kernel([torch.zeros(3, 300, 400, dtype=torch.uint8)], [Letterbox.fit(300, 400, 640, 32)], torch.float16)
 target = GPUTarget("cuda", int(sys.argv[1]), 32)
 shared = [compile(source, target=target, options=options).metadata.shared for _, source, options in calls.values()]
 print(*sorted({name for _, name in found} - {key[0] for key in calls}), max(shared))

@@ -38,7 +38,14 @@ def lay_out_lines(scale: float = 1.0) -> Lines:
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [((640, 480), (736, 992)), ((90, 70), (45, 35)), ((1, 1), (32, 32)), ((301, 7), (96, 48)), ((33, 257), (33, 31))],
+    [
+        ((640, 480), (736, 992)),
+        ((90, 70), (45, 35)),
+        ((96, 128), (64, 48)),
+        ((1, 1), (32, 32)),
+        ((301, 7), (96, 48)),
+        ((33, 257), (33, 31)),
+    ],
 )
 def test_resizing_in_torch_is_cv2s_to_the_bit(source: tuple[int, int], target: tuple[int, int]) -> None:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (*source, 3), dtype=np.uint8))

@@ -13,12 +13,14 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
+from stages import letterbox
 from stages.base import DeviceLost, Image, Objects, OutOfMemory, StageSpec
-from stages.letterbox import Letterbox, fill_canvases, resize_by_cv2, resize_by_torch
+from stages.letterbox import Letterbox, fill_canvases
 from stages.packs import Pack, resolve
+from stages.warp import resize, resize_in_torch
 from stages.yolo import YoloStage
 from stages.yolonet import build_network, convert_checkpoint, decode_in_float32, load_network, save_network
-from tests.stages.pictures import draw_image, read_photo
+from tests.stages.pictures import draw_image, draw_noise, read_photo
 
 SureWeights = Callable[..., dict[str, str]]
 
@@ -153,23 +155,19 @@ def test_the_mini_architecture_answers(blank_pack: Pack, mixed_images: list[Imag
         assert {found.label for found in answer.detections} <= set(stage.names)
 
 
-@pytest.mark.parametrize(("height", "width"), [(1080, 810), (720, 1280), (1, 3000), (641, 639), (32, 32), (7, 5)])
-def test_a_letterbox_is_that_of_ultralytics(height: int, width: int) -> None:
+@pytest.mark.parametrize("way", [resize, resize_in_torch])
+@pytest.mark.parametrize("size", [(1080, 810), (720, 1280), (1280, 960), (1, 3000), (641, 639), (32, 32), (7, 5)])
+def test_a_letterbox_is_that_of_ultralytics(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], way: Callable[..., torch.Tensor]
+) -> None:
     from ultralytics.data.augment import LetterBox
 
-    image = draw_image(height, width)
+    image = draw_noise(*size)
     assert image.pixels is not None
     theirs = LetterBox(640, auto=True, stride=32)(image=image.pixels.permute(1, 2, 0).numpy())
-    [ours] = fill_canvases([image.pixels], [Letterbox.fit(height, width, 640, 32)])
+    monkeypatch.setattr(letterbox, "resize", way)
+    [ours] = fill_canvases([image.pixels], [Letterbox.fit(*size, 640, 32)])
     assert torch.equal((ours * 255).round().to(torch.uint8).permute(1, 2, 0), torch.from_numpy(theirs))
-
-
-@pytest.mark.parametrize(("height", "width"), [(1080, 810), (100, 333), (1, 3000), (640, 480)])
-def test_a_gpus_resize_is_that_of_cv2_to_a_level(height: int, width: int) -> None:
-    pixels, box = draw_image(height, width).pixels, Letterbox.fit(height, width, 640, 32)
-    assert pixels is not None
-    difference = resize_by_torch([pixels], box)[0] - resize_by_cv2(pixels, box)
-    assert difference.abs().max() <= 1
 
 
 def test_importing_ultralytics_leaves_the_process_as_it_was() -> None:
