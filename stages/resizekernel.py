@@ -1,4 +1,4 @@
-"""Device code that letterbox.py starts: pictures from planes of bytes to what a network looks at.
+"""Device code that letterbox.py and resize.py start: pictures from planes of bytes to what a network looks at.
 
 The pictures of a batch may lie anywhere and be of any sizes; nothing is compiled anew for those.
 """
@@ -62,3 +62,78 @@ def blend_columns(rows, left, right, left_weight, right_weight):
     """Between two columns of each row, of which `rows` holds the addresses: UNIT times too bright, [rows, columns]."""
     first = tl.load(rows[:, None] + left[None, :]).to(tl.int32) * left_weight[None, :]
     return first + tl.load(rows[:, None] + right[None, :]).to(tl.int32) * right_weight[None, :]
+
+
+@triton.jit(do_not_specialize=["count", "columns"])
+def across_kernel(places, out, count, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TAPS: tl.constexpr):
+    """What is in use of each picture, resized across: bytes [rows, columns], one plane behind the other.
+
+    places: int64 [11, N]; the address of what is in use of each picture, its bytes from plane to plane and from row to row,
+    how many rows it has, with which row of `out` it begins; and of resize.Axis the table's address, taps and shift, across
+    and then down. `columns` is no constant, else Triton would give a thread neighbouring outputs for the sake of `out`.
+    """
+    image, channel = tl.program_id(1) // 3, (tl.program_id(1) % 3).to(tl.int64)
+    places += image
+    rows, tiles = tl.load(places + 3 * count).to(tl.int32), tl.cdiv(columns, COLUMNS)
+    start = tl.program_id(0) // tiles * ROWS
+    if start >= rows:  # others of the batch are taller
+        return
+    pitch = tl.load(places + 2 * count)
+    table = tl.load(places + 5 * count).to(tl.pointer_type(tl.int32))
+    taps, shift = tl.load(places + 6 * count).to(tl.int32), tl.load(places + 7 * count).to(tl.int32)
+    row, column = tl.arange(0, ROWS), tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
+    kept = column < columns
+    corner = tl.load(places).to(tl.pointer_type(tl.uint8)) + channel * tl.load(places + count) + start * pitch
+    first = tl.load(table + column, mask=kept, other=0)
+    # Within a program 32 bits are enough, and take half the arithmetic.
+    sources = corner + (tl.minimum(row, rows - 1 - start)[:, None] * pitch.to(tl.int32) + first[None, :])
+    weights = table + columns + column
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.int32) + (1 << shift - 1)
+    for _ in range(0, taps, TAPS):
+        for tap in tl.static_range(TAPS):
+            weight = tl.load(weights + tap * columns, mask=kept, other=0)
+            sums += tl.load(sources + tap).to(tl.int32) * weight[None, :]
+        sources += TAPS
+        weights += TAPS * columns
+    levels = tl.minimum(tl.maximum(sums >> shift, 0), 255).to(tl.uint8)
+    target = out + (tl.load(places + 4 * count) + channel * rows + start) * columns
+    tl.store(target + (row[:, None] * columns + column[None, :]), levels, mask=(row < rows - start)[:, None] & kept[None, :])
+
+
+@triton.jit(do_not_specialize=["count"])
+def down_kernel(
+    places,
+    wide,
+    mean,
+    deviation,
+    out,
+    count,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """across_kernel's bytes, resized down and normalised: [N, 3, HEIGHT, WIDTH]. places: as there."""
+    image, channel = tl.program_id(1) // 3, tl.program_id(1) % 3
+    places += image
+    table = tl.load(places + 8 * count).to(tl.pointer_type(tl.int32))
+    taps, shift = tl.load(places + 9 * count).to(tl.int32), tl.load(places + 10 * count).to(tl.int32)
+    tiles: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
+    inside, kept = tl.minimum(row, HEIGHT - 1), (column < WIDTH)[None, :]
+    line = tl.load(places + 4 * count) + channel * tl.load(places + 3 * count) + tl.load(table + inside)
+    sources = wide + line[:, None] * WIDTH + column[None, :]
+    weights = table + HEIGHT + inside
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.int32) + (1 << shift - 1)
+    for _ in range(0, taps, TAPS):
+        for tap in tl.static_range(TAPS):
+            weight = tl.load(weights + tap * HEIGHT)
+            sums += tl.load(sources + tap * WIDTH, mask=kept, other=0).to(tl.int32) * weight[:, None]
+        sources += TAPS * WIDTH
+        weights += TAPS * HEIGHT
+    levels = tl.minimum(tl.maximum(sums >> shift, 0), 255).to(tl.float32)
+    normal = tl.div_rn(levels - tl.load(mean + channel), tl.load(deviation + channel))
+    target = (tl.program_id(1).to(tl.int64) * HEIGHT + row)[:, None] * WIDTH + column[None, :]
+    tl.store(out + target, normal.to(out.dtype.element_ty), mask=(row < HEIGHT)[:, None] & kept)

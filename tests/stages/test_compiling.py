@@ -12,7 +12,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-from stages import kernels, launch, letterbox, pointwise, resizekernel, warp, warpkernel
+from stages import kernels, launch, letterbox, pointwise, resize, resizekernel, warp, warpkernel
 from stages.fused import FusedDetector, FusedRecognizer
 from stages.letterbox import Letterbox
 from stages.ocr import lay_out
@@ -56,7 +56,9 @@ warp.cut_with_kernel([page], lay_out(0, torch.tensor(lines, dtype=torch.float32)
 hidden = torch.zeros(4, 768, dtype=torch.bfloat16)
 launch.add_norm(hidden, hidden, torch.nn.LayerNorm(768, dtype=torch.bfloat16))
 launch.add_bias_silu(torch.zeros(1, 16, 8, 8, dtype=torch.bfloat16), hidden[0, :16])
-letterbox.fill_with_kernel([torch.zeros(3, 300, 400, dtype=torch.uint8)], [Letterbox.fit(300, 400, 640, 32)], torch.float16)
+planes, axes = torch.zeros(3, 300, 400, dtype=torch.uint8), [2 * (resize.prepare_axis(300, 384, 0, 384),)]
+letterbox.fill_with_kernel([planes], [Letterbox.fit(300, 400, 640, 32)], torch.float16)
+resize.resize_with_kernels([planes], axes, torch.zeros(3), torch.ones(3), torch.bfloat16)
 target = GPUTarget("cuda", int(sys.argv[1]), 32)
 shared = [compile(source, target=target, options=options).metadata.shared for _, source, options in calls.values()]
 print(*sorted({name for _, name in found} - {key[0] for key in calls}), max(shared))
