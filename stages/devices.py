@@ -90,7 +90,7 @@ def has_kernels(device: torch.device) -> bool:
 
 def tell_unfused(error: Exception) -> None:
     """Slower, but all goes on."""
-    told = f"OCR runs without its fused kernels, which cannot be compiled: {error!r}"
+    told = f"The kernels for the GPU cannot be compiled, and the stages run without: {error!r}"
     warnings.warn(told, RuntimeWarning, stacklevel=3)
 
 
