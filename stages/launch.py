@@ -301,7 +301,7 @@ def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
     classes = logits.new_empty(logits.shape[:-1], dtype=torch.int64)
     probabilities = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
     pointwise.choose_kernel[(classes.numel(),)](
-        logits.contiguous(), classes, probabilities, logits.shape[-1], BLOCK=2048, num_warps=8
+        logits.contiguous(), classes, probabilities, logits.shape[-1], BLOCK=1024, num_warps=8
     )
     return classes, probabilities
 

@@ -176,25 +176,24 @@ def project_kernel(
     tl.store(out + start * OUTPUTS + target, result.to(tl.float16), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def choose_kernel(logits, classes, probabilities, count, BLOCK: tl.constexpr):
     """Twice over a row, the second time from the cache, so that no exponential is taken in vain."""
-    logits += tl.program_id(0).to(tl.int64) * count
+    row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     most = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
     where = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, count, BLOCK):
         place = start + lane
-        value = tl.load(logits + place, mask=place < count, other=float("-inf")).to(tl.float32)
+        value = tl.load(logits + row * count + place, mask=place < count, other=float("-inf")).to(tl.float32)
         where = tl.where(value > most, place, where)
         most = tl.maximum(most, value)
     best = tl.max(most, axis=0)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, count, BLOCK):
         place = start + lane
-        value = tl.load(logits + place, mask=place < count, other=float("-inf")).to(tl.float32)
+        value = tl.load(logits + row * count + place, mask=place < count, other=float("-inf")).to(tl.float32)
         total += tl.exp(value - best)
-    row = tl.program_id(0)
     tl.store(classes + row, tl.min(tl.where(most == best, where, count), axis=0).to(tl.int64))
     tl.store(probabilities + row, 1.0 / tl.sum(total, axis=0))
 
@@ -275,11 +274,7 @@ def add_norm_kernel(
 def bias_silu_kernel(values, bias, count, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
     """A convolution's bias and SiLU in place, the channels last. The sum is rounded before the SiLU, as torch's is."""
     start, lane = tl.program_id(0).to(tl.int64) * BLOCK, tl.arange(0, BLOCK)
-    values += start
-    # What Triton is to load together must lie in a row, and be masked alike.
-    alike: tl.constexpr = 8 if CHANNELS % 8 == 0 else 1
-    channel = (tl.multiple_of((start % CHANNELS).to(tl.int32), alike) + lane) % CHANNELS
-    kept = lane // alike < (count - start) // alike
-    value = tl.load(values + lane, mask=kept, other=0.0)
+    place, channel = start + lane, ((start % CHANNELS).to(tl.int32) + lane) % CHANNELS
+    value = tl.load(values + place, mask=place < count, other=0.0)
     value = (value.to(tl.float32) + tl.load(bias + channel).to(tl.float32)).to(value.dtype).to(tl.float32)
-    tl.store(values + lane, (value * tl.sigmoid(value)).to(values.dtype.element_ty), mask=kept)
+    tl.store(values + place, (value * tl.sigmoid(value)).to(values.dtype.element_ty), mask=place < count)
