@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.launch import attend, choose, convolve, enlarge, excite, filter_channels, join, merge, mix
+from stages.launch import choose, convolve, enlarge, excite, filter_channels, join, merge, mix
 from stages.layers import Convolution, Depthwise, Excitation, Head, Mixer
 from stages.ppocr import BLANK, Detector, Recognizer, count_steps
 
@@ -127,25 +127,30 @@ class FusedRecognizer:
         # The mean of 3×2, for which torch's own pooling takes ten times as long with the channels last.
         count, rows, columns, channels = hidden.shape
         pooled = hidden[:, :, : columns // 2 * 2].reshape(count, rows, columns // 2, 2, channels).mean(dim=(1, 3))
-        lengths = count_steps(padded)
-        steps = torch.arange(pooled.shape[1], device=lines.device) < lengths[:, None]
-        states = self._read(pooled, steps, lengths)
-        classes, probabilities = choose(F.linear(states, self.head_weight, self.head_bias))
+        steps = torch.arange(pooled.shape[1], device=lines.device) < count_steps(padded)[:, None]
+        classes, probabilities = choose(F.linear(self._read(pooled, steps), self.head_weight, self.head_bias))
         return classes.masked_fill(~steps, BLANK), probabilities
 
-    def _read(self, pooled: Tensor, steps: Tensor, lengths: Tensor) -> Tensor:
+    def _read(self, pooled: Tensor, steps: Tensor) -> Tensor:
         """pooled: [N, steps, channels]. Returns the last hidden states, [N, steps, 120]."""
         skip, reduce, _ = self.svtr.conv_block
         residual, hidden = (F.silu(F.linear(pooled, pointwise(part), part.convolution.bias)) for part in (skip, reduce))
         hidden = hidden * steps[..., None]
         hidden = hidden + F.silu(filter_channels(self.local, hidden[:, None].contiguous())[0][:, 0])
         for block in self.svtr.svtr_block:
-            attention = block.self_attn
-            mixed = attend(attention.qkv(block.layer_norm1(hidden)), lengths, attention.num_heads, attention.scale)
-            hidden = hidden + attention.projection(mixed)
+            hidden = hidden + attend(block.self_attn, block.layer_norm1(hidden), steps)
             hidden = hidden + block.mlp(block.layer_norm2(hidden))
         states: Tensor = self.svtr.norm(hidden) + residual
         return states
+
+
+def attend(attention: Any, hidden: Tensor, steps: Tensor) -> Tensor:
+    """Self-attention by plain matrix products: the fused ones, for these small heads, plan each shape anew."""
+    query, key, value = attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    scores = (query * attention.scale) @ key.transpose(-1, -2)
+    weights = scores.masked_fill(~steps[:, None, None], float("-inf")).softmax(dim=-1)
+    states: Tensor = attention.projection((weights @ value).transpose(1, 2).flatten(2))
+    return states
 
 
 def gate_of(module: Any) -> Excitation:

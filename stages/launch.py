@@ -28,7 +28,6 @@ MIXED_PIXELS, MIXED_UNITS = 64, 32  # small enough for three programs on a multi
 GATED_PIXELS, MERGED_PIXELS = 32, 16
 PROJECTED_PIXELS, PROJECTED_OUTPUTS, PROJECTED_INPUTS = 128, 128, 64
 SUMMED_TILES = 16
-ATTENDED_STEPS = 64
 NORMED_ROWS = 4
 SILU_BLOCK = 2048
 
@@ -274,26 +273,6 @@ def enlarge(head: Head, pixels: Tensor) -> Tensor:
         BLOCK=head.first.shape[1],
     )
     return out.view(torch.uint8)
-
-
-def attend(projected: Tensor, lengths: Tensor, heads: int, scale: float) -> Tensor:
-    """Self-attention: [N, steps, dim] from queries, keys and values side by side, [N, steps, 3 · dim]. lengths: int64 [N], how
-    many steps each line has, at least one; the others are not seen."""
-    count, steps, thrice = projected.shape
-    out = projected.new_empty(count, steps, thrice // 3)
-    width = thrice // 3 // heads
-    pointwise.attend_kernel[triton.cdiv(steps, ATTENDED_STEPS), heads, count](
-        projected,
-        lengths,
-        out,
-        steps,
-        SCALE=scale,
-        HEADS=heads,
-        WIDTH=width,
-        STEPS=ATTENDED_STEPS,
-        BLOCK=triton.next_power_of_2(width),
-    )
-    return out
 
 
 def choose(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -198,46 +198,6 @@ def choose_kernel(logits, classes, probabilities, count, BLOCK: tl.constexpr):
     tl.store(probabilities + row, 1.0 / tl.sum(total, axis=0))
 
 
-@triton.jit(do_not_specialize=["steps"])
-def attend_kernel(
-    projected,
-    lengths,
-    out,
-    steps,
-    SCALE: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Self-attention within each line's own steps, of STEPS queries and keys at a time, by a softmax that is mended as its
-    greatest grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
-    head, line = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    length = tl.load(lengths + line).to(tl.int32)
-    step, lane = tl.arange(0, STEPS), tl.arange(0, BLOCK)
-    told = (lane < WIDTH)[None, :]
-    projected += line * steps * 3 * HEADS * WIDTH + head * WIDTH
-    asked = tl.program_id(0) * STEPS + step
-    places = asked[:, None] * (3 * HEADS * WIDTH) + lane[None, :]
-    query = tl.load(projected + places, mask=(asked < steps)[:, None] & told, other=0.0)
-    most = tl.full([STEPS], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([STEPS], dtype=tl.float32)
-    result = tl.zeros([STEPS, BLOCK], dtype=tl.float32)
-    for start in range(0, length, STEPS):
-        seen = start + step < length
-        places = (start + step)[:, None] * (3 * HEADS * WIDTH) + lane[None, :]
-        key = tl.load(projected + HEADS * WIDTH + places, mask=seen[:, None] & told, other=0.0)
-        value = tl.load(projected + 2 * HEADS * WIDTH + places, mask=seen[:, None] & told, other=0.0)
-        scores = tl.where(seen[None, :], tl.dot(query, key.T) * SCALE, float("-inf"))
-        greatest = tl.maximum(most, tl.max(scores, axis=1))
-        shrunk, weights = tl.exp(most - greatest), tl.exp(scores - greatest[:, None])
-        total = total * shrunk + tl.sum(weights, axis=1)
-        result = tl.dot(weights.to(tl.float16), value, result * shrunk[:, None])
-        most = greatest
-    target = out + (line * steps + asked)[:, None] * (HEADS * WIDTH) + head * WIDTH + lane[None, :]
-    tl.store(target, (result / total[:, None]).to(tl.float16), mask=(asked < steps)[:, None] & told)
-
-
 @triton.jit
 def add_norm_kernel(
     hidden,

@@ -30,7 +30,7 @@ MOST_CUT = 16  # as many times the pixels that are kept may be resized and cut o
 KEPT_AXES = 512  # whose tables stay on the device, mostly some 20 kB each
 
 TAPS = 2  # that a kernel sums at once; tables are padded to a multiple
-ACROSS_TILE = {"ROWS": 16, "COLUMNS": 128}  # bytes that one program makes, a column of them by each thread
+ACROSS_TILE = {"ROWS": 16, "COLUMNS": 128}  # bytes that one program makes, in each a column of them one thread
 DOWN_TILE = {"ROWS": 8, "COLUMNS": 128}
 
 

@@ -70,8 +70,7 @@ def across_kernel(places, out, count, columns, ROWS: tl.constexpr, COLUMNS: tl.c
 
     places: int64 [11, N]; the address of what is in use of each picture, its bytes from plane to plane and from row to row,
     how many rows it has, with which row of `out` it begins; and of resize.Axis the table's address, taps and shift, across
-    and then down. A tensor is of one row's outputs, so that neighbouring lanes are sure to read neighbouring bytes: of two
-    dimensions of which neither is contiguous, as here, Triton chooses either.
+    and then down. `columns` is no constant, else Triton would give a thread neighbouring outputs for the sake of `out`.
     """
     image, channel = tl.program_id(1) // 3, (tl.program_id(1) % 3).to(tl.int64)
     places += image
@@ -82,27 +81,23 @@ def across_kernel(places, out, count, columns, ROWS: tl.constexpr, COLUMNS: tl.c
     pitch = tl.load(places + 2 * count)
     table = tl.load(places + 5 * count).to(tl.pointer_type(tl.int32))
     taps, shift = tl.load(places + 6 * count).to(tl.int32), tl.load(places + 7 * count).to(tl.int32)
-    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
+    row, column = tl.arange(0, ROWS), tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
     kept = column < columns
     corner = tl.load(places).to(tl.pointer_type(tl.uint8)) + channel * tl.load(places + count) + start * pitch
     first = tl.load(table + column, mask=kept, other=0)
+    # Within a program 32 bits are enough, and take half the arithmetic.
+    sources = corner + (tl.minimum(row, rows - 1 - start)[:, None] * pitch.to(tl.int32) + first[None, :])
     weights = table + columns + column
-    sums = (tl.zeros([COLUMNS], dtype=tl.int32) + (1 << shift - 1),) * ROWS
-    for start_tap in range(0, taps, TAPS):
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.int32) + (1 << shift - 1)
+    for _ in range(0, taps, TAPS):
         for tap in tl.static_range(TAPS):
             weight = tl.load(weights + tap * columns, mask=kept, other=0)
-            added = ()
-            for row in tl.static_range(ROWS):
-                # Within a program 32 bits are enough, and take half the arithmetic.
-                line = tl.minimum(row, rows - 1 - start) * pitch.to(tl.int32)
-                added += (sums[row] + tl.load(corner + (first + (line + start_tap + tap))).to(tl.int32) * weight,)
-            sums = added
+            sums += tl.load(sources + tap).to(tl.int32) * weight[None, :]
+        sources += TAPS
         weights += TAPS * columns
-    target = out + (tl.load(places + 4 * count) + channel * rows + start) * columns + column
-    left = tl.where(kept, rows - start, 0)
-    for row in tl.static_range(ROWS):
-        levels = tl.minimum(tl.maximum(sums[row] >> shift, 0), 255).to(tl.uint8)
-        tl.store(target + row * columns, levels, mask=left > row)
+    levels = tl.minimum(tl.maximum(sums >> shift, 0), 255).to(tl.uint8)
+    target = out + (tl.load(places + 4 * count) + channel * rows + start) * columns
+    tl.store(target + (row[:, None] * columns + column[None, :]), levels, mask=(row < rows - start)[:, None] & kept[None, :])
 
 
 @triton.jit(do_not_specialize=["count"])
