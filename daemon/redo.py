@@ -79,7 +79,7 @@ def _why_left(record: Record, sink: Sink | None) -> str:
     if sink is None:
         return "their inbox is not in the configuration"
     if sink.bins_mode in ("link", "copy") and record.location.startswith(os.path.join(sink.bins, b"")):
-        return f'they lie in a bin themselves, and and bins = "{sink.bins_mode}" moves no image'
+        return f'they lie in a bin themselves, and bins = "{sink.bins_mode}" moves no image'
     try:
         status = os.lstat(record.location)
     except OSError:

@@ -24,7 +24,7 @@ from stages.layers import Convolution, Depthwise, Excitation, Head, Mixer, outpu
 PIXELS = 128  # of an output that one program makes
 TILE = {"ROWS": 4, "COLUMNS": 32}  # of them, where a program reads their neighbours too
 FILTERED_RUNS, FILTERED_ROWS, RUN, FILTERED_CHANNELS = 16, 4, 8, 32  # runs in all, in so many rows
-MIXED_PIXELS, MIXED_UNITS = 64, 32  # small enough for three programs on a multiprocessor
+MIXED_PIXELS, MIXED_UNITS = 64, 32  # small enough for two or three programs on a multiprocessor
 GATED_PIXELS, MERGED_PIXELS = 32, 16
 PROJECTED_PIXELS, PROJECTED_OUTPUTS, PROJECTED_INPUTS = 128, 128, 64
 SUMMED_TILES = 16
@@ -47,7 +47,8 @@ def convolve(
     channels. want_sums: also the channels' sums over tiles of each image.
     """
     shape, size = layer.shape, pixels.shape[1:3]
-    if shape["TALL"] == shape["WIDE"] == 1 and widths is None:  # no neighbours: all pixels in one row
+    if all(shape[side] == 1 for side in ("TALL", "WIDE", "DOWN", "ACROSS")) and widths is None and pooled is None:
+        # No neighbours: all pixels are one row.
         pixels = pixels.flatten(1, 2)[:, None]
     count, height, width, _ = pixels.shape
     rows, columns = output_size(shape, height, width)
@@ -73,7 +74,7 @@ def convolve(
         **tile,
         BLOCK=layer.weight.shape[1],
     )
-    return out.view(count, *output_size(shape, *size), -1), sums
+    return out.view(count, *output_size(shape, *size), out.shape[3]), sums
 
 
 def filter_channels(
@@ -201,7 +202,7 @@ def project(weight: Tensor, bias: Tensor, pixels: Tensor, *, gelu: bool = False,
 
 
 def try_project(device: torch.device) -> None:
-    """The kernel that takes most of a GPU's shared memory, once. Raises whatever Triton and its compilers do."""
+    """One of the two kernels that take most of a GPU's shared memory, once. Raises whatever Triton and its compilers do."""
     inputs, outputs = 384, 768
     weight = torch.zeros(inputs, outputs, dtype=torch.float16, device=device)
     project(weight, weight.new_zeros(outputs, dtype=torch.float32), weight.new_zeros(1, 1, 1, inputs), gelu=True)

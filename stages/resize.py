@@ -21,12 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.devices import group_places, has_kernels_for
+from stages.devices import group_places, has_kernels_for, split_batches
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 MOST_CUT = 16  # as many times the pixels that are kept may be resized and cut off
+ALIKE_PIXELS = 1 << 25  # of pictures of one size that torch resizes together, where there are no kernels
 KEPT_AXES = 512  # whose tables stay on the device, mostly some 20 kB each
 
 TAPS = 2  # that a kernel sums at once; tables are padded to a multiple
@@ -64,9 +65,13 @@ def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "
     Those are _compute_index_ranges_int16_weights in ATen's UpSampleKernel.cpp: as many bits for the weights as let the
     greatest of all outputs fit 16. Where an axis grows that is the first output's, which lacks its neighbour on one side.
     """
-    _, everywhere = weigh(size, resized, np.arange(resized if resized <= size else 1))
+    if resized <= size:
+        everywhere, inputs = weigh(size, resized, np.arange(resized))
+        weights, inputs = everywhere[start : start + kept], inputs[start : start + kept]
+    else:
+        everywhere, _ = weigh(size, resized, np.arange(1))
+        weights, inputs = weigh(size, resized, np.arange(start, start + kept))
     shift = next(bits for bits in range(23) if bits == 22 or everywhere.max() * (2 << bits) + 0.5 >= 1 << 15)
-    inputs, weights = weigh(size, resized, np.arange(start, start + kept))
     scaled = weights * (1 << shift)
     rounded = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32)
     outputs, taps = rounded.nonzero()
@@ -78,8 +83,8 @@ def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "
     return Axis(torch.from_numpy(table).to(device), shift, int(first[0]), int(first[-1]) + count)
 
 
-def weigh(size: int, resized: int, outputs: Integers) -> tuple[Integers, Floats]:
-    """The inputs within reach of some outputs, and their weights, which sum to 1: [outputs, taps] each.
+def weigh(size: int, resized: int, outputs: Integers) -> tuple[Floats, Integers]:
+    """The weights of the inputs within reach of some outputs, which sum to 1, and those inputs: [outputs, taps] each.
 
     Output i is a weighted mean of the inputs around its centre, `(i + 0.5) * size / resized`, by Keys' cubic (a = -0.5,
     "Cubic convolution interpolation for digital image processing", 1981), stretched by the scale when shrinking, as
@@ -93,7 +98,7 @@ def weigh(size: int, resized: int, outputs: Integers) -> tuple[Integers, Floats]
     inputs = first[:, None] + np.arange(2 * math.ceil(reach) + 1)
     weights = cubic((inputs - centres[:, None] + 0.5) * (2 / reach))
     weights[inputs >= end[:, None]] = 0
-    return inputs, weights / weights.cumsum(axis=1)[:, -1:]
+    return weights / weights.cumsum(axis=1)[:, -1:], inputs
 
 
 def cubic(distance: Floats) -> Floats:
@@ -105,15 +110,15 @@ def cubic(distance: Floats) -> Floats:
 
 
 def crop(image: Tensor, rows: Axis, columns: Axis) -> Tensor:
-    """What is in use of a picture [3, height, width]; what it lacks weighs nothing."""
-    below, beside = max(rows.end - image.shape[1], 0), max(columns.end - image.shape[2], 0)
+    """What is in use of a picture [..., height, width]; what it lacks weighs nothing."""
+    below, beside = max(rows.end - image.shape[-2], 0), max(columns.end - image.shape[-1], 0)
     if below or beside:
         image = F.pad(image, (0, beside, 0, below))
-    return image[:, rows.start : rows.end, columns.start : columns.end]
+    return image[..., rows.start : rows.end, columns.start : columns.end]
 
 
 def resize_in_torch(image: Tensor, rows: Axis, columns: Axis) -> Tensor:
-    """uint8 [3, height, width] to [3, rows' outputs, columns' outputs]."""
+    """uint8 [..., height, width] to [..., rows' outputs, columns' outputs]."""
     wide = sum_taps(crop(image, rows, columns), columns)
     return sum_taps(wide.mT, rows).mT
 
@@ -186,12 +191,14 @@ class ImageProcessor:
             return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
         batch = torch.empty(len(pixels), 3, self.height, self.width, device=self._device)
         for (height, width), places in group_places(image.shape[1:] for image in pixels).items():
-            resized, alike = self._scale(height, width), [pixels[place] for place in places]
+            resized = self._scale(height, width)
             if self.stock and math.prod(resized) <= MOST_CUT * self.height * self.width:
-                batch[places] = self._crop(F.interpolate(torch.stack(alike), resized, mode="bicubic", antialias=True)).float()
+                alike = torch.stack([pixels[place] for place in places])
+                batch[places] = self._crop(F.interpolate(alike, resized, mode="bicubic", antialias=True)).float()
             else:
-                for place in places:
-                    batch[place] = resize_in_torch(pixels[place], *self._axes(height, width))
+                rows, columns = self._axes(height, width)
+                for part in split_batches(places, max(ALIKE_PIXELS // (height * width), 1)):
+                    batch[part] = resize_in_torch(torch.stack([pixels[place] for place in part]), rows, columns).float()
         return ((batch - self.mean) / self.deviation).to(self.dtype)
 
     def _crop(self, resized: Tensor) -> Tensor:

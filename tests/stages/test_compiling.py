@@ -38,8 +38,12 @@ class Compiling:
         flags = {name: value for name, value in constants.items() if value is None or isinstance(value, bool)}
         size = math.prod(value + 1 for name, value in constants.items() if name not in flags)
         types = {name: TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32" for name, value in given.items()}
-        source = ASTSource(self.kernel, types | dict.fromkeys(constants, "constexpr"), constants)
-        key = self.kernel.__name__, *sorted(flags.items(), key=str)
+        # As at a launch: only loads of which Triton knows that they are aligned run ahead, into more of that memory.
+        pointers = [place for place, name in enumerate(self.kernel.arg_names) if types[name].startswith("*")]
+        aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
+        source = ASTSource(self.kernel, types | dict.fromkeys(constants, "constexpr"), constants, aligned)
+        widest = [constants.get(name) for name in ("INPUTS", "OUTPUTS", "TALL")]
+        key = self.kernel.__name__, *widest, *sorted(flags.items(), key=str)
         calls[key] = max(calls.get(key, (0, None, None)), (size, source, options), key=lambda call: call[0])
 
 found = [(module, name) for module in (kernels, pointwise, warpkernel, resizekernel) for name in vars(module)
