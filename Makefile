@@ -41,6 +41,7 @@ bench: $(STAMP)  ## what the daemon costs beside a bare loop, with fake stages
 	$(BIN)/python -m benchmarks.overhead
 
 gpu-test: $(STAMP)  ## the tests that need a CUDA device
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch finds no CUDA device")'
 	$(BIN)/python -m pytest -m gpu
 
 gpu-bench: $(STAMP)  ## the standard job on this machine, beside one image at a time (BENCH="--count 2000 --memory 10")

@@ -50,8 +50,14 @@ def bench(
         raise typer.BadParameter("there is nothing to run: give --cold or --warm")
     if count < (least := max(1 + sample, WARM_UP + single)):
         raise typer.BadParameter(
-            f"--sample and --single take their images from the job's: --count must be {least} or more, or they less"
+            f"--sample and --single take their images from the job's: --count must be {least} or more, or those less "
+            "(--sample 2 --single 10)"
         )
+    for path in (json, plot):  # before hours of work, not after them
+        if path and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise typer.BadParameter(f"{path} cannot be written: give a file in a folder that there is")
+    with written_into(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     place = Place(folder, pack, pipeline or ())
     report = run_bench(
         place,

@@ -191,7 +191,8 @@ class StageSection(Section):
     model: str = Field("", description="The path of a folder of weights for this stage alone; empty: the pack's.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto: bfloat16 on GPUs from Ampere on (ocr and yolo: float16), float16 on older ones, float32 on a CPU.",
+        description="auto: bfloat16 on GPUs from Ampere on (ocr and yolo: float16), float16 on older ones, float32 on a CPU, "
+        "where any other is slower, for ocr many times.",
     )
     batch_size: int = Field(
         0, ge=0, description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU."
