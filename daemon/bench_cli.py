@@ -53,9 +53,7 @@ def bench(
             f"--sample and --single take their images from the job's: --count must be {least} or more, or those less "
             "(--sample 2 --single 10)"
         )
-    for path in (json, plot):  # before hours of work, not after them
-        if path and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise typer.BadParameter(f"{path} cannot be written: give a file in a folder that there is")
+    refuse_lost_reports(json, plot)
     with written_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
     place = Place(folder, pack, pipeline or ())
@@ -76,6 +74,13 @@ def bench(
             json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if plot:
             draw_run(report.runs[-1], plot)
+
+
+def refuse_lost_reports(*paths: Path | None) -> None:
+    """Before hours of work, not after them."""
+    for path in paths:
+        if path and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise typer.BadParameter(f"{path} cannot be written: give a file in a folder that there is")
 
 
 def print_report(report: Report) -> None:
