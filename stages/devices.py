@@ -69,7 +69,7 @@ def device_errors() -> Iterator[None]:
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton's kernels can be used there. The one that takes most is tried: Triton also wants a C compiler with
+    """Whether Triton's kernels can be used there. One of the largest is tried: Triton also wants a C compiler with
     Python's headers, a folder for what it has compiled, and a GPU that it knows and that has the room; all that is known
     only then. Raises OutOfMemory, DeviceLost."""
     if find_spec("triton") is None or (device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_GPU):
