@@ -32,6 +32,7 @@ from daemon.jobs import JobStatus
 from daemon.models_cli import models_app, train_app
 from daemon.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
 from daemon.recovery_cli import backup, repair, verify
+from daemon.soundness import MOST
 
 app = typer.Typer(
     name="visiond",
@@ -127,7 +128,7 @@ def list_images(
     status: Annotated[
         State | None, typer.Option("--status", "-s", case_sensitive=False, help="Only files in this state.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST, help="The newest so many.")] = 50,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -145,10 +146,7 @@ def list_images(
         return
     print_listing(
         ("id", "state", "file", "bin or reason"),
-        (
-            (r.id, r.status.name, os.fsdecode(r.location), r.bin or ": ".join(filter(None, (r.reason, r.detail))))
-            for r in records
-        ),
+        ((r.id, r.status.name, os.fsdecode(r.location), r.told) for r in records),
     )
     if len(records) == limit:
         errors.print(f"These are the newest {limit}; --limit shows more.")
@@ -167,7 +165,7 @@ def show(
     from daemon import control
 
     with control.open_reader(read_config(config)) as reader:
-        record = control.find_image(reader, image)
+        record = control.find_whole(reader, image)
     if as_json:
         sys.stdout.buffer.write(record.sidecar)
     else:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from daemon.config import Config
-from daemon.errors import NothingFound, NotPermitted, NotRunning, WrongArgument
+from daemon.errors import LedgerDamaged, NothingFound, NotPermitted, NotRunning, WrongArgument
 from daemon.files import tell_lost_ledger
 from daemon.hints import command
 from daemon.jobs import JobStatus
@@ -95,6 +95,18 @@ def find_image(reader: Reader, name: str) -> Record:
         ]
         raise WrongArgument("\n".join([f"Several images are called {name}; give the whole path or the number:", *lines]))
     return found[0]
+
+
+def find_whole(reader: Reader, name: str) -> Record:
+    """As find_image; raises LedgerDamaged when what the ledger has of it is damaged."""
+    record = find_image(reader, name)
+    if record.doubt:
+        redo, repair = command("redo", str(record.id)), command("repair")
+        raise LedgerDamaged(
+            f"The ledger is damaged where it has {record.doubt} of {name}. Stop the daemon and run `{repair}`, which takes "
+            f"what is true from its sidecar, or have the image annotated again: `{redo}`."
+        )
+    return record
 
 
 def find_ended(reader: Reader, name: str, status: JobStatus) -> Record:

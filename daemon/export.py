@@ -15,8 +15,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from daemon.errors import MissingLibrary, WrongArgument
+from daemon.display import quantity
+from daemon.errors import LedgerDamaged, MissingLibrary, WrongArgument
 from daemon.files import STDOUT, written_whole
+from daemon.hints import command
 from daemon.records import Reader, Record
 
 COLUMNS = {  # lists are of strings
@@ -60,12 +62,14 @@ def export_records(
     """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all; returns how many.
 
     file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: told how many rows are written, of how
-    many. force: replace a file that is there. Raises WrongArgument, NotWritable, MissingLibrary.
+    many. force: replace a file that is there. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged,
+    with all the others written, when some images are damaged in the ledger.
     """
     counts = reader.bin_counts()
     _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
-    found, total, written = reader.finished(bin_name), sum(wanted.values()), 0
+    doubtful: list[int] = []
+    found, total, written = _whole(reader.finished(bin_name), doubtful), sum(wanted.values()), 0
 
     def count() -> Iterator[Record]:
         nonlocal written
@@ -79,7 +83,21 @@ def export_records(
     else:
         with written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
             write(out, count())
+    if doubtful:
+        raise LedgerDamaged(
+            f"{quantity(len(doubtful), 'image')} left out, the first with number {doubtful[0]}: damaged in the ledger. Stop "
+            f"the daemon and run `{command('repair')}`, which takes what is true from the sidecars. All others are exported."
+        )
     return written
+
+
+def _whole(records: Iterable[Record], doubtful: list[int]) -> Iterator[Record]:
+    """But for those that are damaged in the ledger, whose numbers are noted."""
+    for record in records:
+        if record.doubt:
+            doubtful.append(record.id)
+        else:
+            yield record
 
 
 def format_of(file: Path) -> str:

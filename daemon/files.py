@@ -10,7 +10,8 @@ from pathlib import Path
 from daemon.config import Config
 from daemon.errors import NotWritable, WrongArgument
 from daemon.hints import command
-from daemon.state import DATABASE, LEDGER
+from daemon.soundness import is_blank
+from daemon.state import DATABASE, IDENTITY, LEDGER
 
 STDOUT = Path("-")
 
@@ -61,9 +62,12 @@ def written_into(folder: Path) -> Iterator[None]:
 
 
 def tell_lost_ledger(config: Config) -> str:
-    """What to say where results are there and the ledger is not: a daemon begins a new one. Empty where that is not so."""
+    """What to say where results are there and the ledger is not, or is empty, and nothing beside it says that it was lost: a
+    daemon begins a new one. Empty where that is not so."""
     path = config.state.path / LEDGER
-    if path.exists() or not any(name.endswith(".json") for _, _, names in os.walk(config.output.results) for name in names):
+    if not is_blank(path) or (config.state.path / IDENTITY).exists():
+        return ""
+    if not any(name.endswith(".json") for _, _, names in os.walk(config.output.results) for name in names):
         return ""
     mend = f"`{command('repair')}` makes it from them; `{command('run')}` begins a new one."
     return f"There is no ledger at {path}, but there are results: {mend}"

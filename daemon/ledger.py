@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
-from daemon.jobs import Admitted, Ending, Failure, File, Job, JobStatus, Placed, Version
-from daemon.messages import Output
+from daemon import identity
+from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
 from daemon.records import Model, Record, assemble
-from daemon.schema import connect, unusable
+from daemon.rows import content_row, ending_checksum, file_row, job_of, reason_of, result_row
+from daemon.schema import unusable
 from daemon.statements import SQL, run_rows
-from stages.base import Reason
+from daemon.stored import Key, Stored, read_stored
 
+log = structlog.get_logger()
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
 
@@ -42,7 +45,8 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError."""
         self.path = path
-        self._connection = connect(path)
+        self._connection, self.remark = identity.open_ledger(path)  # what is to be said of it, if anything
+        self._damaged: set[Key] = set()  # digests with a model, or None for format and size
         self._requests: queue.SimpleQueue[tuple[Work, asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._models: dict[int, Model] = {}
         self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
@@ -59,7 +63,13 @@ class Ledger:
         """Finish what was asked for and close the file."""
         self._requests.put(None)
         self._thread.join()
+        with contextlib.suppress(sqlite3.Error):
+            identity.note(self.path, identity.identity_of(self._connection))
         self._connection.close()
+
+    async def identity(self) -> identity.Identity:
+        """Which ledger it is, and up to which number its images are numbered."""
+        return await self._ask(identity.identity_of)
 
     # Setting up
 
@@ -96,7 +106,8 @@ class Ledger:
         def work(connection: sqlite3.Connection) -> Admitted:
             now = time.time()
             last = connection.execute(SQL["last_id"]).fetchone()[0]
-            statuses = [row[0] for row in run_rows(connection, "admit", [self._row(file, now) for file in files])]
+            rows = [file_row(file, self._priorities[file.inbox], now) for file in files]
+            statuses = [row[0] for row in run_rows(connection, "admit", rows)]
             new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
             if not statuses:
                 return Admitted(*new, 0)
@@ -134,7 +145,7 @@ class Ledger:
 
         rows, cursors = await self._ask(work)
         self._cursors |= cursors
-        return [self._job(row) for row in rows]
+        return [job_of(row) for row in rows]
 
     async def seconds_to_next_try(self) -> float | None:
         """When the next postponed job is due; None when there is none."""
@@ -144,23 +155,27 @@ class Ledger:
 
     async def recall(self, jobs: Sequence[Job]) -> None:
         """Give each job what is known of its bytes: format and size, and the results of the present models."""
-        digests = [(digest,) for digest in {job.digest for job in jobs}]
+        digests = {job.digest for job in jobs}
 
-        def work(connection: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
-            contents = run_rows(connection, "contents", digests)
-            return contents, run_rows(connection, "results", digests) if contents else []
+        def work(connection: sqlite3.Connection) -> Stored:
+            return self._read_stored(connection, digests)
 
-        contents, results = await self._ask(work)
-        headers = {row[0]: tuple(row)[1:] for row in contents}
+        stored = await self._ask(work)
         stages = {number: stage for stage, number in self._model_ids.items()}
-        outputs: dict[bytes, dict[str, Output]] = {}
-        for digest, model, payload, seconds in results:
-            if model in stages:
-                outputs.setdefault(digest, {})[stages[model]] = Output(payload, seconds)
         for job in jobs:
-            if job.digest in headers:
-                job.format, job.width, job.height = headers[job.digest]
-                job.outputs |= outputs.get(job.digest, {})
+            if job.digest in stored.contents:
+                job.format, job.width, job.height = stored.contents[job.digest]
+                outputs = stored.results.get(job.digest, {})
+                job.outputs |= {stages[model]: output for model, output in outputs.items() if model in stages}
+
+    def _read_stored(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
+        """What is damaged is not used: its model is asked again, and the new answer takes its place."""
+        stored = read_stored(connection, digests, self._models)
+        for digest, model in stored.damaged - self._damaged:
+            what = self._models[model].stage if model in self._models else "format and size"
+            log.error("damaged in the ledger, its models are asked again", what=what, digest=digest.hex())
+        self._damaged |= stored.damaged
+        return stored
 
     # After it
 
@@ -185,7 +200,7 @@ class Ledger:
                 again = {ending.job.id: ending for ending in judge(changed)}
                 endings[:] = [again.get(ending.job.id, ending) for ending in endings]
             postponed = [
-                (e.attempts, e.not_before, _reason(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
+                (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
             ]
             connection.executemany(SQL["postpone"], postponed)
             standing = [(e.job.id,) for e in endings if e.keeps_result]
@@ -196,21 +211,33 @@ class Ledger:
 
     def _take_kept(self, connection: sqlite3.Connection, jobs: list[Job]) -> list[Job]:
         """Give the jobs the results that the ledger has; returns those that had said otherwise."""
-        rows = run_rows(connection, "results", [(digest,) for digest in {job.digest for job in jobs}])
-        kept = {(digest, model): Output(payload, seconds) for digest, model, payload, seconds in rows}
+        digests = {job.digest for job in jobs}
+        stored = self._read_stored(connection, digests)
+        known = {Key(job.digest, self._model_ids[stage]) for job in jobs for stage in job.outputs}
+        if stored.damaged & known:
+            self._drop_damaged(connection, stored.damaged & known)
+            self._keep(connection, jobs)
+            stored = self._read_stored(connection, digests)
         changed = []
         for job in jobs:
-            outputs = {stage: kept.get((job.digest, self._model_ids[stage]), said) for stage, said in job.outputs.items()}
+            kept = stored.results.get(job.digest, {})
+            outputs = {stage: kept.get(self._model_ids[stage], said) for stage, said in job.outputs.items()}
             if any(outputs[stage].payload != said.payload for stage, said in job.outputs.items()):
                 changed.append(job)
             job.outputs = outputs
         return changed
 
+    def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
+        """To be followed by what is to be kept in its place."""
+        connection.executemany(SQL["drop_content"], [(digest,) for digest, model in damaged if model is None])
+        connection.executemany(SQL["drop_result"], [key for key in damaged if key[1] is not None])
+        self._damaged -= set(damaged)
+
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without asking the file for it."""
         job = ending.job
         inbox_path = self._inbox_paths[job.inbox]
-        reason, detail = _reason(ending.failure)
+        reason, detail = reason_of(ending.failure)
         return Record(
             id=job.id,
             inbox=job.inbox,
@@ -252,6 +279,15 @@ class Ledger:
         def work(connection: sqlite3.Connection) -> list[Record]:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
             return list(assemble(connection, rows, self._models))
+
+        return await self._ask(work)
+
+    async def doubt(self, ids: Sequence[int]) -> int:
+        """Images whose stored results are damaged, so that they cannot be published, back to PENDING; returns how many."""
+        rows = [{"id": number, "now": time.time()} for number in ids]
+
+        def work(connection: sqlite3.Connection) -> int:
+            return sum(connection.execute(SQL["doubt"], row).rowcount for row in rows)
 
         return await self._ask(work)
 
@@ -322,12 +358,14 @@ class Ledger:
 
     def _keep(self, connection: sqlite3.Connection, jobs: Iterable[Job]) -> bool:
         """Write results, but for those that the same bytes have already; returns whether there were none of these."""
-        contents = [(job.digest, job.format, job.width, job.height) for job in jobs if job.width]
+        contents = [content_row(job) for job in jobs if job.width]
         results = [
-            (job.digest, self._model_ids[stage], output.payload, output.seconds)
+            result_row(job.digest, (number := self._model_ids[stage]), self._models[number], output)
             for job in jobs
             for stage, output in job.outputs.items()
         ]
+        if self._damaged:
+            self._drop_damaged(connection, self._damaged & {Key(row[0], None) for row in contents})
         run_rows(connection, "keep_content", contents)
         changes = connection.total_changes
         run_rows(connection, "keep_result", results)
@@ -338,29 +376,9 @@ class Ledger:
         if ending.status is JobStatus.DONE:
             models = msgspec.json.encode([self._model_ids[stage] for stage in job.outputs]).decode()
         result = (job.digest or None, models, ending.bin or None, ending.criteria or None)
-        return (job.id, int(ending.status), *result, *_reason(ending.failure), ending.at, ending.attempts)
-
-    def _row(self, file: File, now: float) -> tuple[Any, ...]:
-        status, reason = (JobStatus.PENDING, None) if file.regular else (JobStatus.SKIPPED, Reason.NOT_REGULAR)
-        return (file.inbox, file.path, *file.version, self._priorities[file.inbox], int(status), now, reason, 0, 0)
-
-    def _job(self, row: sqlite3.Row) -> Job:
-        return Job(
-            id=row["id"],
-            inbox=row["inbox"],
-            path=row["path"],
-            location=row["location"] or b"",
-            version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
-            attempts=row["attempts"],
-            seen_at=row["seen_at"],
-            deaths=row["deaths"],
-            has_result=bool(row["has_result"]),
-        )
-
-
-def _reason(failure: Failure | None) -> tuple[str | None, str | None]:
-    # A name that is not UTF-8 may have found its way into the detail; SQLite and JSON take neither.
-    return (failure.reason, failure.detail.encode(errors="backslashreplace").decode()) if failure else (None, None)
+        made_by = [self._models[self._model_ids[stage]] for stage in job.outputs]
+        checksum = ending_checksum(ending, self._inbox_paths[job.inbox], made_by)
+        return (job.id, int(ending.status), *result, *reason_of(ending.failure), ending.at, ending.attempts, checksum)
 
 
 def _answer(group: list[tuple[Work, asyncio.Future[Any]]], answers: list[Any]) -> None:

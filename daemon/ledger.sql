@@ -24,13 +24,15 @@ CREATE TABLE content (                    -- what the bytes are, whatever their 
     digest BLOB PRIMARY KEY,              -- SHA-256
     format TEXT NOT NULL,
     width INTEGER NOT NULL,               -- pixels, upright
-    height INTEGER NOT NULL
+    height INTEGER NOT NULL,
+    checksum INTEGER                      -- checksums.of_content; NULL: of an older visiond, as in the other tables
 ) WITHOUT ROWID;
 CREATE TABLE result (                     -- what a model said of the bytes
     digest BLOB NOT NULL,
     model INTEGER NOT NULL REFERENCES model (id),
     payload BLOB NOT NULL,                -- JSON
     seconds REAL NOT NULL,
+    checksum INTEGER,                     -- checksums.of_result
     UNIQUE (digest, model)
 );
 CREATE TABLE image (                      -- a version of a file
@@ -56,8 +58,14 @@ CREATE TABLE image (                      -- a version of a file
     detail TEXT,
     finished_at REAL,                     -- of what is PENDING: that of the result it has, and keeps until there is another
     emitted INTEGER NOT NULL DEFAULT 0,   -- 1: sidecar, bin and source are as this row says
-    deaths INTEGER NOT NULL DEFAULT 0     -- workers that died on it alone
+    deaths INTEGER NOT NULL DEFAULT 0,    -- workers that died on it alone
+    checksum INTEGER                      -- of how it ended: records.Record.checksum
 );
+CREATE TABLE meta (                       -- one row: which ledger this is; the file `identity` beside it says so too
+    id TEXT NOT NULL,
+    made_at TEXT NOT NULL                 -- RFC 3339, UTC
+);
+INSERT INTO meta VALUES (lower(hex(randomblob(16))), strftime('%Y-%m-%dT%H:%M:%SZ', 'now'));
 CREATE UNIQUE INDEX version ON image (inbox, path, mtime_ns, ctime_ns, size, inode, device);
 CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
 CREATE INDEX again ON image (not_before) WHERE status = 0 AND not_before > 0;
@@ -131,16 +139,22 @@ WHERE status = 0 AND not_before > 0 AND not_before > ? AND +inbox IN (SELECT val
 SELECT DISTINCT priority FROM image WHERE status = 0 AND not_before = 0 ORDER BY priority DESC;
 
 -- name: contents
-SELECT digest, format, width, height FROM content WHERE digest IN (:rows);
+SELECT digest, format, width, height, checksum FROM content WHERE digest IN (:rows);
 
 -- name: results
-SELECT digest, model, payload, seconds FROM result WHERE digest IN (:rows);
+SELECT digest, model, payload, seconds, checksum FROM result WHERE digest IN (:rows);
 
 -- name: keep_content
-INSERT INTO content (digest, format, width, height) VALUES :rows ON CONFLICT DO NOTHING;
+INSERT INTO content (digest, format, width, height, checksum) VALUES :rows ON CONFLICT DO NOTHING;
+
+-- name: drop_content
+DELETE FROM content WHERE digest = ?;
 
 -- name: keep_result
-INSERT INTO result (digest, model, payload, seconds) VALUES :rows ON CONFLICT DO NOTHING;
+INSERT INTO result (digest, model, payload, seconds, checksum) VALUES :rows ON CONFLICT DO NOTHING;
+
+-- name: drop_result
+DELETE FROM result WHERE digest = ? AND model = ?;
 
 -- name: stand
 -- What was DONE once and cannot be read once more is so still.
@@ -150,7 +164,7 @@ WHERE status = 0 AND finished_at IS NOT NULL AND id IN (:rows) RETURNING id;
 -- name: end
 UPDATE image SET status = ended.column2, digest = COALESCE(ended.column3, digest), models = COALESCE(ended.column4, models),
     bin = ended.column5, criteria = ended.column6, reason = ended.column7, detail = ended.column8,
-    finished_at = ended.column9, attempts = ended.column10, emitted = 0
+    finished_at = ended.column9, attempts = ended.column10, checksum = ended.column11, emitted = 0
 FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0 RETURNING image.id;
 
 -- name: blame
@@ -230,7 +244,7 @@ WHERE location IS NOT NULL AND image.id > ? AND (status = 4 OR status = 2 AND EX
 
 -- name: restore
 INSERT INTO image (id, inbox, path, inode, size, mtime_ns, ctime_ns, status, seen_at, attempts, location, digest,
-    models, bin, criteria, reason, detail, finished_at, priority, device, emitted)
+    models, bin, criteria, reason, detail, finished_at, checksum, priority, device, emitted)
 SELECT *, 0, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNING id;
 
 -- name: bin_counts
@@ -238,6 +252,17 @@ SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND (location IS NOT N
 
 -- name: bins
 SELECT DISTINCT bin FROM image WHERE status = 1;
+
+-- name: doubt
+-- What cannot be published, as its stored result is damaged, is annotated again.
+UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL,
+    finished_at = iif(status = 1, finished_at, NULL)
+WHERE status IN (1, 2) AND id = :id;
+
+-- name: right
+-- As its sidecar says, which is the true one.
+UPDATE image SET digest = COALESCE(?, digest), models = COALESCE(?, models), bin = ?, criteria = ?, reason = ?, detail = ?, attempts = ?, seen_at = ?,
+    finished_at = ?, checksum = ? WHERE id = ?;
 
 -- name: put_back
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL,
@@ -259,3 +284,23 @@ SELECT id, stage, fingerprint, notice FROM model;
 
 -- name: inboxes
 SELECT id, path FROM inbox;
+
+-- name: meta
+SELECT id, made_at FROM meta;
+
+-- name: last_number
+-- The highest that was ever given to an image.
+SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'image';
+
+-- name: all_contents
+-- The cast is for a digest that a flipped bit has made text.
+SELECT CAST(digest AS BLOB) AS digest, format, width, height, checksum FROM content
+WHERE content.digest > ? ORDER BY content.digest LIMIT ?;
+
+-- name: all_results
+SELECT rowid AS id, CAST(digest AS BLOB) AS digest, model, payload, seconds, checksum FROM result
+WHERE rowid > ? ORDER BY rowid LIMIT ?;
+
+-- name: all_endings
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE image.id > ? AND status IN (1, 2) ORDER BY image.id LIMIT ?;

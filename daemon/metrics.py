@@ -104,6 +104,11 @@ class Metrics:
                 self.outcomes[status] += count
                 self.images.labels(status.name.lower(), reason).inc(count)
 
+    def put_back(self, images: int) -> None:
+        """So many that had their end at the start are to be annotated again."""
+        self.pending.inc(images)
+        self.results_kept -= images
+
     def fed(self, job: Job) -> None:
         if not job.has_result:  # which it may have had for a year
             self.wait_seconds.observe(max(0.0, time.time() - job.seen_at))

@@ -95,6 +95,7 @@ class Pipeline:
         self.in_flight: dict[int, Job] = {}
         self.persist = Persistence()
         self.publisher = Publisher(ledger, sinks, journal, self.persist, self.in_flight)
+        self.publisher.put_back = metrics.put_back
         self.progressed_at = time.monotonic()
         self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
         self._recovered: set[int] = set()  # inboxes

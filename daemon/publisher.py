@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -39,6 +40,7 @@ class Publisher:
         self._journal = journal
         self._persist = persist
         self._in_flight = in_flight
+        self.put_back: Callable[[int], None] = lambda images: None  # told how many are PENDING again
         self._turn = anyio.Lock()  # an earlier version's sidecar is not written after a later one's
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
@@ -72,10 +74,20 @@ class Publisher:
                 free = [record for record in mine if (record.inbox, record.path) not in in_hand]
                 if len(free) < len(mine):  # which may be held still
                     self._held_of_late |= self._held.keys() & inboxes
-                publication = await self._publish(free, again=again)
+                publication = await self._publish(await self._without_doubtful(free), again=again)
             await self.confirm([publication])
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
+
+    async def _without_doubtful(self, records: Sequence[Record]) -> list[Record]:
+        """What is damaged in the ledger is not published; it is annotated again, as far as it can still be read."""
+        doubtful = [record for record in records if record.doubt]
+        for record in doubtful:
+            path = os.fsdecode(os.path.join(record.inbox_path, record.path))
+            log.error("damaged in the ledger, annotated again instead of published", path=path, what=record.doubt)
+        if doubtful:
+            self.put_back(await self._persist("ledger", self._ledger.doubt, [record.id for record in doubtful]))
+        return [record for record in records if not record.doubt]
 
     async def try_again(self) -> None:
         await self.publish_owed(set(self._held), again=True)

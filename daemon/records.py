@@ -7,19 +7,23 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from daemon import checksums, identity
+from daemon.errors import LedgerDamaged
+from daemon.hints import command
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
-from daemon.schema import damaged, explain, read_version
-from daemon.sidecar import SCHEMA
+from daemon.schema import OLDER, WITH_CHECKSUMS, damaged, explain, read_version, set_factories
+from daemon.sidecar import SCHEMA, timestamp
 from daemon.statements import SQL, run_rows
+from daemon.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 from stages.registry import STAGES
 
 
@@ -30,6 +34,9 @@ class Model:
     stage: str
     fingerprint: str
     notice: str
+
+
+UNKNOWN = Model("an unknown stage", "", "")
 
 
 @dataclass(frozen=True)
@@ -56,11 +63,18 @@ class Record:
     criteria: bytes
     reason: str
     detail: str
+    doubt: str = ""  # what of it is damaged in the ledger; such a record is not published
 
     @property
     def has_moved(self) -> bool:
         """Whether the daemon has taken the file out of its inbox."""
         return self.location != os.path.join(self.inbox_path, self.path)
+
+    @property
+    def told(self) -> str:
+        """Its bin or, in one line, why it has none."""
+        damage = f"damaged in the ledger: {self.doubt}" if self.doubt else ""
+        return damage or self.bin or ": ".join(filter(None, (self.reason, self.detail)))
 
     def document(self) -> dict[str, Any]:
         """The record as it stands in its sidecar; for an image without a result, with its reason instead."""
@@ -77,13 +91,23 @@ class Record:
         else:
             document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
         document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
-        document["finished_at"] = _timestamp(self.finished_at) if self.finished_at else None
+        document["finished_at"] = timestamp(self.finished_at) if self.finished_at else None
         return document
 
     @cached_property
     def sidecar(self) -> bytes:
         """One JSON object and a newline, made once for the sidecar's file and the journal."""
         return msgspec.json.encode(self.document()) + b"\n"
+
+    @property
+    def checksum(self) -> int:
+        """Of what its own row has to say in the sidecar; results and sizes have their own."""
+        image = checksums.Image(
+            self.id, self.inbox_path, self.path, self.version.size, self.seen_at, self.finished_at, self.digest
+        )
+        if self.status is JobStatus.DONE:
+            return checksums.of_done(image, self.models, self.bin, self.criteria or b"{}")
+        return checksums.of_failed(image, self.reason, self.detail, self.attempts)
 
     def _source(self) -> dict[str, Any]:
         inbox = self.inbox_path.decode(errors="replace")
@@ -95,7 +119,7 @@ class Record:
             source["digest"] = f"sha256:{self.digest.hex()}"
         if self.width:
             source |= {"width": self.width, "height": self.height, "format": self.format}
-        source["seen_at"] = _timestamp(self.seen_at)
+        source["seen_at"] = timestamp(self.seen_at)
         return source
 
 
@@ -104,13 +128,17 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
+        known = identity.expect(path)
         if not path.exists():
             raise FileNotFoundError(path)
         self.path = path
         try:
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-            self._connection.row_factory = sqlite3.Row
-            read_version(path, self._connection)
+            set_factories(self._connection)
+            if read_version(path, self._connection) < WITH_CHECKSUMS:
+                self._connection.executescript(OLDER)
+            elif known:
+                identity.compare(path, known, identity.identity_of(self._connection))
             self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._connection.execute(SQL["models"])}
         except sqlite3.DatabaseError as error:
             raise explain(path, error) from error
@@ -198,11 +226,42 @@ class Reader:
         """Every image with an end that may not be published yet."""
         return self._walk("owed", 256)
 
-    def check(self) -> None:
-        """Read the file from end to end. Raises LedgerDamaged."""
-        found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
+    def check(self, go_on: GoOn = lambda: True) -> None:
+        """Read the ledger from end to end, and hold every row against its checksum. go_on: asked every few milliseconds; no
+        ends it early. Raises LedgerDamaged."""
+        self.check_file(go_on)
+        if found := next(self.damaged_rows(go_on), None) or next(self._doubtful_endings(go_on), None):
+            raise LedgerDamaged(
+                f"{self.path} is damaged: {found}. Stop the daemon and run `{command('repair')}`: it takes what is true from "
+                "the sidecars."
+            )
+
+    def check_file(self, go_on: GoOn = lambda: True) -> None:
+        """Read the file from end to end, without checksums. Raises LedgerDamaged."""
+        if found := find_fault_in_file(self._connection, go_on):
             raise damaged(self.path, found)
+
+    def damaged_rows(self, go_on: GoOn = lambda: True) -> Iterator[str]:
+        """Every stored result, and every format and size, whose checksum does not hold."""
+        for digest, model in find_damaged(self._connection, self.models, go_on):
+            yield self.name_of(digest, model)
+
+    def name_of(self, digest: bytes, model: int | None) -> str:
+        """A row of what is stored of some bytes, in words."""
+        what = "format and size" if model is None else f"the result of {self.models.get(model, UNKNOWN).stage}"
+        return f"{what} of the bytes sha256:{digest.hex()}"
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """Read-only."""
+        return self._connection
+
+    def _doubtful_endings(self, go_on: GoOn) -> Iterator[str]:
+        last = 0
+        while go_on() and (rows := self._rows("all_endings", last, 1024)):
+            records = self.assemble(rows)
+            yield from (f"{record.doubt} of image {record.id}" for record in records if record.doubt)
+            last = rows[-1]["id"]
 
     def back_up(self, file: Path) -> None:
         """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""
@@ -228,39 +287,62 @@ class Reader:
 def assemble(
     connection: sqlite3.Connection, rows: list[sqlite3.Row], models: dict[int, Model], *, with_results: bool = True
 ) -> Iterator[Record]:
-    """Rows of `image` joined in memory with their contents and results."""
-    digests = [(digest,) for digest in {row["digest"] for row in rows if row["digest"]} if with_results]
-    contents = {row[0]: tuple(row)[1:] for row in run_rows(connection, "contents", digests)}
-    results: dict[bytes, dict[int, Output]] = {}
-    for digest, model, payload, seconds in run_rows(connection, "results", digests):
-        results.setdefault(digest, {})[model] = Output(payload, seconds)
+    """Rows of `image` joined in memory with their contents and results. Raises LedgerDamaged when a row is no row."""
+    stored = read_stored(connection, {row["digest"] for row in rows if row["digest"] and with_results}, models)
     for row in rows:
-        used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
-        outputs = results.get(row["digest"], {})
-        format, width, height = contents.get(row["digest"], ("", 0, 0))
-        yield Record(
-            id=row["id"],
-            inbox=row["inbox"],
-            inbox_path=row["inbox_path"],
-            path=row["path"],
-            location=row["location"] or os.path.join(row["inbox_path"], row["path"]),
-            version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
-            status=JobStatus(row["status"]),
-            attempts=row["attempts"],
-            seen_at=row["seen_at"],
-            finished_at=row["finished_at"],
-            digest=row["digest"] or b"",
-            format=format,
-            width=width,
-            height=height,
-            outputs={models[model].stage: outputs[model] for model in used if model in outputs},
-            models=[models[model] for model in used],
-            bin=row["bin"] or "",
-            criteria=row["criteria"] or b"{}",
-            reason=row["reason"] or "",
-            detail=row["detail"] or "",
-        )
+        try:
+            record = _join(row, stored, models)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # as a flipped bit may leave it
+            raise damaged(
+                ledger_of(connection), f"image {row['id']} cannot be read ({type(error).__name__}: {error})"
+            ) from error
+        doubt = _doubt(record, row["checksum"], stored) if with_results else ""
+        yield replace(record, doubt=doubt) if doubt else record
 
 
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _doubt(record: Record, checksum: int | None, stored: Stored) -> str:
+    """What of an image that has its end is damaged or missing, in a few words; empty when nothing is."""
+    if record.status not in (JobStatus.DONE, JobStatus.FAILED):
+        return ""
+    is_done = record.status is JobStatus.DONE
+    found = [f"the result of {model.stage}" for model in record.models if model.stage not in record.outputs]
+    if (is_done and record.digest not in stored.contents) or Key(record.digest, None) in stored.damaged:
+        found.append("its format and size")
+    # A try that did not come to read the file has left the digest of an earlier one.
+    versions = [record] if is_done else [record, replace(record, digest=b"")]
+    if not any(checksums.holds(checksum, attrgetter("checksum"), version) for version in versions):
+        found.append("its row")
+    return ", ".join(found)
+
+
+def ledger_of(connection: sqlite3.Connection) -> Path:
+    """The file that a connection is of."""
+    return Path(connection.execute("PRAGMA database_list").fetchone()["file"])
+
+
+def _join(row: sqlite3.Row, stored: Stored, models: dict[int, Model]) -> Record:
+    used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
+    outputs = stored.results.get(row["digest"], {})
+    format, width, height = stored.contents.get(row["digest"], ("", 0, 0))
+    return Record(
+        id=row["id"],
+        inbox=row["inbox"],
+        inbox_path=row["inbox_path"],
+        path=row["path"],
+        location=row["location"] or os.path.join(row["inbox_path"], row["path"]),
+        version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+        status=JobStatus(row["status"]),
+        attempts=row["attempts"],
+        seen_at=row["seen_at"],
+        finished_at=row["finished_at"],
+        digest=row["digest"] or b"",
+        format=format,
+        width=width,
+        height=height,
+        outputs={models[model].stage: outputs[model] for model in used if model in outputs},
+        models=[models[model] for model in used],
+        bin=row["bin"] or "",
+        criteria=row["criteria"] or b"{}",
+        reason=row["reason"] or "",
+        detail=row["detail"] or "",
+    )

@@ -13,10 +13,15 @@ from daemon.display import console, print_json, say
 from daemon.options import ConfigOption, ForceOption, JsonOption, read_config
 
 if TYPE_CHECKING:
-    from daemon.recovery import Finding
+    from daemon.rebuild import Finding
 
 
-REPAIRED = {"missing": " and written again", "edited": " and written again", "foreign": " and left alone"}
+REPAIRED = {
+    "missing": " and written again",
+    "edited": " and written again",
+    "foreign": " and left alone",
+    "damaged": " and put right",
+}
 
 
 def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:

@@ -49,7 +49,7 @@ def _stale(records: Iterable[Record], fingerprints: dict[str, str], judge: Judge
 
 def _is_stale(record: Record, fingerprints: dict[str, str], judge: Judge) -> bool:
     used = {model.stage: model.fingerprint for model in record.models}
-    if not used.items() <= fingerprints.items():
+    if record.doubt or not used.items() <= fingerprints.items():
         return True
     job = _job_of(record)
     if used != fingerprints and not judge.is_decided(job):  # a stage would be asked that was not

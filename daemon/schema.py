@@ -12,11 +12,26 @@ from pathlib import Path
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
 from daemon.hints import command
+from daemon.soundness import find_fault
 from daemon.statements import SQL
 
 APPLICATION_ID = 0x56495344  # "VISD"
 # The first brings schema 1 to schema 2, and so on; append only. `schema` in ledger.sql is what comes out of all of them.
-MIGRATIONS = ["ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;"]
+MIGRATIONS = [
+    "ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;",
+    """
+    ALTER TABLE content ADD COLUMN checksum INTEGER;
+    ALTER TABLE result ADD COLUMN checksum INTEGER;
+    ALTER TABLE image ADD COLUMN checksum INTEGER;
+    CREATE TABLE meta (id TEXT NOT NULL, made_at TEXT NOT NULL);
+    INSERT INTO meta VALUES (lower(hex(randomblob(16))), strftime('%Y-%m-%dT%H:%M:%SZ', 'now'));
+    """,
+]
+WITH_CHECKSUMS = 3  # the first schema that has them, and an id
+# By these names an older ledger is read as if it had them.
+OLDER = "".join(
+    f"CREATE TEMP VIEW {table} AS SELECT *, NULL AS checksum FROM main.{table};" for table in ("content", "result", "image")
+)
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY)
@@ -27,8 +42,8 @@ def newest() -> int:
     return 1 + len(MIGRATIONS)
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Open a ledger for writing: create it if there is none, migrate it if it is older.
+def connect(path: Path, id: str = "") -> sqlite3.Connection:
+    """Open a ledger for writing: create it if there is none, migrate it if it is older. id: for one that has none yet.
 
     Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError when it is another program's.
     """
@@ -37,25 +52,34 @@ def connect(path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
     except sqlite3.OperationalError as error:
         raise explain(path, error) from error
-    connection.row_factory = sqlite3.Row
+    set_factories(connection)
     try:
         version = read_version(path, connection)
+        if version and (fault := find_fault(connection, current=version == newest())):  # before anything is written
+            raise damaged(path, fault)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA cache_size = -65536")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         if version < newest():
             steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
+            steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
             connection.executescript(
                 f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT;"
             )
     except sqlite3.DatabaseError as error:
         connection.close()
         raise explain(path, error) from error
-    except (LedgerTooNew, ConfigError):
+    except (LedgerTooNew, LedgerDamaged, ConfigError):
         connection.close()
         raise
     return connection
+
+
+def set_factories(connection: sqlite3.Connection) -> None:
+    """Rows by name; and text that a flipped bit has made no text is read all the same: its checksum tells."""
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = lambda data: data.decode(errors="replace")
 
 
 def read_version(path: Path, connection: sqlite3.Connection) -> int:
@@ -97,7 +121,7 @@ def _code(error: sqlite3.DatabaseError) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def unusable(path: Path, error: sqlite3.DatabaseError) -> LedgerUnusable:
+def unusable(path: Path, error: Exception) -> LedgerUnusable:
     return LedgerUnusable(f"{path} cannot be used: {error}. Is it a file that may be read and written, on a disk with room?")
 
 

@@ -17,6 +17,7 @@ from anyio import to_thread
 from daemon.config import Config
 from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.files import tell_lost_ledger
+from daemon.guard import guard
 from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.layout import Layout, judge_of, size_slab
@@ -67,6 +68,7 @@ class Service:
                 tasks.start_soon(self._obey_signals, pipeline)
                 tasks.start_soon(self._load_models, tasks, pools)
                 tasks.start_soon(self._report, pipeline, status)
+                tasks.start_soon(guard, pipeline.ledger, self.config.pipeline.rescan_seconds)
                 await pipeline.run(once=self.once)  # files are admitted and read while the models load
                 self.notifier.stopping()
                 if not self.once:
@@ -100,6 +102,8 @@ class Service:
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER)
             stack.callback(ledger.close)
+            if ledger.remark:
+                log.warning(ledger.remark)
             ledger.commit_seconds = metrics.commit_seconds.observe
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], layout.models())
             reader = Reader(ledger.path)

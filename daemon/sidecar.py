@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -52,6 +54,12 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def path_of(source: Source) -> bytes:
     """The file's path in its inbox."""
     return base64.b64decode(source.path_base64) or source.path.encode()
+
+
+@lru_cache(64)  # images that were admitted, or that ended, together have the same
+def timestamp(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC, cut to milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def json_schema() -> bytes:

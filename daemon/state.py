@@ -12,6 +12,7 @@ from pathlib import Path
 from daemon.errors import AlreadyRunning, ConfigError
 
 LEDGER = "ledger.sqlite"
+IDENTITY = "identity"  # says which ledger belongs here
 DATABASE = ("-wal", "-shm", "")  # the names of SQLite's files, behind the ledger's
 CONTROL = "control.sock"
 LOCK = "lock"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import os
 import sqlite3
@@ -316,3 +317,52 @@ async def test_a_file_named_by_odd_digits_is_found(ledger: Ledger, name: str) ->
     [found] = reader.find(name)
     reader.close()
     assert found.path == name.encode()
+
+
+@pytest.mark.parametrize("ending", [done, failed])
+async def test_what_is_read_has_the_checksum_that_was_written(ledger: Ledger, ending: Any) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    [record] = await complete(ledger, ending(job))
+    [again] = await ledger.owed(0, 9)
+    assert (again.doubt, again.checksum) == ("", record.checksum)
+
+
+CHANGES = {
+    "result": ["payload = CAST('{}' AS BLOB)", "seconds = 0.5", "payload = '{}'", "digest = zeroblob(32)", "model = 99"],
+    "content": ["format = 'GIF'", "width = 641", "height = 1", "digest = zeroblob(32)", "width = 'a'"],
+    "image": ["bin = 'Z'", "criteria = NULL", "digest = zeroblob(32)", "models = '[2,1,3,4]'", "size = 99", "seen_at = 7"],
+    "image ": ["path = CAST('b' AS BLOB)", "finished_at = 7", "finished_at = 1e300", "checksum = 0"],
+}
+
+
+@pytest.mark.parametrize(("table", "change"), [(table, change) for table, changes in CHANGES.items() for change in changes])
+async def test_whatever_a_sidecar_would_show_is_in_doubt_when_it_was_changed(ledger: Ledger, table: str, change: str) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, done(job))
+    where = "model = 1" if table == "result" else "true"
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute(f"UPDATE {table} SET {change} WHERE {where}")
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        [record] = reader.newest(None, 9)
+        assert record.doubt
+        with pytest.raises(LedgerDamaged, match="`visiond repair`"):
+            reader.check()
+
+
+@pytest.mark.parametrize("change", ["reason = 'header'", "detail = 'x'", "attempts = 9", "digest = zeroblob(32)"])
+async def test_the_reason_of_a_failure_is_in_doubt_when_it_was_changed(ledger: Ledger, change: str) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, failed(job))
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute(f"UPDATE image SET {change}")
+    [record] = await ledger.owed(0, 9)
+    assert record.doubt == "its row"
+
+
+async def test_a_check_ends_early_when_it_is_not_to_go_on(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, done(job))
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute("UPDATE result SET seconds = 0.5")
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        reader.check(lambda: False)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from daemon import schema
+from daemon import identity, schema, soundness
 from daemon.errors import LedgerDamaged, LedgerTooNew
 from daemon.jobs import Admitted
 from daemon.ledger import Ledger
 from daemon.records import Reader
-from tests.daemon_process import Place
+from tests.daemon_process import PATIENCE, Place, seeded
+from tests.faults.syscalls import Call, Supervisor
 from tests.makers import make_file
 
 SCHEMA_1 = Path(__file__).with_name("ledger-1.sql")  # as visiond 0.1.0 wrote it; never to be changed
@@ -57,8 +60,106 @@ async def test_an_older_ledger_knows_its_files_whatever_number_their_disk_had(ol
         assert (await ledger.admit([make_file(b"a.jpg", inode=3)])).pending == 1
 
 
+def test_an_older_ledger_is_read_without_being_changed(older: Path) -> None:
+    before = older.read_bytes()
+    with closing(Reader(older)) as reader:
+        reader.check()
+        assert [record.doubt for record in reader.newest(None, 9)] == ["", ""]
+        assert [record.bin for record in reader.finished()] == ["C"]
+    assert older.read_bytes() == before
+
+
+def test_an_older_ledger_gets_an_id_once_and_the_file_that_has_it_too(older: Path) -> None:
+    Ledger(older).close()
+    given = identity.read(older.parent)
+    assert given
+    Ledger(older).close()
+    assert identity.read(older.parent) == given
+
+
+def test_an_older_backup_takes_the_id_of_the_ledger_whose_place_it_takes(older: Path) -> None:
+    backup = older.read_bytes()
+    Ledger(older).close()
+    given = identity.read(older.parent)
+    older.write_bytes(backup)
+    Ledger(older).close()
+    assert identity.read(older.parent) == given
+
+
+def test_a_ledger_without_its_identity_file_gets_it_again(older: Path) -> None:
+    Ledger(older).close()
+    given = identity.read(older.parent)
+    (older.parent / "identity").unlink()
+    Ledger(older).close()
+    assert identity.read(older.parent) == given
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"ledger":7}', b'{"ledger":"a","last_number":-1}'])
+def test_an_identity_file_that_is_damaged_is_named(older: Path, content: bytes) -> None:
+    Ledger(older).close()
+    (older.parent / "identity").write_bytes(content)
+    with pytest.raises(LedgerDamaged, match=r"identity says which ledger belongs here and is damaged: .* Remove it"):
+        Ledger(older)
+
+
+DAMAGE = {
+    "a column of another name": "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET sql = replace(sql, 'payload', 'paxload')",
+    "an index has lost its order": "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET rootpage = 3 WHERE name = 'owed'",
+    "a number behind the last": "UPDATE sqlite_sequence SET seq = 1",
+    "numbers run out": "UPDATE sqlite_sequence SET seq = 1 << 60",
+    "an index that is gone": "DROP INDEX owed",
+}
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_not_as_visiond_makes_it_is_found_when_it_is_opened(
+    older: Path, monkeypatch: pytest.MonkeyPatch, damage: str, small: bool
+) -> None:
+    if not small:
+        monkeypatch.setattr(soundness, "SMALL_BYTES", 0)
+    Ledger(older).close()
+    with closing(sqlite3.connect(older)) as connection:
+        connection.executescript(DAMAGE[damage])
+    if small or "order" not in damage:
+        with pytest.raises(LedgerDamaged, match="`visiond repair`"):
+            Ledger(older)
+
+
+def test_a_file_that_was_cut_is_refused(older: Path) -> None:
+    Ledger(older).close()
+    os.truncate(older, older.stat().st_size - 4096)
+    with pytest.raises(LedgerDamaged, match="it is cut"):
+        Ledger(older)
+
+
+PROGRAM = "import sys; from pathlib import Path; from daemon.ledger import Ledger; Ledger(Path(sys.argv[1])).close()"
+
+
+def test_a_first_start_survives_kill_9_at_any_call(tmp_path: Path) -> None:
+    """Every ninth of the calls that change files, from a random one on."""
+    at, ended = seeded().randrange(9), False
+    while not ended:
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        path, processes = folder / "state" / "ledger.sqlite", []
+
+        def decide(_call: Call) -> int:
+            if len(supervisor.calls) > at:  # noqa: B023
+                processes[0].kill()  # noqa: B023
+            return 0
+
+        with Supervisor(folder, decide) as supervisor:
+            processes.append(subprocess.Popen([*supervisor.prefix, sys.executable, "-c", PROGRAM, str(path)]))
+            ended = processes[0].wait(PATIENCE) == 0
+        Ledger(path).close()
+        at += 9
+    assert at > 50
+
+
 def test_migrations_run_once_and_in_order(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, NEXT, "ALTER TABLE image RENAME COLUMN note TO remark;"])
+    monkeypatch.setattr(schema, "find_fault", lambda *_, **__: "")  # a new ledger has other tables
     for _ in range(2):
         with closing(schema.connect(older)) as connection:
             assert schema.read_version(older, connection) == schema.newest()

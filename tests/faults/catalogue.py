@@ -18,7 +18,7 @@ import pytest
 
 from tests.daemon.test_inputs import mix, name_of
 from tests.daemon_process import Daemon, Place, counts_of, picture
-from tests.faults import failures, kill, load, power
+from tests.faults import damage, failures, kill, load, power
 from tests.inputs import CATALOGUE, ODD, mutate
 
 RATE_KEPT = 0.95
@@ -162,6 +162,18 @@ def lose_the_ledger(folder: Path, _chance: random.Random, sizes: Sizes) -> Figur
     return Figure(f"{sizes['files']} images restored in {seconds:.1f} s", seconds < 60)
 
 
+def flip_results(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    flips = sizes["flips"]
+    found, kept = damage.repair_results(folder, chance, flips)
+    return Figure(f"{found} of {flips} found, the true one kept {kept} of {flips} times", found == kept == flips)
+
+
+def flip_anywhere(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcomes, problems = damage.flip_anywhere(folder, chance, sizes["flips"])
+    text = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    return Figure("\n".join([f"{text}; {len(problems)} false or lost", *problems]), not problems)
+
+
 def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
     """The mini pack in a network namespace of its own; every Python process tells of each IPv4 and IPv6 socket."""
     hook = "import sys, os\ndef told(event, arguments):\n    if event == 'socket.__new__' and arguments[1] in (2, 10):\n"
@@ -238,6 +250,14 @@ ROWS = [
         {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
     Row("24", "a newer ledger", "refused, untouched", by_tests(f"{DAEMON}test_schema.py", "-k", "newer_ledger"), {}),
     Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 2_000}),
+    Row("29", "ledger emptied, lost, cut, exchanged; deleted or replaced under the daemon", "refused, or noticed in a rescan",
+        by_tests(f"{FAULTS}test_ledger_damage.py", "-k", "lost or running or another or restored or anew"), {}),
+    Row("30", "a bit flips in a stored result", "found when read; repair keeps the true one", flip_results,
+        {"flips": 24}, {"flips": 24}),
+    Row("30", "a bit flips anywhere in the ledger", "refused, noticed or harmless; nothing false, nothing lost", flip_anywhere,
+        {"flips": 24}, {"flips": 2}),
+    Row("34", "numbers from outside at their bounds", "refused by name",
+        by_tests(f"{FAULTS}test_ledger_damage.py", f"{DAEMON}test_config.py", "-k", "number or bounded or bounds"), {}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip

@@ -31,6 +31,8 @@ class Disk:
         self._place = place
         self._chance = chance
         self._held: dict[Path, bytes] = {}
+        self._identity = place.site.ledger.with_name("identity")
+        self._renamed = b""  # what of it was flushed before it got its name
         self.failures = 0
         self.problems: list[str] = []
 
@@ -41,9 +43,13 @@ class Disk:
             for torn in (False, True):
                 self._fail(self._place.folder / "after", torn)
         if call.name == "syncfs":
-            self._held = {file: file.read_bytes() for file in self._files()}
+            self._held = {file: file.read_bytes() for file in self._files()}  # the identity was flushed before
+        elif call.name == "rename" and path == self._identity:
+            self._renamed = self._held.get(path.with_name(".identity.partial"), b"")
         elif call.name == "fsync" and path.is_dir():  # now what was removed from it is gone
             self._held = {file: data for file, data in self._held.items() if file.parent != path or file.exists()}
+            if self._identity.exists() and path == self._identity.parent:
+                self._held[self._identity] = self._renamed
         elif call.name == "fsync":
             self._held[path] = path.read_bytes()
         return 0
@@ -51,6 +57,7 @@ class Disk:
     def _files(self) -> Iterator[Path]:
         yield from (file for file in self._place.site.ledger.parent.glob("ledger.sqlite*") if not file.name.endswith("-shm"))
         yield from self._place.site.results.rglob("*.json")
+        yield from [self._identity] if self._identity.exists() else []
 
     def _fail(self, after: Path, torn: bool) -> None:
         """Make the disk as it is after the failure, start from it, and have the checker judge."""
@@ -60,7 +67,7 @@ class Disk:
             target = after / file.relative_to(self._place.folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-        if (after / "state" / "ledger.sqlite").exists():
+        if any((after / "state" / name).exists() for name in ("ledger.sqlite", "identity")):
             self.failures += 1
             anyio.run(self._recover, after)
             self.problems += self._judge(after).problems
@@ -68,6 +75,8 @@ class Disk:
     def _tear(self, file: Path) -> bytes | None:
         """By chance any of the pages that were written since the last flush; of a sidecar all, none, or a half."""
         old, new = self._held.get(file), file.read_bytes()
+        if file == self._identity:
+            return self._chance.choice((old, self._renamed))
         if file.suffix == ".json":
             return old or self._chance.choice((None, b"", new[: len(new) // 2], new))
         old = (old or b"").ljust(len(new), b"\0")

@@ -1,0 +1,78 @@
+"""Checksums of what the ledger stores, so that a flipped bit is found before it is published or used again.
+
+Each covers what a sidecar shows too, in the form that it has there. So it can also be computed from a sidecar, and where
+ledger and sidecar differ it says which of them is true. CRC-32 finds every single flipped bit and costs half a microsecond
+for 3 KB. A row of an older visiond has no checksum (NULL) and is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+from daemon.sidecar import timestamp
+
+
+class Named(Protocol):
+    """A model, as far as a checksum is concerned."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def of_content(digest: bytes, format: str, width: int, height: int) -> int:
+    """Of what the bytes with this digest are."""
+    return crc32(b"%b %b %d %d" % (digest, format.encode(), width, height))
+
+
+def of_result(digest: bytes, stage: str, fingerprint: str, payload: bytes, seconds: float) -> int:
+    """Of what a stage's model said of them. Of the seconds, six decimals, as a sidecar has them."""
+    return crc32(payload, crc32(b"%d %b" % (round(seconds * 1e6), digest), _of_model(stage, fingerprint)))
+
+
+@lru_cache(64)
+def _of_model(stage: str, fingerprint: str) -> int:
+    return crc32(f"{stage} {fingerprint}".encode())
+
+
+class Image(NamedTuple):
+    """What of an image's row is in its sidecar, however it ended."""
+
+    id: int
+    inbox_path: bytes
+    path: bytes
+    size: int
+    seen_at: float
+    finished_at: float | None
+    digest: bytes
+
+
+def of_done(image: Image, models: Iterable[Named], bin: str, criteria: bytes) -> int:
+    """Of an image that is DONE."""
+    made_by = 0
+    for model in models:
+        made_by = crc32(b"%d" % _of_model(model.stage, model.fingerprint), made_by)
+    return crc32(criteria, crc32(bin.encode(), _of_image(image, made_by)))
+
+
+def of_failed(image: Image, reason: str, detail: str, attempts: int) -> int:
+    """Of an image that FAILED."""
+    return _of_image(image, crc32(f"FAILED {attempts} {reason} {detail}".encode()))
+
+
+def _of_image(image: Image, start: int) -> int:
+    id, inbox_path, path, size, seen_at, finished_at, digest = image
+    numbers = f"{id} {size} {timestamp(seen_at)} {timestamp(finished_at or 0.0)}"
+    return crc32(digest, crc32(path, crc32(inbox_path, crc32(numbers.encode(), start))))
+
+
+def holds(stored: int | None, compute: Callable[..., int], *fields: object) -> bool:
+    """Whether the checksum is that of these fields, if there is one. A flipped bit may have changed a field's type too."""
+    try:
+        return stored is None or compute(*fields) == stored
+    except (TypeError, AttributeError, ValueError, OverflowError):
+        return False

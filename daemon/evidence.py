@@ -1,0 +1,127 @@
+"""Where the ledger's account of an image is damaged: whether its sidecar is the true one, by the checksums in the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from daemon import checksums, identity
+from daemon.jobs import JobStatus
+from daemon.rebuild import Finding, read_sidecar
+from daemon.records import Reader, Record
+from daemon.rows import content_row, result_row
+from daemon.sinks import Sink
+from daemon.statements import SQL, run_rows
+from daemon.stored import find_damaged
+
+
+class Evidence:
+    """Holds sidecars against what the ledger stores, row by row."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._numbers = {(model.stage, model.fingerprint): number for number, model in reader.models.items()}
+        self._named: set[tuple[bytes, int | None]] = set()  # damaged rows of images that were weighed
+
+    def weigh(self, sink: Sink, record: Record, *, mend: bool) -> Finding:
+        """An image whose rows are damaged. mend: take into the ledger what its sidecar says, if that is true; if not, have the
+        image annotated again."""
+        self._named |= {(record.digest, number) for number in (None, *self._reader.models)}
+        told = self._find_true_sidecar(sink, record)
+        if told is None:
+            if mend:
+                self._annotate_again(record)
+            then = "the next `run` annotates it again" if mend else "`repair` has it annotated again"
+            return Finding(
+                "damaged",
+                sink.paths_of(record)[0],
+                f"{record.doubt}: damaged in the ledger, and no sidecar has it whole; {then}",
+            )
+        file, said = told
+        self._named |= {(said.digest, number) for number in (None, *self._reader.models)}
+        if mend:
+            self._write(said, record)
+        then = "the ledger has it again" if mend else "`repair` takes it into the ledger"
+        return Finding("damaged", file, f"{record.doubt}: damaged in the ledger, and this sidecar is true; {then}")
+
+    def weigh_rest(self, *, mend: bool) -> Iterator[Finding]:
+        """Damaged results that no sidecar shows. mend: drop them, so that nothing makes use of them."""
+        reader = self._reader
+        left = [key for key in find_damaged(reader.connection, reader.models, lambda: True) if key not in self._named]
+        for digest, model in left:
+            what = reader.name_of(digest, model)
+            then = "it is no longer there" if mend else "`repair` removes it"
+            yield Finding("damaged", os.fsencode(reader.path), f"{what}: damaged, and no sidecar shows it; {then}")
+        if mend and left:
+            with self._writing() as connection:
+                connection.executemany(SQL["drop_content"], [(key.digest,) for key in left if key.model is None])
+                connection.executemany(SQL["drop_result"], [key for key in left if key.model is not None])
+
+    def _find_true_sidecar(self, sink: Sink, record: Record) -> tuple[bytes, Record] | None:
+        folder = sink.results if record.status is JobStatus.DONE else sink.failed
+        numbered = sink.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
+        for file in (*sink.paths_of(record), *numbered):
+            with contextlib.suppress(OSError, ValueError, KeyError, OverflowError, msgspec.DecodeError):
+                said = read_sidecar(file, folder, record.inbox, sink)
+                if self._is_true(said, record):
+                    return file, said
+        return None
+
+    def _is_true(self, said: Record, record: Record) -> bool:
+        """Whether every row that there is of the image agrees with the sidecar: has its checksum, or says the same and has
+        lost its own."""
+        if (said.id, said.path, said.status) != (record.id, record.path, record.status):
+            return False
+        connection = self._reader.connection
+        (row,) = connection.execute(SQL["find_by_id"], (record.id,)).fetchall()
+        whole = checksums.holds(row["checksum"], lambda: said.checksum) or said.checksum == record.checksum
+        for content in run_rows(connection, "contents", [(said.digest,)] if said.width else []):
+            whole &= content["checksum"] == content_row(said)[-1] or tuple(content)[:-1] == content_row(said)[:-1]
+        stored = {
+            result["model"]: result for result in run_rows(connection, "results", [(said.digest,)] if said.models else [])
+        }
+        for model in said.models:
+            number = self._numbers.get((model.stage, model.fingerprint))
+            if number is None:
+                return False
+            if result := stored.get(number):
+                output = said.outputs[model.stage]
+                true = result_row(said.digest, number, model, output)
+                whole &= result["checksum"] == true[-1] or result["payload"] == output.payload
+        return whole
+
+    def _write(self, said: Record, record: Record) -> None:
+        """The sidecar's account into the ledger, in the place of what is damaged."""
+        numbers = [self._numbers[model.stage, model.fingerprint] for model in said.models]
+        attempts = said.attempts if said.status is JobStatus.FAILED else record.attempts
+        with self._writing() as connection:
+            if said.width:
+                connection.execute(SQL["drop_content"], (said.digest,))
+                run_rows(connection, "keep_content", [content_row(said)])
+            for number, model in zip(numbers, said.models, strict=True):
+                connection.execute(SQL["drop_result"], (said.digest, number))
+                run_rows(connection, "keep_result", [result_row(said.digest, number, model, said.outputs[model.stage])])
+            models = msgspec.json.encode(numbers).decode() if said.status is JobStatus.DONE else None
+            told = (said.bin or None, said.criteria or None, said.reason or None, said.detail or None)
+            checksum = replace(said, attempts=attempts).checksum
+            row = (said.digest or None, models, *told, attempts, said.seen_at, said.finished_at, checksum, said.id)
+            connection.execute(SQL["right"], row)
+
+    def _annotate_again(self, record: Record) -> None:
+        with self._writing() as connection:
+            connection.execute(SQL["doubt"], {"id": record.id, "now": time.time()})
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction of its own: what is damaged is rare."""
+        connection, _ = identity.open_ledger(self._reader.path)
+        with contextlib.closing(connection):
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")

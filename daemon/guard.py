@@ -1,0 +1,66 @@
+"""Whether the ledger's files stay where they are while the daemon works with them.
+
+A program goes on writing to a file that was deleted or replaced, and all of that is lost when it ends. So the daemon looks
+now and then, and stops when it must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from daemon import identity
+from daemon.errors import LedgerDamaged
+from daemon.hints import command
+from daemon.ledger import Ledger
+from daemon.state import DATABASE
+
+Place = tuple[int, int]  # device and inode
+
+
+class OpenFiles:
+    """The files of a ledger that is open, as they were when it was opened."""
+
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = ledger
+        self._places = {file: place for suffix in DATABASE if (place := _place_of(file := Path(f"{ledger}{suffix}")))}
+
+    def look(self) -> None:
+        """Raises LedgerDamaged when one was deleted, replaced or emptied; OSError."""
+        for file, place in self._places.items():
+            now = _place_of(file)
+            if now != place:
+                self._refuse(file, "replaced by another file" if now else "deleted")
+        if not os.stat(self._ledger).st_size:
+            self._refuse(self._ledger, "emptied")
+
+    def _refuse(self, file: Path, happened: str) -> None:
+        raise LedgerDamaged(
+            f"{file} was {happened} while the daemon worked with it. The daemon has stopped, since what it writes now would be "
+            f"lost. Put the ledger back, restore a backup, or run `{command('repair')}`: it makes a new ledger from the "
+            "sidecars, and no model has to run again."
+        )
+
+
+async def guard(ledger: Ledger, interval_seconds: float) -> None:
+    """Look so often, and note how many images the ledger has numbered. Raises LedgerDamaged."""
+    files, noted = OpenFiles(ledger.path), await ledger.identity()
+    while True:
+        await anyio.sleep(interval_seconds)
+        with contextlib.suppress(OSError):  # a disk that fails now may not fail at the next look; the pipeline says so
+            await to_thread.run_sync(files.look, abandon_on_cancel=True)
+            if (present := await ledger.identity()) != noted:
+                await to_thread.run_sync(identity.note, ledger.path, present, abandon_on_cancel=True)
+                noted = present
+
+
+def _place_of(file: Path) -> Place | None:
+    try:
+        status = os.stat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino

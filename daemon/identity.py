@@ -1,0 +1,151 @@
+"""Which ledger belongs to a state folder. The file `identity` beside the ledger has the same id as the ledger itself, so one
+that is lost, emptied or exchanged is not taken for a new one.
+
+A ledger is made first, whole and flushed, and the file after it: a start that is killed between the two leaves a ledger
+with an id and no file, which is then written. The other way round is never made: so a file without its ledger means that
+the ledger was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from daemon.errors import LedgerDamaged, LedgerUnusable
+from daemon.files import sync_folder
+from daemon.hints import command
+from daemon.schema import connect, damaged, trouble_named, unusable
+from daemon.soundness import MOST, find_cut, is_blank
+from daemon.state import IDENTITY
+from daemon.statements import SQL
+
+MARGIN = 1_000_000  # numbers left out behind the last one noted, as more may have been given since
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """ledger: the id of the ledger that belongs here. last_number: at least that many were given to images by now."""
+
+    ledger: str
+    made_at: str = ""
+    last_number: Annotated[int, msgspec.Meta(ge=0, le=MOST - MARGIN)] = 0
+
+
+def read(folder: Path) -> Identity | None:
+    """None where there is none. Raises LedgerDamaged when it cannot be read as one, OSError."""
+    file = folder / IDENTITY
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Identity)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except msgspec.DecodeError as error:
+        raise LedgerDamaged(
+            f"{file} says which ledger belongs here and is damaged: {error}. Remove it; it is written again from the ledger."
+        ) from error
+
+
+def write(folder: Path, identity: Identity) -> None:
+    """Whole or not at all, and durably. Raises OSError."""
+    file = folder / IDENTITY
+    partial = file.with_name(f".{IDENTITY}.partial")
+    with partial.open("wb") as out:
+        out.write(msgspec.json.encode(identity) + b"\n")
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(partial, file)
+    sync_folder(folder)
+
+
+def open_ledger(path: Path) -> tuple[sqlite3.Connection, str]:
+    """The state folder's ledger for writing, made where there has never been one; and what is to be said of it, if anything.
+
+    Raises LedgerDamaged, also when it is not the one that belongs here; LedgerUnusable, LedgerTooNew, ConfigError.
+    """
+    try:
+        known = expect(path)
+        if path.is_file() and (cut := find_cut(path)):
+            raise damaged(path, cut)
+        connection = connect(path, known.ledger if known else "")
+        try:
+            with trouble_named(path):
+                return connection, _settle(path, connection, known)
+        except BaseException:
+            connection.close()
+            raise
+    except LedgerUnusable:  # is an OSError too, and says more
+        raise
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
+def _settle(path: Path, connection: sqlite3.Connection, known: Identity | None) -> str:
+    present = identity_of(connection)
+    if known:
+        compare(path, known, present)
+        return _go_on_behind(connection, known, present)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # so that its -wal may be lost, but not its tables
+    write(path.parent, present)
+    return ""
+
+
+def expect(path: Path) -> Identity | None:
+    """What is known of the ledger that belongs here. Raises LedgerDamaged when there was one and it is lost or empty."""
+    known = read(path.parent)
+    if known and is_blank(path):
+        lost = "is empty" if path.exists() else "is lost"
+        raise LedgerDamaged(f"The ledger {path}, which was made on {known.made_at}, {lost}. {_ways(path)}")
+    return known
+
+
+def identity_of(connection: sqlite3.Connection) -> Identity:
+    id, made_at = connection.execute(SQL["meta"]).fetchone() or ("", "")
+    return Identity(ledger=id, made_at=made_at, last_number=connection.execute(SQL["last_number"]).fetchone()[0])
+
+
+def compare(path: Path, known: Identity, present: Identity) -> None:
+    """Raises LedgerDamaged when it is not the ledger that belongs here."""
+    if present.ledger != known.ledger:
+        raise LedgerDamaged(
+            f"{path} is not the ledger of this state folder: it was made on {present.made_at}, the one that belongs here on "
+            f"{known.made_at}. If it is the one you mean, remove {path.parent / IDENTITY}. Else: {_ways(path)}"
+        )
+
+
+def _ways(path: Path) -> str:
+    return (
+        f"Restore a backup, or run `{command('repair')}`: it makes a new ledger from the sidecars, and no model has to run "
+        f"again. To begin with an empty ledger, remove {path.parent / IDENTITY}."
+    )
+
+
+def _go_on_behind(connection: sqlite3.Connection, known: Identity, present: Identity) -> str:
+    """Where a ledger is older than the one that worked here last, no number is given twice."""
+    if present.last_number >= known.last_number:
+        return ""
+    following = known.last_number + MARGIN
+    number_behind(connection, following)
+    return (
+        f"this ledger is older than the one that worked here last: a backup was restored, or its -wal file was lost. It knows "
+        f"images up to number {present.last_number}, and {known.last_number} were given; new ones begin behind {following}. "
+        f"Files that still lie in an inbox are annotated again; `{command('verify')}` lists results that it does not know."
+    )
+
+
+def number_behind(connection: sqlite3.Connection, last: int) -> None:
+    """Have the next image get the number behind this one."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DELETE FROM sqlite_sequence WHERE name = 'image'")
+    connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('image', ?)", (last,))
+    connection.execute("COMMIT")
+
+
+def note(path: Path, present: Identity) -> None:
+    """Have a later start know up to which number images are numbered. That is never needed, and so never in the way."""
+    with contextlib.suppress(OSError, LedgerDamaged):
+        known = read(path.parent)
+        if known and known.ledger == present.ledger and known.last_number < present.last_number:
+            write(path.parent, present)

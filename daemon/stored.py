@@ -1,0 +1,89 @@
+"""What the ledger stores of an image's bytes, each row held against its checksum; what is damaged is left out and named."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from daemon import checksums
+from daemon.checksums import Named
+from daemon.messages import Output
+from daemon.statements import SQL, run_rows
+
+CHUNK = 1024  # rows in memory at a time
+STEPS = 100_000  # of SQLite's machine between two questions whether to go on: a few milliseconds
+
+GoOn = Callable[[], bool]
+
+
+class Key(NamedTuple):
+    """A row of `result` or, with no model, of `content`."""
+
+    digest: bytes
+    model: int | None
+
+
+class Stored(NamedTuple):
+    """What is known of some digests. damaged: rows whose checksum does not hold."""
+
+    contents: Mapping[bytes, tuple[str, int, int]]
+    results: Mapping[bytes, Mapping[int, Output]]
+    damaged: set[Key]
+
+
+def read_stored(connection: sqlite3.Connection, digests: Iterable[bytes], models: Mapping[int, Named]) -> Stored:
+    """Contents and results, but for what is damaged. What has no content has no results."""
+    wanted = [(digest,) for digest in digests]
+    contents: dict[bytes, tuple[str, int, int]] = {}
+    results: dict[bytes, dict[int, Output]] = {}
+    damaged: set[Key] = set()
+    for row in run_rows(connection, "contents", wanted):
+        if _is_whole_content(row):
+            contents[row["digest"]] = (row["format"], row["width"], row["height"])
+        else:
+            damaged.add(Key(row["digest"], None))
+    for row in run_rows(connection, "results", wanted) if contents or damaged else ():
+        if _is_whole_result(row, models):
+            results.setdefault(row["digest"], {})[row["model"]] = Output(row["payload"], row["seconds"])
+        else:
+            damaged.add(Key(row["digest"], row["model"]))
+    return Stored(contents, results, damaged)
+
+
+def _is_whole_content(row: sqlite3.Row) -> bool:
+    fields = (row["digest"], row["format"], row["width"], row["height"])
+    return checksums.holds(row["checksum"], checksums.of_content, *fields)
+
+
+def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
+    if (model := models.get(row["model"])) is None:
+        return False
+    fields = (row["digest"], model.stage, model.fingerprint, row["payload"], row["seconds"])
+    return checksums.holds(row["checksum"], checksums.of_result, *fields)
+
+
+def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go_on: GoOn) -> Iterator[Key]:
+    """Every row of `content` and `result` whose checksum does not hold. go_on: asked now and then; no: an early end."""
+    last: bytes | int = b""
+    while go_on() and (rows := connection.execute(SQL["all_contents"], (last, CHUNK)).fetchall()):
+        yield from (Key(row["digest"], None) for row in rows if not _is_whole_content(row))
+        last = rows[-1]["digest"]
+    last = 0
+    while go_on() and (rows := connection.execute(SQL["all_results"], (last, CHUNK)).fetchall()):
+        yield from (Key(row["digest"], row["model"]) for row in rows if not _is_whole_result(row, models))
+        last = rows[-1]["id"]
+
+
+def find_fault_in_file(connection: sqlite3.Connection, go_on: GoOn) -> str:
+    """What SQLite finds wrong reading the file from end to end; empty when nothing, or when it is not to go on."""
+    connection.set_progress_handler(lambda: not go_on(), STEPS)
+    try:
+        found: str = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        return ""
+    finally:
+        connection.set_progress_handler(None, 0)
+    return "" if found == "ok" else found.replace("\n", " ")

@@ -1,0 +1,136 @@
+"""Bits that flip in a ledger: in stored results, each of which is to be found, and anywhere in its file."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from tests.daemon_process import Place
+
+IMAGES = 40  # in the ledger whose file is damaged
+RESULTS = (
+    "source",
+    "ocr",
+    "objects",
+    "clip",
+    "caption",
+    "bin",
+    "models",
+)  # of a sidecar: the same when made again
+
+
+def flip(data: bytes, bit: int) -> bytes:
+    flipped = bytearray(data)
+    flipped[bit // 8] ^= 1 << bit % 8
+    return bytes(flipped)
+
+
+def stored_results(place: Place) -> dict[tuple[bytes, int], bytes]:
+    return {(digest, model): payload for digest, model, payload in place.rows("SELECT digest, model, payload FROM result")}
+
+
+def flip_results(place: Place, chance: random.Random, count: int) -> set[str]:
+    """A bit in a result of each of so many images; returns the names of their sidecars."""
+    query = """SELECT image.path, result.rowid, payload FROM result JOIN image ON image.digest = result.digest
+               WHERE image.status = 1 ORDER BY result.rowid"""
+    results: dict[bytes, list[tuple[int, bytes]]] = {}
+    for path, number, payload in place.rows(query):
+        results.setdefault(path, []).append((number, payload))
+    hit = chance.sample(sorted(results), count)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        for path in hit:
+            number, payload = chance.choice(results[path])
+            changed = flip(payload, chance.randrange(8 * len(payload)))
+            connection.execute("UPDATE result SET payload = ? WHERE rowid = ?", (changed, number))
+    return {f"{os.fsdecode(path)}.json" for path in hit}
+
+
+def sidecars(place: Place) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in place.site.results.rglob("*.json")}
+
+
+def named(place: Place, command: str) -> set[str]:
+    """The sidecars of which `verify` or `repair` says that the ledger is damaged."""
+    amiss = json.loads(place.command(command, "--json").stdout)["amiss"]
+    return {Path(entry["file"]).name for entry in amiss if entry["kind"] == "damaged"}
+
+
+def repair_results(folder: Path, chance: random.Random, count: int) -> tuple[int, int]:
+    """Of so many results with a flipped bit, how many `verify` found, and of how many `repair` kept the true one."""
+    place = Place(folder)
+    place.drop_many(range(count + 6))
+    assert place.run_once().returncode == 0
+    before, true = sidecars(place), stored_results(place)
+    hit = flip_results(place, chance, count)
+    found = named(place, "verify")
+    assert named(place, "repair") == found
+    after = sidecars(place)
+    kept = [name for name in hit if after[name] == before[name]]
+    assert stored_results(place) == true, "the ledger has another result than it had"
+    place.assert_kept(DONE=count + 6)
+    return len(found & hit) - len(found - hit), len(kept)
+
+
+def flip_anywhere(folder: Path, chance: random.Random, count: int) -> tuple[collections.Counter[str], list[str]]:
+    """What came of so many ledgers with a flipped bit somewhere in the file, and what of it is wrong: half of what such a
+    ledger knows is still to be published, over the sidecars that are there."""
+    place = Place(folder)
+    place.drop_many(range(IMAGES))
+    assert place.run_once().returncode == 0
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute("UPDATE image SET emitted = 0 WHERE id % 2")
+    whole, before = place.site.ledger.read_bytes(), sidecars(place)
+    outcomes: collections.Counter[str] = collections.Counter()
+    problems: list[str] = []
+    for _ in range(count):
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{place.site.ledger}{suffix}").unlink(missing_ok=True)
+        for name, data in before.items():
+            (place.site.results / name).write_bytes(data)
+        bit = chance.randrange(8 * len(whole))
+        place.site.ledger.write_bytes(flip(whole, bit))
+        outcome, wrong = _start_and_repair(place, before)
+        outcomes[outcome] += 1
+        problems += [f"bit {bit}: {line}" for line in wrong]
+        for kept in place.site.ledger.parent.glob("*.damaged-*"):
+            kept.unlink()
+    return outcomes, problems
+
+
+def _start_and_repair(place: Place, before: dict[str, bytes]) -> tuple[str, list[str]]:
+    shutil.copy(place.folder / "state" / "identity", place.folder / "identity")
+    run = place.run_once()
+    wrong = _lies(place, before, "run")
+    if run.returncode not in (0, os.EX_DATAERR):
+        wrong.append(f"run ended with {run.returncode}: {run.stderr[-300:]}")
+    found = place.command("verify", "--json")
+    refused = run.returncode == os.EX_DATAERR
+    noticed = "damaged in the ledger" in run.stderr or found.returncode == os.EX_DATAERR or '"damaged"' in found.stdout
+    if place.command("repair").returncode or (again := place.run_once()).returncode:
+        wrong.append(f"repair or the run behind it failed: {again.stderr[-300:]}")
+    wrong += _lies(place, before, "repair")
+    shutil.move(place.folder / "identity", place.folder / "state" / "identity")
+    return "refused" if refused else "noticed when read" if noticed else "harmless", wrong
+
+
+def _lies(place: Place, before: dict[str, bytes], after: str) -> list[str]:
+    """Sidecars that say something else than before the bit flipped."""
+    now = sidecars(place)
+    lost = [f"after {after}, {name} is lost" for name in before.keys() - now.keys()]
+    return lost + [
+        f"after {after}, {name} is false" for name in before.keys() & now.keys() if _said(now[name]) != _said(before[name])
+    ]
+
+
+def _said(sidecar: bytes) -> dict[str, Any]:
+    document = json.loads(sidecar)
+    said = {key: document.get(key) for key in RESULTS}
+    said["source"] = {key: value for key, value in document["source"].items() if key != "seen_at"}
+    return said

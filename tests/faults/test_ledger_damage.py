@@ -1,0 +1,287 @@
+"""Ledgers that are not what they were: lost, emptied, exchanged, damaged in one bit, or with numbers that no image has."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.daemon_process import Daemon, Place, picture, seeded, wait_for
+from tests.faults.damage import flip_results, sidecars, stored_results
+
+NAMES = ("", "-wal", "-shm")
+
+
+def worked(folder: Path, images: int = 3) -> Place:
+    place = Place(folder)
+    place.drop_many(range(images))
+    assert place.run_once().returncode == 0
+    return place
+
+
+def empty(place: Place) -> None:
+    place.site.ledger.write_bytes(b"")
+
+
+def remove(place: Place) -> None:
+    for name in NAMES:
+        Path(f"{place.site.ledger}{name}").unlink(missing_ok=True)
+
+
+def keep_only_its_head(place: Place) -> None:
+    """As SQLite leaves a file whose -wal was lost before the first checkpoint."""
+    remove(place)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+
+
+def cut(place: Place) -> None:
+    os.truncate(place.site.ledger, place.site.ledger.stat().st_size - 4096)
+
+
+@pytest.mark.parametrize("lose", [empty, remove, keep_only_its_head, cut])
+def test_a_ledger_that_was_lost_is_not_taken_for_a_new_one(tmp_path: Path, lose: Callable[[Place], None]) -> None:
+    place = worked(tmp_path)
+    before = sidecars(place)
+    lose(place)
+    for command in ("run", "status", "verify"):
+        refused = place.command(command)
+        assert refused.returncode == os.EX_DATAERR, command
+        assert "`visiond repair`" in refused.stderr
+    assert "error" in place.command("check").stdout
+    assert place.command("repair").returncode == 0
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)
+    assert sidecars(place) == before
+
+
+def test_who_means_to_begin_anew_removes_the_file_that_the_refusal_names(tmp_path: Path) -> None:
+    place = worked(tmp_path)
+    remove(place)
+    file = place.run_once().stderr.rpartition("remove ")[2].strip().rstrip(".")
+    Path(file).unlink()
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)
+
+
+@pytest.mark.parametrize("change", [remove, lambda place: os.replace(place.folder / "backup.sqlite", place.site.ledger), empty])
+def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied(
+    tmp_path: Path, change: Callable[[Place], None]
+) -> None:
+    place = worked(tmp_path)
+    assert place.command("backup", tmp_path / "backup.sqlite").returncode == 0
+    with Daemon(place) as daemon:
+        change(place)
+        assert daemon.wait_end() == os.EX_DATAERR
+        assert "while the daemon worked with it" in daemon.log_text()
+        assert "run `visiond repair" in daemon.log_text()
+
+
+def test_a_ledger_of_another_state_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    place, other = worked(tmp_path), worked(tmp_path / "other")
+    remove(place)
+    shutil.copy(other.site.ledger, place.site.ledger)
+    refused = place.run_once()
+    assert refused.returncode == os.EX_DATAERR
+    assert "is not the ledger of this state folder" in refused.stderr
+
+
+def test_a_restored_backup_works_and_no_number_is_given_twice(tmp_path: Path) -> None:
+    place = worked(tmp_path)
+    assert place.command("backup", tmp_path / "backup.sqlite").returncode == 0
+    place.drop("later.ppm", picture(10))
+    assert place.run_once().returncode == 0
+    later = place.sidecar("later.ppm")["id"]
+    remove(place)
+    shutil.copy(tmp_path / "backup.sqlite", place.site.ledger)
+    assert "older than the one that worked here last" in (run := place.run_once()).stderr
+    assert run.returncode == 0
+    assert place.sidecar("later.ppm")["id"] > later
+    place.assert_kept(DONE=4)
+    assert "older" not in place.run_once().stderr
+
+
+def test_a_state_folder_that_was_copied_whole_works(tmp_path: Path) -> None:
+    place = worked(tmp_path)
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "copy").rename(tmp_path / "state")
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)
+
+
+def test_a_wal_that_is_lost_before_the_first_checkpoint_is_noticed(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with Daemon(place) as daemon:
+        place.drop_many(range(20))
+        daemon.wait_idle(20)
+        identity = tmp_path / "state" / "identity"
+        wait_for(lambda: json.loads(identity.read_text())["last_number"] == 20, "the note of the last number")
+        daemon.kill()
+    for name in ("-wal", "-shm"):
+        Path(f"{place.site.ledger}{name}").unlink()
+    run = place.run_once()
+    assert "its -wal file was lost" in run.stderr
+    assert run.returncode == 0
+    assert place.rows("SELECT MIN(id) > 20, COUNT(*) FROM image") == [(1, 20)]
+    place.assert_kept(DONE=20)
+
+
+# Flipped bits
+
+
+def test_a_damaged_result_is_not_used_again_and_its_model_is_asked_again(tmp_path: Path) -> None:
+    place = worked(tmp_path, 4)
+    before, true = sidecars(place), stored_results(place)
+    flip_results(place, seeded(), 4)
+    place.drop_many(range(10, 11))
+    for number in range(4):
+        place.drop(f"twin-{number}.ppm", picture(number))
+    run = place.run_once()
+    assert run.returncode == 0
+    assert run.stderr.count("damaged in the ledger") == 4
+    assert set(true.values()) <= set(stored_results(place).values())
+    assert sidecars(place).items() >= before.items()
+    place.assert_kept(DONE=9)
+
+
+def test_a_damaged_result_is_not_published_but_made_again(tmp_path: Path) -> None:
+    place = worked(tmp_path, 4)
+    before = sidecars(place)
+    flip_results(place, seeded(), 4)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute("UPDATE image SET emitted = 0")
+    run = place.run_once()
+    assert run.returncode == 0
+    assert run.stderr.count("annotated again instead of published") == 4
+    after = sidecars(place)
+    assert [json.loads(after[name])["caption"] for name in before] == [json.loads(data)["caption"] for data in before.values()]
+    place.assert_kept(DONE=4)
+
+
+def test_a_damaged_result_is_shown_and_exported_by_nobody(tmp_path: Path) -> None:
+    place = worked(tmp_path, 4)
+    [name] = flip_results(place, seeded(), 1)
+    refused = place.command("show", name.removesuffix(".json"))
+    assert (refused.returncode, refused.stdout) == (os.EX_DATAERR, "")
+    assert "`visiond repair`" in refused.stderr
+    exported = place.command("export", "-", "-f", "jsonl")
+    assert exported.returncode == os.EX_DATAERR
+    assert len(exported.stdout.splitlines()) == 3
+    assert name.removesuffix(".json") not in exported.stdout
+    assert "damaged in the ledger" in place.command("list").stdout
+
+
+def test_what_neither_ledger_nor_sidecar_has_whole_is_annotated_again(tmp_path: Path) -> None:
+    place = worked(tmp_path, 4)
+    before = sidecars(place)
+    [name] = flip_results(place, seeded(), 1)
+    (place.site.results / name).write_bytes(b"{}\n")
+    assert "no sidecar has it" in place.command("repair").stdout
+    assert (place.site.results / name).read_bytes() == b"{}\n"
+    assert place.run_once().returncode == 0
+    assert json.loads(sidecars(place)[name])["caption"] == json.loads(before[name])["caption"]
+    place.assert_kept(DONE=4)
+
+
+def test_a_checksum_that_is_damaged_itself_is_made_again(tmp_path: Path) -> None:
+    place = worked(tmp_path)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        for table in ("result", "image", "content"):
+            connection.execute(f"UPDATE {table} SET checksum = checksum + 1")
+    assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"damaged": 3}
+    assert json.loads(place.command("repair", "--json").stdout)["counts"] == {"damaged": 3}
+    assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": 3}
+
+
+@pytest.mark.parametrize("change", ["bin = 'Z'", "criteria = '{}'", "models = '[1]'", "seen_at = 1", "finished_at = 1"])
+def test_a_row_that_is_damaged_comes_back_from_its_sidecar(tmp_path: Path, change: str) -> None:
+    place = worked(tmp_path)
+    before = sidecars(place)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute(f"UPDATE image SET {change} WHERE id = 2")
+    assert json.loads(place.command("repair", "--json").stdout)["counts"] == {"whole": 2, "damaged": 1}
+    assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": 3}
+    assert sidecars(place) == before
+
+
+# Numbers from outside
+
+WRONG = {
+    "id": [0, -1, (1 << 53) + 1, (1 << 63) - 1, 1 << 64],
+    "bytes": [-1, (1 << 63) - 1],
+    "width": [-1, 1 << 62],
+    "height": [1 << 60],
+}
+
+
+def test_a_sidecar_with_a_number_that_no_image_has_is_left_out_and_the_number_named(tmp_path: Path) -> None:
+    place = worked(tmp_path)
+    whole = place.sidecar("00000.ppm")
+    spoiled = {}
+    for key, numbers in WRONG.items():
+        for index, number in enumerate(numbers):
+            name = f"{key}-{index}.ppm"
+            document = whole | {"source": whole["source"] | {"path": name}}
+            (document if key == "id" else document["source"])[key] = number
+            spoiled[f"{name}.json"] = number
+            (place.site.results / f"{name}.json").write_text(json.dumps(document))
+    remove(place)
+    done = json.loads(place.command("repair", "--json").stdout)
+    assert done["counts"] == {"restored": 3, "left out": len(spoiled)}
+    details = {Path(entry["file"]).name: entry["detail"] for entry in done["amiss"]}
+    assert {name for name, number in spoiled.items() if str(number) in details[name]} >= {
+        name for name, number in spoiled.items() if abs(number) < 1 << 63
+    }
+    for name in spoiled:
+        (place.site.results / name).unlink()
+    place.drop("new.ppm", picture(9))
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=4)
+
+
+def test_a_ledger_whose_numbers_have_run_out_is_refused(tmp_path: Path) -> None:
+    place = worked(tmp_path)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute("UPDATE sqlite_sequence SET seq = 9223372036854775807")
+    refused = place.run_once()
+    assert refused.returncode == os.EX_DATAERR
+    assert "9223372036854775807" in refused.stderr
+
+
+def put_back(place: Place, path: str, body: bytes) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("localhost", timeout=30)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    with contextlib.closing(connection):
+        connection.sock.connect(str(place.folder / "state" / "control.sock"))
+        connection.request("POST", path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_numbers_in_a_request_are_bounded_and_refused_in_a_sentence(tmp_path: Path) -> None:
+    place = worked(tmp_path)
+    with Daemon(place) as daemon:
+        for body in (b"[0]", b"[9223372036854775808]", b"[1e99]", b"7", b"not JSON", json.dumps([1] * 10_001).encode()):
+            status, answer = put_back(place, "/put-back/DONE", body)
+            assert (status, "no list of at most 10000 numbers" in answer) == (400, True), body
+        assert put_back(place, "/put-back/DONE", b" " * 1_000_000)[0] == 413
+        assert put_back(place, "/put-back/PENDING", b"[1]")[0] == 404
+        assert put_back(place, "/put-back/DONE", b"[1]") == (200, '{"images":1}')
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", str(1 << 63), "9" * 40])
+def test_a_limit_out_of_bounds_is_refused_by_name(tmp_path: Path, limit: str) -> None:
+    refused = worked(tmp_path, 1).command("list", "--limit", limit)
+    assert refused.returncode == os.EX_USAGE
+    assert "--limit" in refused.stderr
