@@ -180,6 +180,10 @@ def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterat
         yield from _walk(inner, known[target.rpartition("/")[2]], known)
 
 
+def _figure(number: float) -> str:
+    return f"{number:g}" if abs(number) < 1_000_000 else f"{number:,.0f}"
+
+
 def _kind(name: str, spec: dict[str, Any]) -> str:
     if choices := spec.get("enum", [spec["const"]] if "const" in spec else []):
         return " | ".join(json.dumps(choice) for choice in choices)
@@ -187,7 +191,7 @@ def _kind(name: str, spec: dict[str, Any]) -> str:
         return "list of tables" if "$ref" in spec["items"] else f"list of {_kind(name, spec['items'])}"
     kind = "path" if spec.get("format") == "path" else "size" if name.endswith("_bytes") else KINDS[spec["type"]]
     if "minimum" in spec and "maximum" in spec:
-        return f"{kind} from {spec['minimum']:g} to {spec['maximum']:g}"
+        return f"{kind} from {_figure(spec['minimum'])} to {_figure(spec['maximum'])}"
     bounds = [
         f" {sign} {_size(spec[bound]) if kind == 'size' else spec[bound]}" for bound, sign in BOUNDS.items() if bound in spec
     ]

@@ -64,13 +64,13 @@ def _canonical_device(name: str) -> str:
     return "cpu" if found[1] == "cpu" else f"cuda:{int(found[2] or 0)}"
 
 
-ByteCount = Annotated[int, BeforeValidator(_parse_bytes)]
+ByteCount = Annotated[int, BeforeValidator(_parse_bytes), Field(le=1 << 53)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Device = Annotated[str, AfterValidator(_canonical_device)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Inbox(Section):
@@ -79,7 +79,9 @@ class Inbox(Section):
         "",
         description="Sub-folder of results, failed, done and bins for this inbox. Needed as soon as there are several inboxes.",
     )
-    priority: int = Field(0, description="Images of the inbox with the highest priority are fed first.")
+    priority: int = Field(
+        0, ge=-1_000_000, le=1_000_000, description="Images of the inbox with the highest priority are fed first."
+    )
     recursive: bool = Field(True, description="Whether folders inside the inbox are watched too.")
     settle_seconds: float = Field(
         2.0,
@@ -128,7 +130,7 @@ class StateSection(Section):
 class SegmentTable(Section):
     stages: list[str] = Field(min_length=1, description="Stages of this segment, in order.")
     devices: list[Device] = Field(min_length=1, description='Devices that hold it, for example ["cuda:0", "cuda:1"].')
-    workers_per_device: int = Field(1, ge=1, description="Processes on each of them.")
+    workers_per_device: int = Field(1, ge=1, le=1024, description="Processes on each of them.")
 
 
 class PipelineSection(Section):
@@ -148,6 +150,7 @@ class PipelineSection(Section):
     workers_per_device: int = Field(
         0,
         ge=0,
+        le=1024,
         description="Worker processes on each device; 0: one on a CPU, or where stages are spread over devices; else "
         "as many as a GPU's memory, the host's (4 GB for each worker) and the cores allow.",
     )
@@ -157,19 +160,21 @@ class PipelineSection(Section):
         "turns, where the driver's nvidia-cuda-mps-control is installed. The first worker that is lost ends it.",
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
-    decoders_per_worker: int = Field(0, ge=0, description="Disposable decoder processes for each worker; 0: chosen by cores.")
+    decoders_per_worker: int = Field(
+        0, ge=0, le=1024, description="Disposable decoder processes for each worker; 0: chosen by cores."
+    )
     slab_bytes: Annotated[ByteCount, AfterValidator(_check_slab)] = Field(
         0, description="Shared memory for images in flight: the byte budget; 0: 1 GiB for each GPU, 256 MiB without one."
     )
-    queue_images: int = Field(1024, ge=1, description="Most images waiting in front of each segment.")
-    max_attempts: int = Field(3, ge=1, description="Tries of an image whose error may pass, before it is FAILED.")
+    queue_images: int = Field(1024, ge=1, le=1_000_000, description="Most images waiting in front of each segment.")
+    max_attempts: int = Field(3, ge=1, le=1000, description="Tries of an image whose error may pass, before it is FAILED.")
     retry_seconds: float = Field(5.0, ge=0, description="Wait before the second try; doubled for each further one.")
     batch_timeout_seconds: float = Field(120.0, gt=0, description="A worker that takes longer over a batch is killed.")
     load_timeout_seconds: float = Field(600.0, gt=0, description="A worker that takes longer to load its models is killed.")
     drain_seconds: float = Field(30.0, ge=0, description="Time for images in hand to finish on SIGTERM.")
     rescan_seconds: float = Field(30.0, gt=0, description="Every so often the folders are held against the ledger.")
     reuse_results: bool = Field(True, description="Whether the same bytes under the same models are answered from the ledger.")
-    max_pixels: int = Field(100_000_000, ge=1, description="Larger images FAIL with reason pixels.")
+    max_pixels: int = Field(100_000_000, ge=1, le=10**12, description="Larger images FAIL with reason pixels.")
     max_aspect_ratio: float = Field(50.0, ge=1, description="Longer images FAIL with reason aspect.")
     decode_seconds: float = Field(20.0, gt=0, description="CPU time of a decoder for one image.")
     decode_bytes: ByteCount = Field(2 << 30, ge=256 << 20, description="Address space of a decoder.")
@@ -195,7 +200,10 @@ class StageSection(Section):
         "where any other is slower, for ocr many times.",
     )
     batch_size: int = Field(
-        0, ge=0, description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU."
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU.",
     )
     options: dict[str, Any] = Field({}, description="The backend's own settings; docs/configuration.md has all of them.")
 
@@ -208,13 +216,13 @@ class StageTables(Section):
 
 
 class BinningSection(Section):
-    text_boxes_threshold: int = Field(2, ge=0, description="A: more text boxes than this.")
+    text_boxes_threshold: int = Field(2, ge=0, le=1_000_000_000, description="A: more text boxes than this.")
     text_area_threshold: Ratio = Field(0.2, description="A: text over more of the image's area.")
     text_score_threshold: Ratio = Field(
         0.7, description="A: how sure OCR must be of a line for it to count; a lone letter or sign never does."
     )
-    object_count_threshold: int = Field(5, ge=0, description="B: more objects than this.")
-    unique_objects_threshold: int = Field(3, ge=0, description="B: more kinds of object than this.")
+    object_count_threshold: int = Field(5, ge=0, le=1_000_000_000, description="B: more objects than this.")
+    unique_objects_threshold: int = Field(3, ge=0, le=1_000_000_000, description="B: more kinds of object than this.")
     spatial_dispersion_threshold: Ratio = Field(0.3, description="B: centres of objects spread over more of the image's area.")
     clip_similarity_threshold: float = Field(0.25, ge=-1, le=1, description="C: likeness of caption and image, reported.")
     rules: str = Field(

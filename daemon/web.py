@@ -14,6 +14,7 @@ import ssl
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 import msgspec
@@ -36,11 +37,17 @@ from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.sections import Http
+from daemon.soundness import MOST
 from daemon.state import socket_address
 from daemon.status import Status
 
 log = structlog.get_logger()
 
+PUT_BACK = (JobStatus.FAILED.name, JobStatus.DONE.name)
+PUT_BACK_IMAGES = 10_000  # in one request
+PUT_BACK_BYTES = 20 * PUT_BACK_IMAGES
+Number = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+decode_ids = msgspec.json.Decoder(Annotated[list[Number], msgspec.Meta(max_length=PUT_BACK_IMAGES)]).decode
 LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
 # Of TLS 1.2, the oldest that is spoken; TLS 1.3 has its own.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -152,8 +159,20 @@ class Pages:
         return _json(self._status.snapshot())
 
     async def put_back(self, request: Request) -> Response:
-        status = JobStatus[request.path_params["status"]]
-        ids = msgspec.json.decode(await request.body(), type=list[int])
+        """Of at most PUT_BACK_IMAGES images of one state. What else is asked for is refused in a sentence."""
+        name = request.path_params["status"]
+        if name not in PUT_BACK:
+            return _json({"problem": f"{name} cannot be put back; {' and '.join(PUT_BACK)} can"}, 404)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > PUT_BACK_BYTES:
+                return _json({"problem": f"more than {PUT_BACK_BYTES} bytes; name at most {PUT_BACK_IMAGES} images"}, 413)
+        try:
+            ids = decode_ids(body)
+        except msgspec.DecodeError as error:
+            return _json({"problem": f"no list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}: {error}"}, 400)
+        status = JobStatus[name]
         images = await self._ledger.put_back(status, ids)
         self._status.put_back(status, images)
         return _json({"images": images})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +312,26 @@ def test_segments_fit_the_stages_that_are_asked_for() -> None:
 def test_a_segment_without_a_device_is_refused() -> None:
     tables = [{"stages": ["ocr", "yolo", "clip", "blip"], "devices": []}]
     assert problems_of({"pipeline": {"segment": tables}})[0].startswith("pipeline.segment[0].devices: ")
+
+
+NUMBERS = [("pipeline", "max_attempts"), ("pipeline", "queue_images"), ("pipeline", "max_pixels"), ("pipeline", "slab_bytes")]
+NUMBERS += [("pipeline", "workers_per_device"), ("pipeline", "decoders_per_worker"), ("binning", "text_boxes_threshold")]
+
+
+@pytest.mark.parametrize(("section", "key"), NUMBERS)
+def test_a_number_beyond_all_bounds_is_refused_by_name(section: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}: .*less than or equal"):
+        parse({section: {key: 1 << 63}}, Path("/srv"))
+
+
+@pytest.mark.parametrize("priority", [1 << 63, -(1 << 63)])
+def test_a_priority_beyond_all_bounds_is_refused_by_name(priority: int) -> None:
+    with pytest.raises(ConfigError, match=r"inbox\[0\]\.priority: "):
+        parse({"inbox": [{"priority": priority}]}, Path("/srv"))
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+@pytest.mark.parametrize("key", ["rescan_seconds", "retry_seconds", "drain_seconds", "batch_timeout_seconds"])
+def test_a_number_that_is_none_is_refused_by_name(key: str, number: float) -> None:
+    with pytest.raises(ConfigError, match=rf"pipeline\.{key}: "):
+        parse({"pipeline": {key: number}}, Path("/srv"))
