@@ -52,8 +52,8 @@ def test_a_ledger_that_was_lost_is_not_taken_for_a_new_one(tmp_path: Path, lose:
     place = worked(tmp_path)
     before = sidecars(place)
     lose(place)
-    for command in ("run", "status", "verify"):
-        refused = place.command(command)
+    for command in ("run --once", "status", "verify"):
+        refused = place.command(*command.split())
         assert refused.returncode == os.EX_DATAERR, command
         assert "`visiond repair`" in refused.stderr
     assert "error" in place.command("check").stdout
@@ -168,6 +168,18 @@ def test_a_damaged_result_is_not_published_but_made_again(tmp_path: Path) -> Non
     place.assert_kept(DONE=4)
 
 
+def test_a_damaged_result_of_an_image_that_is_gone_leaves_its_sidecar_alone(tmp_path: Path) -> None:
+    place = worked(tmp_path, 4)
+    before = sidecars(place)
+    flip_results(place, seeded(), 4)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute("UPDATE image SET emitted = 0")
+    for file in place.inbox().iterdir():
+        file.unlink()
+    assert place.run_once().returncode == 0
+    assert sidecars(place) == before
+
+
 def test_a_damaged_result_is_shown_and_exported_by_nobody(tmp_path: Path) -> None:
     place = worked(tmp_path, 4)
     [name] = flip_results(place, seeded(), 1)
@@ -181,13 +193,14 @@ def test_a_damaged_result_is_shown_and_exported_by_nobody(tmp_path: Path) -> Non
     assert "damaged in the ledger" in place.command("list").stdout
 
 
-def test_what_neither_ledger_nor_sidecar_has_whole_is_annotated_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("edit", [lambda data: b"{}\n", lambda data: data.replace(b"picture", b"pikture")])
+def test_what_neither_ledger_nor_sidecar_has_whole_is_annotated_again(tmp_path: Path, edit: Callable[[bytes], bytes]) -> None:
     place = worked(tmp_path, 4)
     before = sidecars(place)
     [name] = flip_results(place, seeded(), 1)
-    (place.site.results / name).write_bytes(b"{}\n")
+    (place.site.results / name).write_bytes(edit(before[name]))
     assert "no sidecar has it" in place.command("repair").stdout
-    assert (place.site.results / name).read_bytes() == b"{}\n"
+    assert (place.site.results / name).read_bytes() == edit(before[name])
     assert place.run_once().returncode == 0
     assert json.loads(sidecars(place)[name])["caption"] == json.loads(before[name])["caption"]
     place.assert_kept(DONE=4)
