@@ -17,7 +17,8 @@ import msgspec
 
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
-from daemon.schema import damaged, explain, read_version
+from daemon.reading import Connections
+from daemon.schema import damaged, explain
 from daemon.sidecar import SCHEMA
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
@@ -100,23 +101,23 @@ class Record:
 
 
 class Reader:
-    """A read-only connection to a ledger, beside the daemon's own or without a daemon."""
+    """Reads a ledger, beside the daemon's own connection or without a daemon. Any thread may use it."""
 
     def __init__(self, path: Path) -> None:
         """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
         if not path.exists():
             raise FileNotFoundError(path)
         self.path = path
+        self._connections = Connections(path)
         try:
-            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-            self._connection.row_factory = sqlite3.Row
-            read_version(path, self._connection)
-            self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._connection.execute(SQL["models"])}
+            self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
         except sqlite3.DatabaseError as error:
+            self.close()
             raise explain(path, error) from error
 
     def close(self) -> None:
-        self._connection.close()
+        """Threads that are reading finish what they read; whoever begins to read after this gets ReaderClosed."""
+        self._connections.close()
 
     def counts(self) -> dict[JobStatus, int]:
         """Versions by state; of those that FAILED only the newest of their file, as the others need nobody's attention."""
@@ -136,12 +137,13 @@ class Reader:
 
     def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
         """Every version of these files that the ledger knows."""
-        rows = run_rows(self._connection, "versions", [(path,) for path in paths], inbox)
+        with self._connections.lend() as connection:
+            rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
 
     def find(self, name: str) -> list[Record]:
         """The newest version of each file that answers to a name, by the most exact way in which any does."""
-        return list(self.assemble(next(filter(None, self._called(name)), [])))
+        return self.assemble(next(filter(None, self._called(name)), []))
 
     def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
         """By number, path, a link to it, path in an inbox, where the daemon moved it, and by the end of its path."""
@@ -156,7 +158,7 @@ class Reader:
             yield self._rows("find_by_location", path)
         yield self._rows("find_by_end", b"/" + given, b"/" + given)
 
-    def newest(self, status: JobStatus | None, limit: int) -> Iterator[Record]:
+    def newest(self, status: JobStatus | None, limit: int) -> list[Record]:
         """Files whose newest version is in this state, or in any; the newest first."""
         return self.assemble(self._rows("newest", status, status, limit))
 
@@ -176,7 +178,7 @@ class Reader:
         return sum(row["images"] for row in sets if others.intersection(msgspec.json.decode(row["models"])))
 
     def find_number(self, number: int) -> Record | None:
-        return next(self.assemble(self._rows("find_by_id", number)), None)
+        return next(iter(self.assemble(self._rows("find_by_id", number))), None)
 
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
         """Every file whose newest version is DONE, and every image that was moved; oldest first, a few in memory at a time."""
@@ -200,29 +202,32 @@ class Reader:
 
     def check(self) -> None:
         """Read the file from end to end. Raises LedgerDamaged."""
-        found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        with self._connections.lend() as connection:
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise damaged(self.path, found)
 
     def back_up(self, file: Path) -> None:
         """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""
         try:
-            with contextlib.closing(sqlite3.connect(file)) as copy:
-                self._connection.backup(copy)
+            with contextlib.closing(sqlite3.connect(file)) as copy, self._connections.lend() as connection:
+                connection.backup(copy)
         except sqlite3.OperationalError as error:
             raise OSError(str(error)) from error
 
     def _walk(self, statement: str, *parameters: object, with_results: bool = True) -> Iterator[Record]:
         last = 0
         while rows := self._rows(statement, last, *parameters):
-            yield from assemble(self._connection, rows, self.models, with_results=with_results)
+            yield from self.assemble(rows, with_results=with_results)
             last = rows[-1]["id"]
 
-    def assemble(self, rows: Iterable[sqlite3.Row]) -> Iterator[Record]:
-        return assemble(self._connection, list(rows), self.models)
+    def assemble(self, rows: Iterable[sqlite3.Row], *, with_results: bool = True) -> list[Record]:
+        with self._connections.lend() as connection:
+            return list(assemble(connection, list(rows), self.models, with_results=with_results))
 
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
-        return self._connection.execute(SQL[statement], parameters).fetchall()
+        with self._connections.lend() as connection:
+            return connection.execute(SQL[statement], parameters).fetchall()
 
 
 def assemble(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,6 +15,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon import signals
 from daemon.config import Config
 from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.files import tell_lost_ledger
@@ -63,17 +65,18 @@ class Service:
     async def run(self) -> None:
         """Start up, work until SIGTERM, SIGINT, SIGHUP or (with once) the end of the work, shut down. Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._obey_signals, pipeline)
-                tasks.start_soon(self._load_models, tasks, pools)
-                tasks.start_soon(self._report, pipeline, status)
-                await pipeline.run(once=self.once)  # files are admitted and read while the models load
-                self.notifier.stopping()
-                if not self.once:
-                    leave_within(LEAVE_SECONDS)
-                for pool in pools:
-                    pool.stop()
-                tasks.cancel_scope.cancel()
+            with signals.listening() as orders:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._obey, orders, pipeline)
+                    tasks.start_soon(self._load_models, tasks, pools)
+                    tasks.start_soon(self._report, pipeline, status)
+                    await pipeline.run(once=self.once)  # files are admitted and read while the models load
+                    self.notifier.stopping()
+                    if not self.once:
+                        leave_within(LEAVE_SECONDS)
+                    for pool in pools:
+                        pool.stop()
+                    tasks.cancel_scope.cancel()
             if self.show:
                 self.show(status.snapshot())
             if not self.once:
@@ -140,24 +143,19 @@ class Service:
         self.notifier.ready()
         log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once, pages=self.url)
 
-    async def _obey_signals(self, pipeline: Pipeline) -> None:
-        """The first SIGTERM, SIGINT or SIGHUP drains, the second or the end of the time for it stops at once."""
-        orders = [signal.SIGTERM, signal.SIGINT]
-        orders += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # as nohup has it
-        with anyio.open_signal_receiver(*orders) as signals:
-            async for signum in signals:
-                self.told_to_stop = True
-                log.info("draining", signal=signum.name, in_flight=len(pipeline.in_flight))
-                self.notifier.stopping()
-                if not self.loaded:  # what is in hand waits for the models
-                    raise Hurried
-                pipeline.drain()
-                with anyio.move_on_after(self.config.pipeline.drain_seconds):
-                    async for another in signals:
-                        if another != signal.SIGHUP:  # a closed terminal sends two: one by the shell, one by the kernel
-                            break
-                leave_within(LEAVE_SECONDS)
-                raise Hurried
+    async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline) -> None:
+        """The first order drains, the second or the end of the time for it stops at once."""
+        order = await orders.get()
+        self.told_to_stop = True
+        log.info("draining", signal=order.name, in_flight=len(pipeline.in_flight))
+        self.notifier.stopping()
+        if self.loaded:  # else what is in hand waits for the models
+            pipeline.drain()
+            with anyio.move_on_after(self.config.pipeline.drain_seconds):
+                while await orders.get() == signal.SIGHUP:  # a closed terminal sends two: one by the shell, one by the kernel
+                    pass
+        leave_within(LEAVE_SECONDS, signals.SHELL_OFFSET + order if self.once else os.EX_OK)
+        raise Hurried
 
     async def _report(self, pipeline: Pipeline, status: Status) -> None:
         """Feed the watchdog while there is progress, and tell systemd how things stand."""

@@ -18,7 +18,7 @@ import pytest
 
 from tests.daemon.test_inputs import mix, name_of
 from tests.daemon_process import Daemon, Place, counts_of, picture
-from tests.faults import failures, kill, load, power
+from tests.faults import failures, kill, load, power, stop
 from tests.inputs import CATALOGUE, ODD, mutate
 
 RATE_KEPT = 0.95
@@ -61,6 +61,11 @@ def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 def drain(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = kill.drain_daemons(kill.open_place(folder), sizes["kills"], sizes["files"], chance)
     return Figure(str(outcome), outcome.kept)
+
+
+def stop_at_any_moment(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    tally = stop.stop_at_any_moment(folder, chance, sizes["stops"], sizes["entries"])
+    return Figure("\n".join([str(tally), *tally.problems[:10]]), not tally.problems)
 
 
 def poison(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -238,6 +243,8 @@ ROWS = [
         {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
     Row("24", "a newer ledger", "refused, untouched", by_tests(f"{DAEMON}test_schema.py", "-k", "newer_ledger"), {}),
     Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 2_000}),
+    Row("26", "SIGTERM at any moment of start, scan, load and work, one and ten inboxes", "exit 0, never a crash",
+        stop_at_any_moment, {"stops": 300, "entries": 20_000}, {"stops": 4, "entries": 1_000}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip
