@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from daemon import signals
 from daemon.config import Config
 from daemon.errors import NothingFound, NotPermitted, NotRunning, WrongArgument
 from daemon.files import tell_lost_ledger
@@ -33,7 +32,6 @@ CHUNK = 10_000  # images named in one request
 
 def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] | None = None) -> Counter[JobStatus]:
     """Be the daemon; returns how many images ended how. Raises VisiondError, AlreadyRunning before anything else."""
-    signals.leave_at_once(once=once)
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 

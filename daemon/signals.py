@@ -6,12 +6,15 @@ that they change nothing, as the end has begun. A signal that was ignored at the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SHELL_OFFSET = 128  # what a shell adds to the number of the signal that ended a program
@@ -32,6 +35,8 @@ def leave_at_once(*, once: bool) -> None:
 def listening() -> Iterator[asyncio.Queue[signal.Signals]]:
     """The orders that arrive meanwhile, in a queue of the running event loop. Afterwards they are ignored, where
     `leave_at_once` had been called, or else handled as before."""
+    import asyncio  # slow, and `leave_at_once` comes before all else
+
     loop, orders = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
 
     def take(number: int, _frame: FrameType | None) -> None:

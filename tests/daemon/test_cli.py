@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli import app
+from daemon.commands import app
 from daemon.display import StandardError
 from stages.packs import MINI
 from tests.daemon_process import Daemon, Place, counts_of, picture

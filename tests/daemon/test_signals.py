@@ -29,6 +29,18 @@ anyio.run(listen, backend_options={"use_uvloop": True})
 os.kill(os.getpid(), signal.SIGTERM)
 print("still here")
 """
+EARLY = """
+import sys
+from daemon import signals
+from daemon.cli import main
+
+def note(*, once):
+    print(once, *sys.modules)
+    sys.exit()
+
+signals.leave_at_once, sys.argv = note, {argv}
+main()
+"""
 
 
 def run(then: str, *prefix: str, once: bool = False) -> subprocess.CompletedProcess[str]:
@@ -56,6 +68,13 @@ def test_during_the_work_orders_are_handed_over_and_after_it_they_change_nothing
 def test_what_was_ignored_at_the_start_stays_ignored() -> None:
     ended = run(LISTEN.replace("SIGTERM)", "SIGTERM); os.kill(os.getpid(), signal.SIGHUP)") + "\nprint('and here')", "nohup")
     assert ended.stdout == "SIGTERM\nstill here\nand here\n"
+
+
+def test_orders_have_handlers_before_anything_slow_is_imported() -> None:
+    program = EARLY.format(argv=["visiond", "run", "--once"])
+    once, *modules = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=PATIENCE).split()
+    assert once == "True"
+    assert {"asyncio", "typer", "pydantic", "structlog"}.isdisjoint(modules)
 
 
 async def test_where_nobody_left_at_once_before_the_handlers_come_back() -> None:
