@@ -55,6 +55,7 @@ class Metrics:
         self.scan_seconds = histogram("visiond_scan_duration_seconds", "A scan of an inbox.", buckets=LONG_SECONDS)
         self.reconcile_found = counter("visiond_reconcile_found", "Files a later scan found that events had missed.")
         self.watch_overflows = counter("visiond_watch_overflows", "Times the kernel's event queue ran over.")
+        self.unread_folders = gauge("visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"])
         self.slab_used = gauge("visiond_slab_used_bytes", "Bytes of images in flight.")
         self.slab_size = gauge("visiond_slab_size_bytes", "The byte budget.")
         self.reused = counter("visiond_reused_results", "Results answered from the ledger.", ["stage"])

@@ -30,6 +30,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     images_per_second: float = 0.0  # over the last half minute
     eta_seconds: float | None = None  # None while nothing moves
     obstacles: list[str] = []  # what cannot be read or written, and why; empty when all can
+    unread_folders: int = 0  # in the inboxes; work goes on without them
+    unread: list[str] = []  # the first of them, each with its cause; not on the public pages, which name no files
     slab_used_bytes: int = 0
     slab_size_bytes: int = 0
     workers: list[WorkerState] = []
@@ -47,4 +49,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             parts.append("loading models" if self.loading else f"{self.images_per_second:g} images/s")
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
-        return "; ".join([", ".join(parts), *self.obstacles, *([] if self.running else ["no daemon runs"])])
+        unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
+        troubles = [*self.obstacles, *([unread] if self.unread_folders else [])]
+        return "; ".join([", ".join(parts), *troubles, *([] if self.running else ["no daemon runs"])])

@@ -64,7 +64,7 @@ def test_a_run_once_that_is_stopped_is_not_taken_for_one_that_did_all(tmp_path: 
     with pytest.raises(Unfinished, match=r"images are still pending; `visiond run --once") as end:
         anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True, show=stop))
     assert told[0] > 10
-    assert end.value.exit_status == 1
+    assert end.value.exit_status == 128 + signal.SIGTERM
     assert place.judge(finished=False).problems == []
 
 
@@ -143,7 +143,7 @@ def test_a_terminal_that_closes_drains_it_though_it_says_so_twice_and_to_the_wor
         os.killpg(daemon.process.pid, signal.SIGHUP)
         daemon.wait_event("draining", signal="SIGHUP")
         os.killpg(daemon.process.pid, signal.SIGHUP)
-        assert daemon.wait_end() == (1 if once else 0)  # images are left
+        assert daemon.wait_end() == (128 + signal.SIGHUP if once else 0)  # images are left
         assert not list(daemon.events("worker lost"))
         assert not list(daemon.events("stopped before the drain was over; what was in hand stays pending"))
     assert counts_of(place)["DONE"]
