@@ -136,7 +136,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if snapshot.workers:
         print_table(
             ("worker", "device", "state", "batches", "last trouble"),
-            ((w.name, w.device + ", shared" * w.shared, w.state, w.batches, w.cause) for w in snapshot.workers),
+            ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
         )
 
 

@@ -141,6 +141,8 @@ class Pool:
                 batches=seat.worker.answered if seat.worker else 0,
                 cause=seat.last_cause,
                 shared=seat.worker is not None and seat.worker.shared,
+                stages=[spec.name for spec in seat.setup.stages],
+                stages_loaded=seat.worker.stages_loaded if seat.worker else [],
             )
             for seat in self.seats
         ]

@@ -72,15 +72,17 @@ def test_files_are_admitted_while_the_models_load_and_it_is_ready_only_then(tmp_
     place = Place(tmp_path, {"stages": {"clip": {"options": {"load_seconds": 60.0}}}})
     place.drop_many(range(20))
     with Daemon(place, ready=False, **OFTEN) as daemon:
-        told = "STATUS=0 done, 0 failed, 0 skipped, 20 pending, loading models"
+        told = "STATUS=0 done, 0 failed, 0 skipped, 20 pending, loading models: ocr, yolo loaded; clip, blip to go"
         daemon.wait_notice(told)
+        daemon.wait_event("model loaded", stage="yolo")
+        assert "loading: ocr, yolo loaded; clip, blip to go" in place.command("status").stdout
         assert "READY=1" not in [notice.text for notice in daemon.notify.notices]
         assert place.command("status").stdout.startswith(told.removeprefix("STATUS="))
         assert daemon.stop() == 0
     assert counts_of(place) == {"PENDING": 20}
     place.configure({"stages": {"clip": {"options": {"load_seconds": 0}}}})
     run = place.run_once()
-    assert "loading models" in run.stderr
+    assert "loading models: " in run.stderr
     assert run.stdout.startswith("20 done, 0 failed, 0 skipped in ")
     assert f"results are in {place.site.results}" in run.stdout
     place.assert_kept(DONE=20)
@@ -226,7 +228,7 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_work
     place = Place(tmp_path, {"inbox": inboxes, "stages": {"clip": {"options": {"load_seconds": 60.0}}}})
     place.drop_many(range(3), "dead")
     with Daemon(place, ready=False, **OFTEN) as daemon:  # so that there are rows, which the next one would read first
-        daemon.wait_notice("STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models")
+        daemon.wait_notice("STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models: ocr, yolo loaded; clip, blip to go")
     place.configure({"stages": {"clip": {"options": {"load_seconds": 0}}}})
     environment = hang_system_calls(place, place.inbox("dead"))
     place.drop("late.ppm", picture(3), "dead")
