@@ -21,6 +21,7 @@ from daemon.layout import Layout, judge_of, size_slab
 from daemon.mounts import is_network_mount, is_there, tell_missing
 from daemon.sections import Inbox
 from daemon.state import CONTROL, LEDGER
+from daemon.walk import count_unread, look_through
 from daemon.web import listen, load_certificate, read_token, risks
 from stages.packs import open_pack
 
@@ -59,6 +60,19 @@ def _inboxes(config: Config) -> Iterator[Finding]:
         else:
             how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
+            yield from _folders_within(inbox)
+
+
+def _folders_within(inbox: Inbox) -> Iterator[Finding]:
+    """Those that `run` would pass over; large inboxes are walked in part."""
+    unread, whole = look_through(inbox)
+    if len(unread):
+        lines = unread.lines()
+        more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
+        mend = "give the daemon's user the rights to list and enter them, or move their files up."
+        yield Finding("warning", f"{count_unread(unread)}: {'; '.join(lines + more)}; {mend}")
+    if not whole:
+        yield Finding("ok", f"inbox {inbox.path} is large: only a part of its folders was looked at.")
 
 
 def _what_moves(config: Config, inbox: Inbox) -> str:

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from daemon.errors import WorkerLost
-from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Loaded, Ready, Reply, Setup, Stop, decode_from_worker, frame
 
 log = structlog.get_logger()
 
@@ -37,6 +37,7 @@ class Worker:
         self.connection = connection
         self.alive = False
         self.loaded = False
+        self.stages_loaded: list[str] = []
         self.answered = 0  # batches
         self.heard_at = time.monotonic()
         self.beat = Beat(0)
@@ -77,7 +78,9 @@ class Worker:
         self._send(self._setup)
         try:
             with anyio.fail_after(timeout_seconds):
-                message = await self._receive()
+                while isinstance(message := await self._receive(), Loaded):
+                    self.stages_loaded.append(message.stage)
+                    log.info("model loaded", worker=self.name, stage=message.stage, seconds=round(message.seconds, 2))
         except TimeoutError:
             raise WorkerLost(self.name, f"its models were not loaded within {timeout_seconds:g} s") from None
         except (EOFError, OSError):
@@ -169,7 +172,7 @@ class Worker:
         assert self._writer is not None
         self._writer.write(frame(message))
 
-    async def _receive(self) -> Ready | Reply | Beat | Farewell:
+    async def _receive(self) -> Loaded | Ready | Reply | Beat | Farewell:
         try:
             head = await self._reader.readexactly(LENGTH.size)
             length = LENGTH.unpack(head)[0]

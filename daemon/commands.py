@@ -21,6 +21,8 @@ from daemon.display import (
     print_outcomes,
     print_put_back,
     print_table,
+    print_trial,
+    print_unread,
     quantity,
     say,
     show_record,
@@ -83,21 +85,35 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def run(
     config: ConfigOption = None,
-    once: Annotated[bool, typer.Option("--once", help="Work off what is there and exit: 0 all of it done, 1 not.")] = False,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Process what is in the inboxes, then exit: 0 if all succeeded, 1 if some images failed."),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="With --once: a trial with so many images; the others wait.")
+    ] = None,
+    allow_failed: Annotated[
+        bool, typer.Option("--allow-failed", help="With --once: exit 0 although images failed; `list` and `status` show them.")
+    ] = False,
 ) -> None:
-    """Run the daemon. SIGTERM, Ctrl-C and a terminal that closes let what is in hand finish first.
+    """Run the daemon. SIGTERM, Ctrl-C and a terminal that closes let what is in hand finish first; `run --once` then exits with
+    128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM) if images are left.
 
-    Example: visiond run --config /etc/visiond/daemon.toml
+    Example: visiond run --once --limit 20
     """
     from daemon import control
     from daemon.progress import Progress
 
+    if not once and (limit or allow_failed):
+        raise typer.BadParameter("--limit and --allow-failed are for --once")
     settings = read_config(config)
     with Progress("images", shown=once) as progress:
-        outcomes = control.run(settings, once=once, show=progress.show if once else None)
+        outcomes = control.run(settings, once=once, limit=limit or 0, show=progress.show if once else None)
     if once:
         print_outcomes(outcomes, progress, settings)
-        raise typer.Exit(1 if outcomes[JobStatus.FAILED] else 0)
+        if limit:
+            print_trial(outcomes[JobStatus.PENDING], limit)
+        raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)
 
 
 @app.command()
@@ -115,10 +131,12 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     console.print(snapshot.sentence())
     if snapshot.failed:
         tell_why_failed()
+    if snapshot.unread:
+        print_unread(snapshot)
     if snapshot.workers:
         print_table(
             ("worker", "device", "state", "batches", "last trouble"),
-            ((w.name, w.device + ", shared" * w.shared, w.state, w.batches, w.cause) for w in snapshot.workers),
+            ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
         )
 
 

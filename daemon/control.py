@@ -30,8 +30,11 @@ from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 CHUNK = 10_000  # images named in one request
 
 
-def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] | None = None) -> Counter[JobStatus]:
-    """Be the daemon; returns how many images ended how. Raises VisiondError, AlreadyRunning before anything else."""
+def run(
+    config: Config, *, once: bool = False, limit: int = 0, show: Callable[[Snapshot], None] | None = None
+) -> Counter[JobStatus]:
+    """Be the daemon; returns how many images ended how, and how many are PENDING. Raises VisiondError, AlreadyRunning
+    before anything else."""
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
@@ -41,7 +44,7 @@ def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] 
         set_up_log(config.log.level, config.log.format)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
-        return anyio.run(lambda: run_service(config, once=once, show=show), backend_options={"use_uvloop": True})
+        return anyio.run(lambda: run_service(config, once=once, limit=limit, show=show), backend_options={"use_uvloop": True})
 
 
 @contextlib.contextmanager

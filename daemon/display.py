@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from daemon.config import Config
     from daemon.progress import Progress
     from daemon.records import Record
+    from daemon.snapshot import Snapshot
 
 ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
 
@@ -164,11 +165,27 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
         tell_why_failed()
 
 
+def print_trial(left: int, limit: int) -> None:
+    """What a run with --limit leaves to the next one."""
+    if left:
+        go_on = say(command("run", "--once"))
+        waits = "1 image is" if left == 1 else f"{left:,} images are"
+        console.print(f"{waits} left waiting, as --limit {limit} says; `{go_on}` goes on with the rest.")
+
+
 def print_put_back(images: int, asked: int) -> None:
     """How many of the images are pending again."""
     print(f"{quantity(images, 'image')} pending again")
     if images < asked:
         errors.print("The others were replaced by newer versions, which alone can be done again.")
+
+
+def print_unread(snapshot: Snapshot) -> None:
+    """The folders in inboxes that cannot be read."""
+    for line in snapshot.unread:
+        console.print(f"cannot be read: {say(line)}")
+    if more := snapshot.unread_folders - len(snapshot.unread):
+        console.print(f"and {more:,} more")
 
 
 def tell_why_failed() -> None:

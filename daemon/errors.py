@@ -121,9 +121,11 @@ class InboxUnwritable(VisiondError):
 
 
 class Unfinished(VisiondError):
-    """`run --once` was stopped before every image had its end."""
+    """`run --once` was stopped by a signal before every image had its end."""
 
-    exit_status = 1
+    def __init__(self, text: str, signum: int) -> None:
+        super().__init__(text)
+        self.exit_status = 128 + signum  # as a shell reports a program that the signal ended
 
 
 class ResultsLost(VisiondError):

@@ -62,6 +62,7 @@ class Layout:
     def open_lane(self, segment: Segment, slab: Slab, metrics: Metrics) -> Lane:
         """A segment with its queue and its pool of workers, which are not started yet."""
         name, settings = "+".join(segment.stages), self.config.pipeline
+        metrics.begin_segment(name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
         share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # of the cores, for each worker
         seats = []

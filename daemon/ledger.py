@@ -109,11 +109,17 @@ class Ledger:
             self._cursors.setdefault(self._priorities[file.inbox], 0)
         return admitted
 
-    async def next_jobs(self, limit: int, busy: Collection[int], inboxes: Collection[int] | None = None) -> list[Job]:
+    async def next_jobs(
+        self,
+        limit: int,
+        busy: Collection[int],
+        inboxes: Collection[int] | None = None,
+        only: Collection[int] | None = None,
+    ) -> list[Job]:
         """Jobs to work on: those due for another try, then highest priority first and oldest first within it.
 
-        `busy` holds the ids in hand already. inboxes: only of these. One caller at a time: the ledger remembers how far it
-        has read.
+        `busy` holds the ids in hand already. inboxes: only of these. only: of these ids, those due for another try. One caller
+        at a time: the ledger remembers how far it has read.
         """
         asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
         wanted = msgspec.json.encode(sorted(asked_of)).decode()
@@ -122,9 +128,12 @@ class Ledger:
         self._asked_of = frozenset(asked_of)
 
         def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
-            due = connection.execute(SQL["again"], (time.time(), wanted, limit + len(busy))).fetchall()
-            rows = [row for row in due if row["id"] not in busy][:limit]
-            cursors = {}
+            most = limit + len(busy) if only is None else -1  # others may be due before them
+            due = connection.execute(SQL["again"], (time.time(), wanted, most)).fetchall()
+            rows = [row for row in due if row["id"] not in busy and (only is None or row["id"] in only)][:limit]
+            cursors: dict[int, int] = {}
+            if only is not None:
+                return rows, cursors
             for priority in sorted(self._cursors, reverse=True):
                 place = self._cursors[priority]
                 while found := connection.execute(SQL["fresh"], (priority, place, wanted, limit - len(rows))).fetchall():

@@ -21,7 +21,7 @@ import structlog
 from daemon.child import Worker
 from daemon.errors import NoWorkersLeft, WorkerLost
 from daemon.messages import Item, Ready, Reply, Setup
-from daemon.metrics import Metrics
+from daemon.metrics import Loss, Metrics
 from daemon.mps import Server
 from daemon.sections import PipelineSection
 from daemon.snapshot import WorkerState
@@ -141,6 +141,8 @@ class Pool:
                 batches=seat.worker.answered if seat.worker else 0,
                 cause=seat.last_cause,
                 shared=seat.worker is not None and seat.worker.shared,
+                stages=[spec.name for spec in seat.setup.stages],
+                stages_loaded=seat.worker.stages_loaded if seat.worker else [],
             )
             for seat in self.seats
         ]
@@ -235,6 +237,7 @@ class Pool:
         if not worker.curable and not worker.shared:
             seat.quick_deaths = QUICK_DEATHS
         seat.last_cause = worker.epitaph()
-        reason = "sharing" if followed else "timeout" if worker.timed_out else "died" if worker.loaded else "load"
-        self._metrics.worker_restarts.labels(seat.device, reason).inc()
+        loss = Loss.DIED if worker.loaded else Loss.LOAD
+        loss = Loss.SHARING if followed else Loss.TIMEOUT if worker.timed_out else loss
+        self._metrics.worker_restarts.labels(seat.device, loss.value).inc()
         log.warning("worker lost", worker=worker.name, device=seat.device, cause=seat.last_cause)

@@ -34,6 +34,7 @@ from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER
 from daemon.status import Status
 from daemon.systemd import Notifier
+from daemon.walk import count_unread
 from daemon.watcher import Watcher
 from daemon.web import serve
 
@@ -51,12 +52,14 @@ Show = Callable[[Snapshot], None]
 class Service:
     """One run of the daemon, in a state folder that is locked for it."""
 
-    def __init__(self, config: Config, *, once: bool = False, show: Show | None = None) -> None:
+    def __init__(self, config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None) -> None:
         self.config = config
         self.once = once
+        self.limit = limit  # images, with once; 0: all
         self.show = show
         self.loaded = False  # the models are
-        self.told_to_stop = False
+        self.stopped_by = 0  # the signal
+        self.found_all = False  # that was there
         self.outdated = 0  # files that were DONE at the start, by other models than the present ones
         self.url = ""  # of the pages, once they are served
         self.metrics = Metrics()
@@ -70,7 +73,8 @@ class Service:
                     tasks.start_soon(self._obey, orders, pipeline)
                     tasks.start_soon(self._load_models, tasks, pools)
                     tasks.start_soon(self._report, pipeline, status)
-                    await pipeline.run(once=self.once)  # files are admitted and read while the models load
+                    await pipeline.run(once=self.once, limit=self.limit)  # files are admitted and read while the models load
+                    self.found_all = pipeline.found_all
                     self.notifier.stopping()
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
@@ -86,6 +90,9 @@ class Service:
             if self.once and (obstacles := pipeline.watcher.obstacles()):
                 leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
                 raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
+            if self.once and (unread := pipeline.watcher.unread()):
+                lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
+                raise InboxUnreadable(f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them.")
             if self.once and (obstacles := pipeline.publisher.obstacles()):
                 mend = f"Its result is written; when that is mended, `{command('run', '--once')}` does the rest."
                 raise InboxUnwritable(f"{'; '.join(obstacles)}. {mend}")
@@ -146,7 +153,7 @@ class Service:
     async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline) -> None:
         """The first order drains, the second or the end of the time for it stops at once."""
         order = await orders.get()
-        self.told_to_stop = True
+        self.stopped_by = order
         log.info("draining", signal=order.name, in_flight=len(pipeline.in_flight))
         self.notifier.stopping()
         if self.loaded:  # else what is in hand waits for the models
@@ -189,9 +196,10 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
     timer.start()
 
 
-async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> Counter[JobStatus]:
-    """Run the daemon; returns how many images ended how. Errors that task groups have wrapped come out as themselves."""
-    service = Service(config, once=once, show=show)
+async def run_service(config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None) -> Counter[JobStatus]:
+    """Run the daemon; returns how many images ended how, and how many are PENDING. Errors that task groups have wrapped come
+    out as themselves."""
+    service = Service(config, once=once, limit=limit, show=show)
     try:
         await service.run()
     except BaseExceptionGroup as group:
@@ -201,9 +209,10 @@ async def run_service(config: Config, *, once: bool = False, show: Show | None =
             raise error from (None if isinstance(error, VisiondError) else group)
         log.warning("stopped before the drain was over; what was in hand stays pending")
     pending = int(service.metrics.value("visiond_images_pending"))
-    if once and service.told_to_stop and pending:
-        raise Unfinished(f"Stopped: {pending:,} images are still pending; `{command('run', '--once')}` goes on with them.")
-    return service.metrics.outcomes
+    if once and service.stopped_by and (pending or not service.found_all):
+        left = f"{pending:,} images are still pending" + ("" if service.found_all else ", and not every file was found")
+        raise Unfinished(f"Stopped: {left}; `{command('run', '--once')}` goes on with them.", service.stopped_by)
+    return service.metrics.outcomes + Counter({JobStatus.PENDING: pending})
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

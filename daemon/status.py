@@ -10,6 +10,7 @@ from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.pipeline import Pipeline
 from daemon.snapshot import Snapshot, WorkerState
+from daemon.walk import SHOWN, count_unread
 
 RATE_SECONDS = 30.0  # over which the rate is taken
 
@@ -48,6 +49,8 @@ class Status:
             images_per_second=round(rate, 2),
             eta_seconds=pending / rate if rate else None,
             obstacles=pipeline.persist.obstacles() + pipeline.bystanders(),
+            unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
+            unread=[line for folders in unread for line in folders.lines()][:SHOWN],
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
             workers=self._workers(),
@@ -103,6 +106,10 @@ class Status:
             if not any(seat.healthy for seat in lane.pool.seats)
         ]
         return stuck + self._pipeline.persist.obstacles()
+
+    def warnings(self) -> list[str]:
+        """What is passed over while all else goes on: folders in an inbox that cannot be read."""
+        return [f"{count_unread(unread)}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()]
 
     def _workers(self) -> list[WorkerState]:
         return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]

@@ -113,7 +113,8 @@ class Pages:
         return Starlette(routes=self._reading(), middleware=guards)
 
     def control(self) -> Starlette:
-        return Starlette(routes=[*self._reading(), Route("/put-back/{status}", self.put_back, methods=["POST"])])
+        named = Route("/api/status", self.status_with_names)
+        return Starlette(routes=[named, *self._reading(), Route("/put-back/{status}", self.put_back, methods=["POST"])])
 
     def _reading(self) -> list[Route]:
         return [
@@ -144,11 +145,17 @@ class Pages:
         return _json({"status": state, "problems": ailments}, 503 if dead else 200)
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while images get through; 503 and what is in their way when they do not."""
-        obstacles = self._status.obstacles()
-        return _json({"ready": not obstacles, "problems": obstacles}, 503 if obstacles else 200)
+        """200 while images get through; 503 and what is in their way when they do not. Folders that are passed over stop
+        nobody else's images, and often only their owner can open them: they are a warning."""
+        obstacles, warnings = self._status.obstacles(), self._status.warnings()
+        body = {"ready": not obstacles, "problems": obstacles} | ({"warnings": warnings} if warnings else {})
+        return _json(body, 503 if obstacles else 200)
 
     async def status(self, _request: Request) -> Response:
+        """Whoever reads the pages learns no name of a file or a folder in an inbox."""
+        return _json(msgspec.structs.replace(self._status.snapshot(), unread=[]))
+
+    async def status_with_names(self, _request: Request) -> Response:
         return _json(self._status.snapshot())
 
     async def put_back(self, request: Request) -> Response:

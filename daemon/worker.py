@@ -62,7 +62,7 @@ def main() -> None:
     slab = memoryview(mmap.mmap(slab_fd, setup.slab_bytes, prot=mmap.PROT_READ))
     chain = Chain(setup, slab)
     try:
-        seconds = chain.load()
+        seconds = chain.load(channel.send)
     except Exception as error:  # noqa: BLE001 - it is told to the daemon
         traceback.print_exc()
         _leave(channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))

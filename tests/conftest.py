@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -45,6 +46,15 @@ def inbox(tmp_path: Path) -> Path:
     folder = tmp_path / "inbox"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def humble() -> list[str]:
+    """What a command begins with that may read only what it has the rights to."""
+    prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if prefix and not shutil.which(prefix[0]):
+        pytest.skip("root may read everything, and there is no setpriv to take that from it")
+    return prefix
 
 
 @pytest.fixture

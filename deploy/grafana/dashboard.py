@@ -129,6 +129,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Files that events missed", "Found by a later scan: whether events can be relied on here.", "short",
               {"found {{instance}}": "visiond_reconcile_found_total{M}",
                "overflows {{instance}}": "visiond_watch_overflows_total{M}"}, width=6),
+        Panel("Folders that cannot be read", "Passed over, with all files in them: `visiond status` names them.", "short",
+              {"{{instance}} {{inbox}}": "visiond_unread_folders{M}"}, width=24),
     ],
     "Processes": [
         Panel("Memory", "Resident memory of the daemon and of each worker.", "bytes",

@@ -245,6 +245,8 @@ ROWS = [
     Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 2_000}),
     Row("26", "SIGTERM at any moment of start, scan, load and work, one and ten inboxes", "exit 0, never a crash",
         stop_at_any_moment, {"stops": 300, "entries": 20_000}, {"stops": 4, "entries": 1_000}),
+    Row("28", "a folder that may not be read, a path over PATH_MAX", "in log, status, metrics, check; `run --once` exits 74",
+        by_tests(f"{FAULTS}test_unread.py"), {}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip
