@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 
@@ -19,6 +18,7 @@ import structlog
 
 from daemon.errors import WorkerLost
 from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from stages import processes
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class Worker:
     async def start(cls, setup: Setup, device: str, slab_fd: int, environment: Mapping[str, str]) -> Worker:
         """Start the process; it has not loaded anything yet."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid())]
+        command = processes.python("-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid()))
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             process = await anyio.open_process(
@@ -64,7 +64,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=None,
                 stderr=None,
-                env={**os.environ, **environment},
+                env=processes.environment(environment),
                 pass_fds=(theirs.fileno(), slab_fd),
             )
             undo.pop_all()

@@ -167,7 +167,7 @@ class Place:
     ) -> subprocess.CompletedProcess[str]:
         """`visiond` with these arguments and this place's configuration, to its end. prefix: a command that runs it."""
         return subprocess.run(
-            [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
+            [*prefix, sys.executable, "-P", "-m", "daemon", *map(str, arguments)],
             env={**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)},
             cwd=self.folder,
             stdout=stdout,
@@ -324,7 +324,7 @@ class Daemon:
         environment = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "daemon", "run", *options, "--config", str(place.config)],
+                [*prefix, sys.executable, "-P", "-m", "daemon", "run", *options, "--config", str(place.config)],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -18,7 +18,7 @@ import pytest
 
 from tests.daemon.test_inputs import mix, name_of
 from tests.daemon_process import Daemon, Place, counts_of, picture
-from tests.faults import failures, kill, load, power
+from tests.faults import failures, kill, load, power, traps
 from tests.inputs import CATALOGUE, ODD, mutate
 
 RATE_KEPT = 0.95
@@ -180,6 +180,13 @@ def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) ->
     )
 
 
+def start_among_traps(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    laid, sprung, done = traps.spring(folder, real=bool(sizes["real"]))
+    return Figure(
+        "\n".join([f"{laid} traps, {len(sprung)} ran, {done} of 6 images DONE", *sprung[:10]]), not sprung and done == 6
+    )
+
+
 def by_tests(*names: str) -> Try:
     """What tests of `make test` try in full already."""
 
@@ -238,6 +245,7 @@ ROWS = [
         {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
     Row("24", "a newer ledger", "refused, untouched", by_tests(f"{DAEMON}test_schema.py", "-k", "newer_ledger"), {}),
     Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 2_000}),
+    Row("27", "a folder of traps named like every module", "none runs", start_among_traps, {"real": 1}, {"real": 0}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip
