@@ -16,6 +16,7 @@ import anyio.abc
 import msgspec
 import structlog
 
+from daemon import lines
 from daemon.errors import WorkerLost
 from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Ready, Reply, Setup, Stop, decode_from_worker, frame
 from stages import processes
@@ -63,7 +64,7 @@ class Worker:
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=None,
-                stderr=None,
+                stderr=lines.for_children(),
                 env=processes.environment(environment),
                 pass_fds=(theirs.fileno(), slab_fd),
             )

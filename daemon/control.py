@@ -35,13 +35,15 @@ def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] 
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
+        from daemon.lines import written_aside
         from daemon.log import set_up as set_up_log
         from daemon.service import run_service
 
-        set_up_log(config.log.level, config.log.format)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
-        return anyio.run(lambda: run_service(config, once=once, show=show), backend_options={"use_uvloop": True})
+        with written_aside():
+            set_up_log(config.log.level, config.log.format)
+            return anyio.run(lambda: run_service(config, once=once, show=show), backend_options={"use_uvloop": True})
 
 
 @contextlib.contextmanager

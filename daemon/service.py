@@ -14,7 +14,9 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon import lines
 from daemon.config import Config
+from daemon.endings import LONGEST_PAUSE_SECONDS
 from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.hints import command
@@ -102,6 +104,7 @@ class Service:
             stack.callback(ledger.close)
             ledger.commit_seconds = metrics.commit_seconds.observe
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], layout.models())
+            await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
             reader = Reader(ledger.path)
             stack.callback(reader.close)
             self.outdated = await to_thread.run_sync(reader.count_made_by_others, layout.models()) if self.once else 0
@@ -184,6 +187,7 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
 
     def leave() -> None:
         log.warning("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
+        lines.drain()
         os._exit(status)
 
     timer = threading.Timer(seconds, leave)

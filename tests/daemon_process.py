@@ -316,8 +316,16 @@ class Gate:
 class Daemon:
     """`visiond run` at a place, from its start to its end. At the end of the context no process of it may be left."""
 
-    def __init__(self, place: Place, *options: str, ready: bool = True, prefix: Sequence[str] = (), **environment: str) -> None:
-        """prefix: a command that runs the daemon in its own stead."""
+    def __init__(
+        self,
+        place: Place,
+        *options: str,
+        ready: bool = True,
+        prefix: Sequence[str] = (),
+        stderr: int | None = None,
+        **environment: str,
+    ) -> None:
+        """prefix: a command that runs the daemon in its own stead. stderr: a descriptor in place of the log's file."""
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
         self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
@@ -328,7 +336,7 @@ class Daemon:
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
                 start_new_session=True,
             )
         self._ready = ready

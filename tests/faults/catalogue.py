@@ -17,8 +17,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.daemon.test_inputs import mix, name_of
-from tests.daemon_process import Daemon, Place, counts_of, picture
-from tests.faults import failures, kill, load, power, traps
+from tests.daemon_process import SLACK_SECONDS, Daemon, Place, counts_of, picture
+from tests.faults import clocks, failures, kill, load, power, traps, unread
+from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
 
 RATE_KEPT = 0.95
@@ -187,6 +188,24 @@ def start_among_traps(folder: Path, _chance: random.Random, sizes: Sizes) -> Fig
     )
 
 
+def leave_the_log_unread(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    kept, dropped, healthy, seconds, status, problems = unread.leave_unread(folder, sizes["bad"], sizes["good"], sizes["pairs"])
+    text = f"{kept:.1%} of the rate kept, {dropped} lines dropped and counted, stopped in {seconds:.1f} s with status {status}"
+    passed = kept >= RATE_KEPT and dropped > 0 and healthy and status == 0 and seconds < 10 and not problems
+    return Figure("\n".join([text, *problems[:10]]), passed)
+
+
+def set_the_clock(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    """Back and forth while a daemon lives, and between two lives."""
+    retry, rounds = float(sizes["retry_seconds"]), sizes["rounds"]
+    off = clocks.set_in_one_life(folder / "life", retry, [-HOUR, YEAR, *[-HOUR, YEAR] * (rounds - 1)])
+    late = [clocks.set_between_two_lives(folder / f"lives-{n}", retry, HOUR, 0) for n in range(rounds)]
+    late += [clocks.set_between_two_lives(folder / f"forward-{n}", retry, 0, YEAR) for n in range(rounds - 1)]
+    text = f"{len(off)} tries in one life off by {min(off):+.2f} to {max(off):+.2f} s, "
+    text += f"{len(late)} after another start late by {max(late):+.2f} s at most"
+    return Figure(text, max(map(abs, off)) < 2 + SLACK_SECONDS and max(late) < 2 + SLACK_SECONDS)
+
+
 def by_tests(*names: str) -> Try:
     """What tests of `make test` try in full already."""
 
@@ -246,6 +265,10 @@ ROWS = [
     Row("24", "a newer ledger", "refused, untouched", by_tests(f"{DAEMON}test_schema.py", "-k", "newer_ledger"), {}),
     Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 2_000}),
     Row("27", "a folder of traps named like every module", "none runs", start_among_traps, {"real": 1}, {"real": 0}),
+    Row("31", "a log that nobody reads", "rate ≥ 95 %, /healthz answers, SIGTERM ends it, dropped lines counted",
+        leave_the_log_unread, {"bad": 1_500, "good": 6_000, "pairs": 3}, {"bad": 1_000, "good": 200, "pairs": 0}),
+    Row("32", "the clock set back an hour, forward a year", "retries due in their own time ± 2 s", set_the_clock,
+        {"retry_seconds": 2, "rounds": 2}, {"retry_seconds": 1, "rounds": 1}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip
