@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 
@@ -56,6 +57,8 @@ class Worker:
     @classmethod
     async def start(cls, setup: Setup, device: str, slab_fd: int, environment: Mapping[str, str]) -> Worker:
         """Start the process; it has not loaded anything yet."""
+        # The kernel ends it with the thread that has started it (die_with), not with the process.
+        assert threading.current_thread() is threading.main_thread()
         ours, theirs = socket.socketpair()
         command = processes.python("-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid()))
         with theirs, contextlib.ExitStack() as undo:

@@ -262,5 +262,8 @@ SELECT models, COUNT(*) AS images FROM image WHERE status = 1 AND :is_newest GRO
 -- name: models
 SELECT id, stage, fingerprint, notice FROM model;
 
+-- name: has_results
+SELECT 1 FROM image WHERE inbox = ? AND status IN (1, 2) LIMIT 1;
+
 -- name: inboxes
 SELECT id, path FROM inbox;

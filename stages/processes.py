@@ -35,8 +35,8 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def die_with(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
-    """Be sent a signal when the parent dies, however it dies; exit if it has died before. A program that takes this
-    process's place by exec keeps to it."""
+    """Be sent a signal when the parent dies, however it dies; exit if it has died before. To the kernel the parent is the
+    thread that has started this process. A program that takes this process's place by exec keeps to it."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent is gone")

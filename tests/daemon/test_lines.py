@@ -16,7 +16,7 @@ import structlog
 from daemon import lines
 from daemon.lines import Lines, Stream
 from daemon.log import set_up
-from tests.daemon_process import PATIENCE, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, wait_for
 
 
 class Outlet:
@@ -197,3 +197,14 @@ def test_the_log_goes_on_after_its_thread(tmp_path: Path, monkeypatch: pytest.Mo
             set_up(format="json")
         structlog.get_logger().info("late")
     assert "late" in (tmp_path / "log").read_text()
+
+
+def test_a_worker_that_prints_more_than_a_pipe_holds_is_not_held_up(tmp_path: Path) -> None:
+    program = "import sys\nif 'daemon.worker' in sys.orig_argv:\n    sys.stderr.write('chatter\\n' * 50_000)"
+    (tmp_path / "sitecustomize.py").write_text(program)
+    reader, writer = os.pipe()
+    with Daemon(Place(tmp_path), stderr=writer, PYTHONPATH=str(tmp_path)) as daemon:
+        assert daemon.metric("visiond_log_lines_dropped_total") > 0
+        assert daemon.stop() == 0
+    os.close(writer)
+    os.close(reader)

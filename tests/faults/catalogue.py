@@ -18,7 +18,7 @@ import pytest
 
 from tests.daemon.test_inputs import mix, name_of
 from tests.daemon_process import SLACK_SECONDS, Daemon, Place, counts_of, picture
-from tests.faults import clocks, failures, kill, load, power, traps, unread
+from tests.faults import clocks, failures, hang, kill, load, power, scarce, traps, unread
 from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
 
@@ -206,6 +206,20 @@ def set_the_clock(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
     return Figure(text, max(map(abs, off)) < 2 + SLACK_SECONDS and max(late) < 2 + SLACK_SECONDS)
 
 
+def starve_of_files(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    limits = [64 * 2**step for step in range(sizes["limits"])]
+    found = {limit: scarce.work_with_few_files(folder / str(limit), limit, sizes["images"]) for limit in limits}
+    done, pauses = sum(f.done for f in found.values()), sum(f.pauses for f in found.values())
+    text = f"limits {', '.join(map(str, limits))}: {done} images DONE beside {scarce.CLIENTS} clients, {pauses} pauses"
+    kept = all(f.named and f.healthy and f.done == sizes["images"] for f in found.values())
+    return Figure(text, kept and not pauses)
+
+
+def kill_with_a_worker_that_hangs(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    left = hang.kill_while_a_worker_hangs(folder, sizes["kills"])
+    return Figure(f"{sizes['kills']} kills, {left} processes left after 5 s", not left)
+
+
 def by_tests(*names: str) -> Try:
     """What tests of `make test` try in full already."""
 
@@ -269,6 +283,12 @@ ROWS = [
         leave_the_log_unread, {"bad": 1_500, "good": 6_000, "pairs": 3}, {"bad": 1_000, "good": 200, "pairs": 0}),
     Row("32", "the clock set back an hour, forward a year", "retries due in their own time ± 2 s", set_the_clock,
         {"retry_seconds": 2, "rounds": 2}, {"retry_seconds": 1, "rounds": 1}),
+    Row("33", "few descriptors, and clients that reconnect", "work goes on, cause named", starve_of_files,
+        {"limits": 3, "images": 2_000}, {"limits": 1, "images": 100}),
+    Row("34", "numbers of the configuration at their bounds", "refused by name",
+        by_tests(f"{DAEMON}test_config.py", f"{DAEMON}test_state.py", "-k", "counted_with or more_memory"), {}),
+    Row("35", "daemon killed while a worker hangs, interpreter lock held", "no orphan after 5 s",
+        kill_with_a_worker_that_hangs, {"kills": 20}, {"kills": 1}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip
