@@ -17,8 +17,9 @@ from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.gpus import list_gpus
 from daemon.host import Host
-from daemon.layout import Layout, judge_of, size_slab
+from daemon.layout import Layout, judge_of, open_slab, size_slab
 from daemon.mounts import is_network_mount, is_there, tell_missing
+from daemon.names import find_renamed
 from daemon.sections import Inbox
 from daemon.state import CONTROL, LEDGER
 from daemon.walk import count_unread, look_through
@@ -110,6 +111,7 @@ def _ledger(config: Config) -> Iterator[Finding]:
     try:
         with open_reader(config) as reader:
             images = sum(reader.counts().values())
+            yield from (Finding("error", problem) for problem in find_renamed(config, reader))
         yield Finding("ok", f"ledger: {path} can be read and knows {quantity(images, 'version')} of files.")
     except NothingFound:  # `run` makes it
         if warning := tell_lost_ledger(config):
@@ -146,7 +148,12 @@ def _http(config: Config) -> Iterator[Finding]:
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
     available = Host.here().free_bytes
-    size = size_slab(config, list_gpus())
+    size = size_slab(config, gpus := list_gpus())
+    try:
+        open_slab(config, gpus).close()
+    except ConfigError as error:
+        yield Finding("error", str(error))
+        return
     if size > available // 2:
         yield Finding("warning", f"pipeline.slab_bytes is {size >> 20} MiB of {available >> 20} MiB available memory.")
 

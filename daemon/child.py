@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Mapping
 
@@ -17,8 +17,10 @@ import anyio.abc
 import msgspec
 import structlog
 
+from daemon import lines
 from daemon.errors import WorkerLost
 from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Loaded, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from stages import processes
 
 log = structlog.get_logger()
 
@@ -56,16 +58,18 @@ class Worker:
     @classmethod
     async def start(cls, setup: Setup, device: str, slab_fd: int, environment: Mapping[str, str]) -> Worker:
         """Start the process; it has not loaded anything yet."""
+        # The kernel ends it with the thread that has started it (die_with), not with the process.
+        assert threading.current_thread() is threading.main_thread()
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid())]
+        command = processes.python("-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid()))
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             process = await anyio.open_process(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=None,
-                stderr=None,
-                env={**os.environ, **environment},
+                stderr=lines.for_children(),
+                env=processes.environment(environment),
                 pass_fds=(theirs.fileno(), slab_fd),
             )
             undo.pop_all()

@@ -12,6 +12,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,16 @@ def run(
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
+        from daemon.lines import written_aside
         from daemon.log import set_up as set_up_log
         from daemon.service import run_service
 
-        set_up_log(config.log.level, config.log.format)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
-        return anyio.run(lambda: run_service(config, once=once, limit=limit, show=show), backend_options={"use_uvloop": True})
+        with written_aside():
+            set_up_log(config.log.level, config.log.format)
+            work = partial(run_service, config, once=once, limit=limit, show=show)
+            return anyio.run(work, backend_options={"use_uvloop": True})
 
 
 @contextlib.contextmanager

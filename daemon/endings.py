@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from daemon.clock import steady_seconds
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from stages import binning
 from stages.base import Reason
@@ -44,6 +45,7 @@ class Judge:
         max_attempts: int = 3,
         retry_seconds: float = 5.0,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = steady_seconds,
     ) -> None:
         self._thresholds = thresholds
         self._rule = rule
@@ -51,6 +53,7 @@ class Judge:
         self._max_attempts = max_attempts
         self._retry_seconds = retry_seconds
         self._clock = clock
+        self._steady = steady  # in which another try is due
         self._logged: set[tuple[type[Exception], str]] = set()  # errors of the rule: what, and where
 
     def is_decided(self, job: Job) -> bool:
@@ -92,12 +95,16 @@ class Judge:
     def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
         attempts = job.attempts + 1
         if failure.transient and attempts < self._max_attempts:
-            pause = min(LONGEST_PAUSE_SECONDS, self._retry_seconds * 2.0**job.attempts)
-            # not_before 0 means "never tried", so a pause of nothing must not give it.
-            return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=now + pause)
+            not_before = self._steady() + pause_before(attempts, self._retry_seconds)
+            return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before)
         claims_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
         skipped = failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not claims_image
         return Ending(job, JobStatus.SKIPPED if skipped else JobStatus.FAILED, now, attempts, failure=failure)
+
+
+def pause_before(attempts: int, retry_seconds: float) -> float:
+    """Seconds until another try, after so many."""
+    return min(LONGEST_PAUSE_SECONDS, retry_seconds * 2.0 ** (attempts - 1))
 
 
 def _payloads(job: Job) -> dict[str, bytes]:

@@ -120,7 +120,7 @@ class Ending:
     bin: str = ""
     criteria: bytes = b""  # JSON
     failure: Failure | None = None
-    not_before: float = 0.0  # Unix seconds
+    not_before: float = 0.0  # Unix seconds, by clock.py
 
     @property
     def keeps_result(self) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from daemon.config import Config
 from daemon.endings import Judge
 from daemon.errors import ConfigError, ModelsUnusable
@@ -141,6 +143,19 @@ def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
 def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
     """Bytes, as configured or for what there is: a GPU's workers have many images in hand."""
     return config.pipeline.slab_bytes or len(used_gpus(config, gpus)) * GPU_SLAB or CPU_SLAB
+
+
+def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
+    """Raises ConfigError when this machine has not so much memory."""
+    size, memory = size_slab(config, gpus), psutil.virtual_memory().total
+    has = f"this machine has {memory >> 20:,} MiB of memory"
+    problem = f"pipeline.slab_bytes: {size >> 20:,} MiB cannot be had; {has}. Set less."
+    if size > memory:
+        raise ConfigError([problem])
+    try:
+        return Slab(size)
+    except OSError as error:
+        raise ConfigError([f"{problem} ({error.strerror})"]) from error
 
 
 def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:

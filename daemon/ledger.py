@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from daemon.clock import steady_seconds
 from daemon.jobs import Admitted, Ending, Failure, File, Job, JobStatus, Placed, Version
 from daemon.messages import Output
 from daemon.records import Model, Record, assemble
@@ -87,6 +88,11 @@ class Ledger:
 
         return await self._ask(work)
 
+    async def bound_waits(self, retry_seconds: float, longest_seconds: float) -> None:
+        """What waits for another try waits no longer than its own pause from now on, whatever time the last daemon had."""
+        bounds = {"now": steady_seconds(), "retry": retry_seconds, "longest": longest_seconds}
+        await self._ask(lambda connection: connection.execute(SQL["bound_waits"], bounds))
+
     # Before a job
 
     async def admit(self, files: Sequence[File]) -> Admitted:
@@ -129,7 +135,7 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
             most = limit + len(busy) if only is None else -1  # others may be due before them
-            due = connection.execute(SQL["again"], (time.time(), wanted, most)).fetchall()
+            due = connection.execute(SQL["again"], (steady_seconds(), wanted, most)).fetchall()
             rows = [row for row in due if row["id"] not in busy and (only is None or row["id"] in only)][:limit]
             cursors: dict[int, int] = {}
             if only is not None:
@@ -147,7 +153,7 @@ class Ledger:
 
     async def seconds_to_next_try(self) -> float | None:
         """When the next postponed job is due; None when there is none."""
-        now = time.time()
+        now = steady_seconds()
         row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now, self._configured)).fetchone())
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
@@ -267,7 +273,7 @@ class Ledger:
     async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
         """Images that are FAILED, or DONE, back to PENDING with all their tries; returns how many. One that was DONE keeps
         its result until it has another."""
-        rows = [{"id": number, "status": status, "now": time.time()} for number in ids]
+        rows = [{"id": number, "status": status} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
             return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)

@@ -46,7 +46,7 @@ CREATE TABLE image (                      -- a version of a file
     status INTEGER NOT NULL,              -- jobs.JobStatus
     seen_at REAL NOT NULL,                -- Unix seconds
     attempts INTEGER NOT NULL DEFAULT 0,
-    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried
+    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, whatever the clock says
     location BLOB,                        -- absolute; where the daemon moved the file, if it did
     digest BLOB,
     models TEXT,                          -- JSON array of model ids: those that made its last result, whatever came after it
@@ -91,7 +91,7 @@ SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (
         OR old.device <> 0 AND old.status <> 4 AND old.inode = new.column3 AND old.ctime_ns = new.column6
     )
 ) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- GONE, and there again
-SET status = excluded.status, reason = excluded.reason, not_before = excluded.seen_at, detail = NULL, finished_at = NULL
+SET status = excluded.status, reason = excluded.reason, not_before = 1, detail = NULL, finished_at = NULL
 WHERE image.status = 4 RETURNING status;
 
 -- name: supersede
@@ -158,6 +158,11 @@ UPDATE image SET deaths = ? WHERE id = ?;
 
 -- name: postpone
 UPDATE image SET attempts = ?, not_before = ?, detail = ? WHERE id = ? AND status = 0;
+
+-- name: bound_waits
+-- Which the last daemon took from a clock that may have been set since.
+UPDATE image SET not_before = :now + min(:longest, :retry * (1 << min(max(attempts, 1) - 1, 20)))
+WHERE status = 0 AND not_before > 0 AND not_before > :now + min(:longest, :retry * (1 << min(max(attempts, 1) - 1, 20)));
 
 -- name: emitted
 UPDATE image SET emitted = 1 WHERE id IN (:rows);
@@ -240,7 +245,7 @@ SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND (location IS NOT N
 SELECT DISTINCT bin FROM image WHERE status = 1;
 
 -- name: put_back
-UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL,
+UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
 WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- what is not published yet will move its file first
 
@@ -256,6 +261,9 @@ SELECT models, COUNT(*) AS images FROM image WHERE status = 1 AND :is_newest GRO
 
 -- name: models
 SELECT id, stage, fingerprint, notice FROM model;
+
+-- name: has_results
+SELECT 1 FROM image WHERE inbox = ? AND status IN (1, 2) LIMIT 1;
 
 -- name: inboxes
 SELECT id, path FROM inbox;

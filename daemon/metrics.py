@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon import __version__
+from daemon import __version__, lines
 from daemon.gpus import list_gpus
 from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
@@ -173,6 +173,7 @@ class _Process(Collector):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
         yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
+        yield CounterMetricFamily("visiond_log_lines_dropped", "Lines of the log that nobody read in time.", lines.dropped())
 
 
 class _Gpus(Collector):

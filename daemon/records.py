@@ -135,6 +135,10 @@ class Reader:
     def inboxes(self) -> dict[int, bytes]:
         return {row["id"]: row["path"] for row in self._rows("inboxes")}
 
+    def has_results(self, inbox: int) -> bool:
+        """Whether some file of it has a sidecar, or a reason among the failed."""
+        return bool(self._rows("has_results", inbox))
+
     def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
         """Every version of these files that the ledger knows."""
         with self._connections.lend() as connection:

@@ -27,12 +27,13 @@ from daemon.files import STDOUT, sync_folder, written_whole
 from daemon.hints import command
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
+from daemon.names import remember_names
 from daemon.records import Model, Reader, Record
 from daemon.schema import connect, trouble_named
 from daemon.sidecar import SCHEMA, Sidecar, path_of
 from daemon.sinks import Sink, open_sinks, sidecar_paths, sync_folders, write_sidecar
 from daemon.sources import taken_names
-from daemon.state import DATABASE, LEDGER, lock_state
+from daemon.state import DATABASE, LEDGER, closed_to_others, lock_state
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
 
@@ -72,9 +73,11 @@ def repair(config: Config) -> Iterator[Finding]:
             with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
                 reader.check()
                 yield from _compare(reader, config, mend=True)
+                remember_names(config)
                 return
             with trouble_named(config.state.path / LEDGER):
                 yield from _rebuild(config)
+            remember_names(config)
     except LedgerUnusable:  # is an OSError too, and says more
         raise
     except OSError as error:
@@ -163,7 +166,7 @@ def back_up(config: Config, file: Path, *, force: bool = False) -> None:
     """
     if file == STDOUT:
         raise WrongArgument("A backup is a database, which cannot be written to standard output; name a file.")
-    with open_reader(config) as reader, written_whole(file, reader.path, force=force) as partial:
+    with closed_to_others(), open_reader(config) as reader, written_whole(file, reader.path, force=force) as partial:
         reader.back_up(partial)
 
 

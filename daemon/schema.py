@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
+from daemon.errors import SCARCE, ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError, find_scarcity
 from daemon.hints import command
 from daemon.statements import SQL
 
@@ -98,6 +98,10 @@ def _code(error: sqlite3.DatabaseError) -> int:
 
 
 def unusable(path: Path, error: sqlite3.DatabaseError) -> LedgerUnusable:
+    if _code(error) == sqlite3.SQLITE_CANTOPEN and (lack := find_scarcity()):
+        trouble = LedgerUnusable(f"{path} cannot be used: {SCARCE[lack]}.")
+        trouble.errno = lack
+        return trouble
     return LedgerUnusable(f"{path} cannot be used: {error}. Is it a file that may be read and written, on a disk with room?")
 
 

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from stages.base import Limits
 from stages.binning import Thresholds
@@ -19,6 +19,7 @@ from stages.registry import ORDER
 # Temporary and partial names of the programs that people upload and edit with.
 IGNORED = [".*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.crdownload", "*.download", "*.swp", "*.filepart"]
 LEAST_SLAB_BYTES = 1 << 20
+MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # by unit
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -71,6 +72,15 @@ Device = Annotated[str, AfterValidator(_canonical_device)]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*")
+    @classmethod
+    def _check_number(cls, value: object, field: ValidationInfo) -> object:
+        """Neither infinite nor more than timers, the ledger and the kernel can count with."""
+        most = next((most for unit, most in MOST.items() if (field.field_name or "").endswith(unit)))
+        if isinstance(value, int | float) and not -most <= value <= most:  # nor NaN
+            raise ValueError(f"should be a number, and {most:,} at most")
+        return value
 
 
 class Inbox(Section):
@@ -128,7 +138,7 @@ class StateSection(Section):
 class SegmentTable(Section):
     stages: list[str] = Field(min_length=1, description="Stages of this segment, in order.")
     devices: list[Device] = Field(min_length=1, description='Devices that hold it, for example ["cuda:0", "cuda:1"].')
-    workers_per_device: int = Field(1, ge=1, description="Processes on each of them.")
+    workers_per_device: int = Field(1, ge=1, le=256, description="Processes on each of them.")
 
 
 class PipelineSection(Section):
@@ -148,6 +158,7 @@ class PipelineSection(Section):
     workers_per_device: int = Field(
         0,
         ge=0,
+        le=256,
         description="Worker processes on each device; 0: one on a CPU, or where stages are spread over devices; else "
         "as many as a GPU's memory, the host's (4 GB for each worker) and the cores allow.",
     )
@@ -157,12 +168,14 @@ class PipelineSection(Section):
         "turns, where the driver's nvidia-cuda-mps-control is installed. The first worker that is lost ends it.",
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
-    decoders_per_worker: int = Field(0, ge=0, description="Disposable decoder processes for each worker; 0: chosen by cores.")
+    decoders_per_worker: int = Field(
+        0, ge=0, le=256, description="Disposable decoder processes for each worker; 0: chosen by cores."
+    )
     slab_bytes: Annotated[ByteCount, AfterValidator(_check_slab)] = Field(
         0, description="Shared memory for images in flight: the byte budget; 0: 1 GiB for each GPU, 256 MiB without one."
     )
     queue_images: int = Field(1024, ge=1, description="Most images waiting in front of each segment.")
-    max_attempts: int = Field(3, ge=1, description="Tries of an image whose error may pass, before it is FAILED.")
+    max_attempts: int = Field(3, ge=1, le=1000, description="Tries of an image whose error may pass, before it is FAILED.")
     retry_seconds: float = Field(5.0, ge=0, description="Wait before the second try; doubled for each further one.")
     batch_timeout_seconds: float = Field(120.0, gt=0, description="A worker that takes longer over a batch is killed.")
     load_timeout_seconds: float = Field(600.0, gt=0, description="A worker that takes longer to load its models is killed.")
@@ -195,7 +208,7 @@ class StageSection(Section):
         "where any other is slower, for ocr many times.",
     )
     batch_size: int = Field(
-        0, ge=0, description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU."
+        0, ge=0, le=65_536, description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU."
     )
     options: dict[str, Any] = Field({}, description="The backend's own settings; docs/configuration.md has all of them.")
 

@@ -15,21 +15,22 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon import signals
+from daemon import lines, signals
 from daemon.config import Config
+from daemon.endings import LONGEST_PAUSE_SECONDS
 from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.hints import command
 from daemon.jobs import JobStatus
-from daemon.layout import Layout, judge_of, size_slab
+from daemon.layout import Layout, judge_of, open_slab
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.mounts import is_there, tell_missing
+from daemon.names import check_names
 from daemon.pipeline import Pipeline
 from daemon.pool import Pool
 from daemon.records import Reader
 from daemon.sinks import Journal, Sink
-from daemon.slab import Slab
 from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER
 from daemon.status import Status
@@ -112,10 +113,12 @@ class Service:
             stack.callback(ledger.close)
             ledger.commit_seconds = metrics.commit_seconds.observe
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], layout.models())
+            await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
             reader = Reader(ledger.path)
             stack.callback(reader.close)
+            await to_thread.run_sync(check_names, config, reader)
             self.outdated = await to_thread.run_sync(reader.count_made_by_others, layout.models()) if self.once else 0
-            slab = Slab(size_slab(config, layout.gpus))
+            slab = open_slab(config, layout.gpus)
             stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
@@ -189,6 +192,7 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
 
     def leave() -> None:
         log.warning("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
+        lines.drain()
         os._exit(status)
 
     timer = threading.Timer(seconds, leave)

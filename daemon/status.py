@@ -60,7 +60,7 @@ class Status:
     async def refresh(self) -> None:
         """Bring the figures up to date that have to be asked for; called before a scrape."""
         oldest = await self._ledger.oldest_pending()
-        self._metrics.oldest_pending.set(time.time() - oldest if oldest else 0.0)
+        self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)  # the clock may have been set back
         for lane in self._pipeline.lanes:
             workers = lane.pool.health()
             states = [worker.state for worker in workers]

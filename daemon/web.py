@@ -9,6 +9,7 @@ import contextlib
 import hmac
 import html
 import os
+import shlex
 import socket
 import ssl
 import stat
@@ -183,20 +184,28 @@ class RequireToken:
 
 def read_token(http: Http) -> bytes:
     """Raises ConfigError when there is none, or when others may read it."""
-    try:
-        with open(http.token_file, "rb") as file:
-            token, mode = file.read().strip(), os.fstat(file.fileno()).st_mode
-    except OSError as error:
-        raise ConfigError([f"http.token_file: {http.token_file} cannot be read: {error.strerror}."]) from error
-    if mode & stat.S_IRWXO:
-        raise ConfigError([f"http.token_file: every user may read {http.token_file}; chmod o= {http.token_file}"])
+    token = read_secret("http.token_file", http.token_file).strip()
     if not token:
         raise ConfigError([f"http.token_file: {http.token_file} is empty; openssl rand -hex 32 > {http.token_file}"])
     return token
 
 
+def read_secret(key: str, name: str) -> bytes:
+    """A file that nobody else may read; its group may, as it does where systemd hands over a credential. Raises ConfigError."""
+    try:
+        with open(name, "rb") as file:
+            data, mode = file.read(), os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
+    if mode & stat.S_IRWXO:
+        fix = shlex.join(["chmod", "o=", name])
+        raise ConfigError([f"{key}: every user may read or change {name}, which is to be secret; {fix}"])
+    return data
+
+
 def load_certificate(http: Http) -> ssl.SSLContext:
-    """What a server needs for TLS. Raises ConfigError when the certificate or its key is of no use."""
+    """What a server needs for TLS. Raises ConfigError when the certificate or its key is of no use, or no secret."""
+    read_secret("http.tls_key" if http.tls_key else "http.tls_certificate", http.tls_key or http.tls_certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers(CIPHERS)
     try:

@@ -126,7 +126,7 @@ def load_rule(reference: str) -> Rule:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f'[binning] rules = "{reference}" cannot be loaded: {error}. '
-            'Write it as "module:function" and put the module on PYTHONPATH.'
+            'Write it as "module:function" and put the absolute path of the module\'s folder on PYTHONPATH.'
         ) from error
     if not callable(rule):
         raise ValueError(f'[binning] rules = "{reference}" is not a function.')

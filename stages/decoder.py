@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stages.base import Header, ImageError, Limits, Reason
-from stages.processes import die_with
+from stages.processes import die_with, environment, python
 from stages.seccomp import keep_system_calls
 
 if TYPE_CHECKING:
     import numpy as np
 
-COMMAND = (sys.executable, "-P", "-m", "stages.decoder")  # -P: no code from the working directory
+COMMAND = tuple(python("-m", "stages.decoder"))
 MESSAGE_BYTES = 4096
 DETAIL_CHARACTERS = 300
 KEPT_BYTES = 32 << 20  # shared memory that a decoder holds on to between images
@@ -266,7 +266,7 @@ class Decoder:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=handed,
-                env=_environment(),
+                env=environment({"MALLOC_ARENA_MAX": "1"}),  # one malloc arena keeps its address space small
             )
         return ours
 
@@ -297,13 +297,6 @@ class Decoder:
         code = self._process.wait(DEATH_SECONDS)
         self._process = None
         return code
-
-
-def _environment() -> dict[str, str]:
-    """The child finds this package wherever it is run from, and one malloc arena keeps its address space small."""
-    root = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}
 
 
 class Decoders:

@@ -12,7 +12,7 @@ from stages.base import StageSpec
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=100_000)]
 Side = Annotated[int, Meta(ge=32, le=4096)]
 Fault = Literal["error", "transient", "raise", "oom", "lost", "segfault", "exit", "hang"]
 
@@ -83,7 +83,7 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(pattern=r"\{\}", description="The text that stands for a label, which takes the place of the {} in it."),
     ] = "a photo of a {}"
     top_k: Annotated[
-        int, Meta(ge=0, description="Tags of an image, the likeliest; their scores add up to 1 over all labels.")
+        int, Meta(ge=0, le=100_000, description="Tags of an image, the likeliest; their scores add up to 1 over all labels.")
     ] = 5
 
 
@@ -91,10 +91,11 @@ class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Captions."""
 
     max_new_tokens: Annotated[
-        int, Meta(ge=1, description="Most tokens of a caption, a word or a part of one each, the prompt's not counted.")
+        int,
+        Meta(ge=1, le=100_000, description="Most tokens of a caption, a word or a part of one each, the prompt's not counted."),
     ] = 20
     force_tokens: Annotated[
-        int, Meta(ge=0, description="Exactly so many new tokens, for benchmarks; 0: until the caption ends.")
+        int, Meta(ge=0, le=100_000, description="Exactly so many new tokens, for benchmarks; 0: until the caption ends.")
     ] = 0
     prompt: Annotated[str, Meta(description="What every caption begins with; empty: the model begins.")] = ""
 
