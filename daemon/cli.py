@@ -1,8 +1,9 @@
 """Entry of the command `visiond`: what has to be right before anything else is imported.
 
 The search path comes first. With `python -m daemon` the working directory is on it, and that may be an inbox; until it is taken
-off, nothing is imported that Python has not imported already, not even __future__. What Python itself imports before that comes from there too:
-`visiond` and `python -P -m daemon` do not have that folder on the path at all. Then an order to stop is obeyed.
+off, nothing is imported that Python has not imported already, not even __future__. What Python itself imports before that
+comes from there too: `visiond` and `python -P -m daemon` do not have that folder on the path at all. Then an order to stop
+is obeyed.
 """
 
 import os
