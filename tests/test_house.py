@@ -101,6 +101,11 @@ def test_the_daemon_and_its_commands_load_no_torch() -> None:
     assert result.stdout.split() == []
 
 
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "stages.processes"])
+def test_python_is_started_in_one_way_so_that_no_child_takes_code_from_the_working_directory(module: str) -> None:
+    assert not [node for node in ast.walk(parse(module)) if isinstance(node, ast.Attribute) and node.attr == "executable"]
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_files_and_functions_fit_on_a_few_screens(module: str) -> None:
     assert len(MODULES[module].read_text().splitlines()) <= LONGEST_FILE
