@@ -40,8 +40,10 @@ def run(
 
         from daemon.log import set_up as set_up_log
         from daemon.service import run_service
+        from daemon.stray import catch
 
         set_up_log(config.log.level, config.log.format)
+        catch()
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
         return anyio.run(lambda: run_service(config, once=once, limit=limit, show=show), backend_options={"use_uvloop": True})
