@@ -17,10 +17,12 @@ from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.gpus import list_gpus
 from daemon.host import Host
-from daemon.layout import Layout, judge_of, open_slab, size_slab
+from daemon.layout import Layout, open_slab, size_slab
 from daemon.mounts import is_network_mount, is_there, tell_missing
 from daemon.names import find_renamed
+from daemon.rules import RuleFailed, try_rule
 from daemon.sections import Inbox
+from daemon.sinks import Sink
 from daemon.state import CONTROL, LEDGER
 from daemon.walk import count_unread, look_through
 from daemon.web import listen, load_certificate, read_token, risks
@@ -61,12 +63,12 @@ def _inboxes(config: Config) -> Iterator[Finding]:
         else:
             how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
-            yield from _folders_within(inbox)
+            yield from _folders_within(inbox, Sink.of(inbox, config).longest_path)
 
 
-def _folders_within(inbox: Inbox) -> Iterator[Finding]:
+def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
     """Those that `run` would pass over; large inboxes are walked in part."""
-    unread, whole = look_through(inbox)
+    unread, whole = look_through(inbox, longest)
     if len(unread):
         lines = unread.lines()
         more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
@@ -193,7 +195,6 @@ def _models(config: Config) -> Iterator[Finding]:
 def _rules(config: Config) -> Iterator[Finding]:
     if config.binning.rules:
         try:
-            judge_of(config)
-            yield Finding("ok", f"binning rule {config.binning.rules} loads.")
-        except ConfigError as error:
+            yield Finding("ok", try_rule(config))
+        except RuleFailed as error:
             yield Finding("error", str(error))

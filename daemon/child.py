@@ -17,26 +17,30 @@ import anyio.abc
 import msgspec
 import structlog
 
-from daemon import lines
 from daemon.errors import WorkerLost
 from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Loaded, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from daemon.stray import Printed
 from stages import processes
 
 log = structlog.get_logger()
 
 LONGEST_MESSAGE = 256 << 20  # bytes
+LAST_WORDS_SECONDS = 0.5  # after its end, for what it printed
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 
 
 class Worker:
     """One child process and the conversation with it."""
 
-    def __init__(self, setup: Setup, device: str, process: anyio.abc.Process, connection: socket.socket) -> None:
+    def __init__(
+        self, setup: Setup, device: str, process: anyio.abc.Process, connection: socket.socket, printed: Printed | None = None
+    ) -> None:
         self.name = setup.name
         self.device = device
         self.slots = setup.threads
         self.process = process
         self.connection = connection
+        self._printed = printed
         self.alive = False
         self.loaded = False
         self.stages_loaded: list[str] = []
@@ -64,17 +68,22 @@ class Worker:
         command = processes.python("-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid()))
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
-            process = await anyio.open_process(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=None,
-                stderr=lines.for_children(),
-                env=processes.environment(environment),
-                pass_fds=(theirs.fileno(), slab_fd),
-            )
+            printed, output = await Printed.open(setup.name)
+            undo.callback(printed.close)
+            try:
+                process = await anyio.open_process(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=processes.environment(environment),
+                    pass_fds=(theirs.fileno(), slab_fd),
+                )
+            finally:
+                os.close(output)
             undo.pop_all()
         ours.setblocking(False)
-        return cls(setup, device, process, ours)
+        return cls(setup, device, process, ours, printed)
 
     async def load(self, timeout_seconds: float) -> Ready:
         """Wait until its models are loaded. Raises WorkerLost."""
@@ -161,6 +170,8 @@ class Worker:
         await end(self.process, TERM_SECONDS)
         if self.process.returncode is None:
             log.error("worker cannot be killed; the kernel holds it", worker=self.name, pid=self.process.pid)
+        if self._printed:
+            await self._printed.finish(LAST_WORDS_SECONDS)
         if self._writer:
             self._writer.close()
         self.connection.close()

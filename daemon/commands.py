@@ -16,12 +16,11 @@ from daemon.display import (
     console,
     errors,
     forgive_standard_error,
+    print_error,
     print_json,
     print_listing,
-    print_outcomes,
     print_put_back,
     print_table,
-    print_trial,
     print_unread,
     quantity,
     say,
@@ -31,9 +30,11 @@ from daemon.display import (
 )
 from daemon.errors import ConfigError, VisiondError
 from daemon.jobs import JobStatus
+from daemon.log import is_json
 from daemon.models_cli import models_app, train_app
 from daemon.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
 from daemon.recovery_cli import backup, repair, verify
+from daemon.run_cli import run
 
 app = typer.Typer(
     name="visiond",
@@ -71,8 +72,15 @@ def main() -> None:
         sys.exit(os.EX_USAGE if ending.code == 2 else ending.code)
     except VisiondError as error:
         for line in str(error).splitlines():
-            errors.print(f"[red]visiond:[/red] {say(line)}")
+            print_error(line)
         sys.exit(error.exit_status)
+    except Exception as error:  # the top of the process
+        if not is_json():
+            raise
+        import structlog
+
+        structlog.get_logger().critical("visiond has a defect; please report it", exc_info=error)
+        sys.exit(os.EX_SOFTWARE)
 
 
 @app.callback(invoke_without_command=True)
@@ -82,38 +90,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command()
-def run(
-    config: ConfigOption = None,
-    once: Annotated[
-        bool,
-        typer.Option("--once", help="Process what is in the inboxes, then exit: 0 if all succeeded, 1 if some images failed."),
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="With --once: a trial with so many images; the others wait.")
-    ] = None,
-    allow_failed: Annotated[
-        bool, typer.Option("--allow-failed", help="With --once: exit 0 although images failed; `list` and `status` show them.")
-    ] = False,
-) -> None:
-    """Run the daemon. SIGTERM, Ctrl-C and a terminal that closes let what is in hand finish first; `run --once` then exits with
-    128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM) if images are left.
-
-    Example: visiond run --once --limit 20
-    """
-    from daemon import control
-    from daemon.progress import Progress
-
-    if not once and (limit or allow_failed):
-        raise typer.BadParameter("--limit and --allow-failed are for --once")
-    settings = read_config(config)
-    with Progress("images", shown=once) as progress:
-        outcomes = control.run(settings, once=once, limit=limit or 0, show=progress.show if once else None)
-    if once:
-        print_outcomes(outcomes, progress, settings)
-        if limit:
-            print_trial(outcomes[JobStatus.PENDING], limit)
-        raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)
+app.command()(run)
 
 
 @app.command()

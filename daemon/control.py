@@ -42,11 +42,13 @@ def run(
         from daemon.lines import written_aside
         from daemon.log import set_up as set_up_log
         from daemon.service import run_service
+        from daemon.stray import catch
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
         with written_aside():
             set_up_log(config.log.level, config.log.format)
+            catch()
             work = partial(run_service, config, once=once, limit=limit, show=show)
             return anyio.run(work, backend_options={"use_uvloop": True})
 

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from daemon.errors import NotPrinted, ReaderGone
 from daemon.hints import command
 from daemon.jobs import JobStatus
-from daemon.log import escape
+from daemon.log import escape, is_json
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -85,6 +85,16 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False)
 def say(text: object) -> str:
     """Text for the terminal: on one line, without control characters or markup of its own."""
     return escape_markup(escape(str(text)))
+
+
+def print_error(sentence: str) -> None:
+    """What ended the command, on standard error."""
+    if not is_json():
+        errors.print(f"[red]visiond:[/red] {say(sentence)}")
+        return
+    import structlog
+
+    structlog.get_logger().error(sentence)
 
 
 def quantity(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,7 +166,8 @@ def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
     return [gpu for gpu in gpus if not named or gpu.device in named]
 
 
-def judge_of(config: Config) -> Judge:
+def judge_of(config: Config, inboxes: Mapping[int, bytes]) -> Judge:
+    """inboxes: their folders by number. Raises ConfigError."""
     try:
         rule = load_rule(config.binning.rules) if config.binning.rules else None
     except ValueError as error:
@@ -174,6 +175,7 @@ def judge_of(config: Config) -> Judge:
     return Judge(
         config.binning.thresholds(),
         rule=rule,
+        inboxes=inboxes,
         cascade=config.stage_names if config.pipeline.mode == "cascade" else (),
         max_attempts=config.pipeline.max_attempts,
         retry_seconds=config.pipeline.retry_seconds,

@@ -1,8 +1,7 @@
 """The log's way out: a thread writes the lines, so that nothing else waits for whoever reads them.
 
 A pipe that nobody reads is full after 64 KiB, and each write to it then waits for ever. Here only the thread waits. Meanwhile
-the lines are kept, up to a bound; what comes after that is dropped and counted. What workers write to standard error comes
-through a pipe of ours for the same reason.
+the lines are kept, up to a bound; what comes after that is dropped and counted.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Lines:
         self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
-        self._relay: tuple[int, threading.Thread] | None = None
 
     def put(self, line: bytes) -> None:
         """Never waits."""
@@ -65,21 +63,8 @@ class Lines:
         self._queue.put(written)
         return written.wait(seconds)
 
-    def for_children(self) -> int:
-        """A descriptor that children may have as standard error."""
-        if self._relay is None:
-            reader, writer = os.pipe()
-            thread = threading.Thread(target=self._take_from, args=(reader,), name="log of workers", daemon=True)
-            thread.start()
-            self._relay = writer, thread
-        return self._relay[0]
-
     def close(self) -> bool:
         """Drain; whether all lines are written. What comes later is written at once."""
-        if self._relay:
-            (writer, thread), self._relay = self._relay, None
-            os.close(writer)
-            thread.join(DRAIN_SECONDS / 4)  # it ends when the last child has
         is_written = self.drain()
         self._closed = True
         self._queue.put(None)
@@ -130,19 +115,6 @@ class Lines:
                 self._drop(lines)
             return False
         return True
-
-    def _take_from(self, reader: int) -> None:
-        rest = b""
-        while data := os.read(reader, GROUP_BYTES):
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                self.put(line + b"\n")
-            if len(rest) > GROUP_BYTES:
-                self.put(rest)
-                rest = b""
-        if rest:
-            self.put(rest + b"\n")
-        os.close(reader)
 
 
 class Stream(io.TextIOBase):
@@ -201,11 +173,6 @@ def drain() -> None:
     """Before an end that runs no `finally`."""
     if _open:
         _open.drain()
-
-
-def for_children() -> int | None:
-    """Standard error of a child: None for the daemon's own."""
-    return _open.for_children() if _open else None
 
 
 def dropped() -> int:

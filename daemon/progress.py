@@ -9,6 +9,7 @@ from types import TracebackType
 import rich.progress
 from rich.console import Console
 
+from daemon.log import say_line
 from daemon.snapshot import Snapshot
 
 LINE_SECONDS = 10.0
@@ -59,7 +60,7 @@ class Progress:
             self._lined_at = time.monotonic()
             of = f" of {total}" if total else ""
             left = f", {(total - done) / rate:.0f} s to go" if total and rate else ""
-            print(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}{note}", file=sys.stderr)
+            say_line(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
 
     def show(self, snapshot: Snapshot) -> None:
         """The daemon's progress since it started."""
@@ -74,6 +75,6 @@ class Progress:
         if self._bar:
             self._bar.update(self._task, total=waiting or None, rate=sentence)
         elif self._shown and sentence != self._loading:
-            print(sentence, file=sys.stderr)
+            say_line(sentence)
         self._loading = sentence
         self._started = time.monotonic()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
 from daemon.reading import Connections
 from daemon.schema import damaged, explain
-from daemon.sidecar import SCHEMA
+from daemon.sidecar import SCHEMA, describe_source, timestamp
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
 
@@ -65,7 +63,7 @@ class Record:
 
     def document(self) -> dict[str, Any]:
         """The record as it stands in its sidecar; for an image without a result, with its reason instead."""
-        document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": self._source()}
+        document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": describe_source(self.inbox_path, self)}
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
@@ -78,26 +76,13 @@ class Record:
         else:
             document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
         document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
-        document["finished_at"] = _timestamp(self.finished_at) if self.finished_at else None
+        document["finished_at"] = timestamp(self.finished_at) if self.finished_at else None
         return document
 
     @cached_property
     def sidecar(self) -> bytes:
         """One JSON object and a newline, made once for the sidecar's file and the journal."""
         return msgspec.json.encode(self.document()) + b"\n"
-
-    def _source(self) -> dict[str, Any]:
-        inbox = self.inbox_path.decode(errors="replace")
-        source: dict[str, Any] = {"inbox": inbox, "path": self.path.decode(errors="replace")}
-        if source["path"].encode() != self.path:
-            source["path_base64"] = base64.b64encode(self.path).decode()
-        source["bytes"] = self.version.size
-        if self.digest:
-            source["digest"] = f"sha256:{self.digest.hex()}"
-        if self.width:
-            source |= {"width": self.width, "height": self.height, "format": self.format}
-        source["seen_at"] = _timestamp(self.seen_at)
-        return source
 
 
 class Reader:
@@ -269,7 +254,3 @@ def assemble(
             reason=row["reason"] or "",
             detail=row["detail"] or "",
         )
-
-
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

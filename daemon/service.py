@@ -60,7 +60,7 @@ class Service:
         self.show = show
         self.loaded = False  # the models are
         self.stopped_by = 0  # the signal
-        self.found_all = False  # that was there
+        self.pipeline: Pipeline | None = None  # once it is open
         self.outdated = 0  # files that were DONE at the start, by other models than the present ones
         self.url = ""  # of the pages, once they are served
         self.metrics = Metrics()
@@ -69,13 +69,13 @@ class Service:
     async def run(self) -> None:
         """Start up, work until SIGTERM, SIGINT, SIGHUP or (with once) the end of the work, shut down. Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
+            self.pipeline = pipeline
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._obey, orders, pipeline)
                     tasks.start_soon(self._load_models, tasks, pools)
                     tasks.start_soon(self._report, pipeline, status)
                     await pipeline.run(once=self.once, limit=self.limit)  # files are admitted and read while the models load
-                    self.found_all = pipeline.found_all
                     self.notifier.stopping()
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
@@ -124,6 +124,7 @@ class Service:
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
             sinks = {number: Sink.of(inbox, config) for number, inbox in inboxes.items()}
+            watcher.limit_paths({number: sink.longest_path for number, sink in sinks.items()})
             if config.output.bins in ("link", "copy"):
                 bins = await to_thread.run_sync(reader.bins)
                 for sink in sinks.values():
@@ -133,7 +134,7 @@ class Service:
                 watcher,
                 slab,
                 lanes,
-                judge_of(config),
+                judge_of(config, {number: sink.inbox for number, sink in sinks.items()}),
                 sinks,
                 metrics,
                 journal=Journal(file) if (file := config.output.journal) else None,
@@ -213,9 +214,11 @@ async def run_service(config: Config, *, once: bool = False, limit: int = 0, sho
             raise error from (None if isinstance(error, VisiondError) else group)
         log.warning("stopped before the drain was over; what was in hand stays pending")
     pending = int(service.metrics.value("visiond_images_pending"))
-    if once and service.stopped_by and (pending or not service.found_all):
-        left = f"{pending:,} images are still pending" + ("" if service.found_all else ", and not every file was found")
-        raise Unfinished(f"Stopped: {left}; `{command('run', '--once')}` goes on with them.", service.stopped_by)
+    found_all = service.pipeline is not None and service.pipeline.found_all
+    if once and service.stopped_by and (pending or not found_all):
+        left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
+        left += "" if found_all else ", and not every file was found"
+        raise Unfinished(f"Stopped: {left}; `{command('run', '--once')}` goes on with the rest.", service.stopped_by)
     return service.metrics.outcomes + Counter({JobStatus.PENDING: pending})
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from daemon.jobs import Version
 from stages.base import Caption, Clip, Objects, Ocr
 from stages.binning import Bin
 
@@ -47,6 +49,44 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     detail: str = ""
     attempts: int = 0
     finished_at: str | None = None
+
+
+class Described(Protocol):
+    """What is known of an image's file."""
+
+    @property
+    def path(self) -> bytes: ...  # relative to the inbox
+    @property
+    def version(self) -> Version: ...
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def seen_at(self) -> float: ...
+
+
+def describe_source(inbox: bytes, image: Described) -> dict[str, Any]:
+    """`source` as it stands in the sidecar. inbox: its folder."""
+    source: dict[str, Any] = {"inbox": inbox.decode(errors="replace"), "path": image.path.decode(errors="replace")}
+    if source["path"].encode() != image.path:
+        source["path_base64"] = base64.b64encode(image.path).decode()
+    source["bytes"] = image.version.size
+    if image.digest:
+        source["digest"] = f"sha256:{image.digest.hex()}"
+    if image.width:
+        source |= {"width": image.width, "height": image.height, "format": image.format}
+    source["seen_at"] = timestamp(image.seen_at)
+    return source
+
+
+def timestamp(seconds: float) -> str:
+    """Unix seconds as RFC 3339, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def path_of(source: Source) -> bytes:

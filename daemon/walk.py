@@ -26,7 +26,10 @@ MOST_NAMED = 1000  # folders of an inbox that are remembered by name; more are o
 SHOWN = 20  # of them, in `visiond status` and `check`
 LOOK_ENTRIES, LOOK_SECONDS = 100_000, 5.0  # of an inbox that `check` looks at
 LONGEST_SHOWN = 200  # characters of a path
-TOO_LONG = "its path, or one in it, is longer than the 4,095 bytes that the system takes; use shorter names"
+LONGEST_PATH = 4095  # bytes (PATH_MAX)
+TOO_LONG = (
+    f"its path, or one in it, is over the {LONGEST_PATH:,} bytes of Linux, here or in an output folder; use shorter names"
+)
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # since its folder was listed: no trouble
 
 Found = tuple[bytes, os.stat_result]  # a file's path in the inbox, and what the system says of it
@@ -89,7 +92,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How an inbox is walked.
+    """How an inbox is walked. longest: of a longer path nothing could be published, and that would end the daemon.
 
     enter: called with each folder before it is listed. answer: called with the error when the inbox itself cannot be listed, or
     with None when it has been.
@@ -99,6 +102,7 @@ class Walk:
     ignored: re.Pattern[bytes]
     recursive: bool
     unread: Unread
+    longest: int = LONGEST_PATH  # bytes of a file's path in the inbox
     enter: Callable[[bytes], None] = lambda _: None
     answer: Callable[[OSError | None], None] = lambda _: None
 
@@ -123,6 +127,8 @@ class Walk:
                             trouble = trouble if error.errno in _VANISHED else error
                             yield None
                             continue
+                        if status and len(path) > self.longest:
+                            trouble, status = OSError(errno.ENAMETOOLONG, ""), None
                         if is_folder and self.recursive:
                             pending.append(path)
                         yield (path, status) if status else None
@@ -159,11 +165,11 @@ def compile_ignored(patterns: Iterable[str]) -> re.Pattern[bytes]:
     return re.compile(b"|".join(translated) or b"(?!)", re.DOTALL)
 
 
-def look_through(inbox: Inbox) -> tuple[Unread, bool]:
+def look_through(inbox: Inbox, longest: int) -> tuple[Unread, bool]:
     """The folders that cannot be read, and whether all were looked at: no more than LOOK_ENTRIES files or LOOK_SECONDS, as a
     mount may die meanwhile."""
     unread = Unread(os.fsencode(inbox.path), logs=False)
-    walk = Walk(unread.root, compile_ignored(inbox.ignore), inbox.recursive, unread)
+    walk = Walk(unread.root, compile_ignored(inbox.ignore), inbox.recursive, unread, longest)
     deadline, whole = time.monotonic() + LOOK_SECONDS, []
 
     def look() -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -29,7 +29,7 @@ from daemon.mounts import ANSWER_SECONDS, is_network_mount
 from daemon.records import Reader
 from daemon.sections import Inbox
 from daemon.settle import Patience, Settling
-from daemon.walk import Unread, Walk, compile_ignored
+from daemon.walk import LONGEST_PATH, Unread, Walk, compile_ignored
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -63,6 +63,7 @@ class Folder:
     ignored: re.Pattern[bytes]
     polls: bool = False
     heard: bool = False  # it has answered once
+    longest: int = LONGEST_PATH  # bytes of a file's path in it
     unread: Unread = field(init=False)  # folders in it that cannot be read
     trouble: str = ""  # why it cannot be read
     given_up: str = ""  # why it is waited for no longer
@@ -166,6 +167,11 @@ class Watcher:
         """Of each inbox the folders that cannot be read, where there are some."""
         return [folder.unread for folder in self._folders if len(folder.unread)]
 
+    def limit_paths(self, longest: Mapping[int, int]) -> None:
+        """By inbox: how long the path of a file in it may be, in bytes."""
+        for folder in self._folders:
+            folder.longest = longest[folder.number]
+
     def answering(self) -> set[int]:
         """The inboxes that can be read from without waiting for a dead mount."""
         return {folder.number for folder in self._folders if folder.heard and not (folder.deaf_seconds() or folder.given_up)}
@@ -251,7 +257,9 @@ class Watcher:
         found: list[File] = []
         yielded_at = time.monotonic()
         own = (partial(self._watch, folder), partial(self._answer, folder))
-        for entry in Walk(folder.root, folder.ignored, folder.settings.recursive, folder.unread, *own).files(subtree):
+        for entry in Walk(folder.root, folder.ignored, folder.settings.recursive, folder.unread, folder.longest, *own).files(
+            subtree
+        ):
             if entry:
                 found.append(_file(folder.number, *entry))
             if len(found) >= CHUNK or time.monotonic() > yielded_at + CHUNK_SECONDS:
@@ -353,7 +361,7 @@ class Watcher:
 
     def _look(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
         """Each file as it is now, where the ledger does not know this version. Runs in a thread."""
-        found = [(path, status) for path in paths if (status := _status_of(folder, path))]
+        found = [(path, status) for path in paths if len(path) <= folder.longest and (status := _status_of(folder, path))]
         return self._unknown(folder, [_file(folder.number, path, status) for path, status in found])
 
     def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:

@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 import structlog
 
+from daemon import log
 from daemon.child import Worker
 from daemon.ledger import Ledger
 from daemon.pool import Pool
@@ -36,9 +37,10 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(autouse=True)
-def _unconfigured_log() -> None:
+def _unconfigured_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is logged in this process goes to the streams of the test that runs, not of one that has had a daemon here."""
     structlog.reset_defaults()
+    monkeypatch.setattr(log, "_as_json", False)
 
 
 @pytest.fixture

@@ -107,9 +107,21 @@ def test_a_million_of_them_take_bounded_room_and_all_are_counted(tmp_path: Path)
     assert len(unread) == 0
 
 
+def test_a_file_whose_result_would_have_too_long_a_path_is_passed_over_and_ends_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    nest(place.inbox(), (4095 - len(os.fsencode(place.inbox()))) // 251, png())  # in the inbox it has just enough room
+    place.configure({"output": {"results": "results/" + "r" * 250}})
+    place.drop("a.ppm", picture(1))
+    run = place.run_once()
+    assert run.returncode == os.EX_IOERR
+    assert "Not every file was found: 1 folder in inbox" in run.stderr
+    assert place.rows("SELECT path, status FROM image") == [(b"a.ppm", 1)]
+    assert TOO_LONG in place.command("check").stdout
+
+
 def test_what_vanishes_during_a_walk_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     unread = Unread(os.fsencode(tmp_path))
-    walk = Walk(unread.root, compile_ignored([]), True, unread, lambda path: path and (tmp_path / "sub").rmdir())
+    walk = Walk(unread.root, compile_ignored([]), True, unread, enter=lambda path: path and (tmp_path / "sub").rmdir())
     assert [found for found in walk.files() if found] == []
     assert len(unread) == 0
