@@ -237,9 +237,10 @@ def export(
     force: ForceOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as jsonl, all there is,
-    with boxes and embeddings. Of a file that changed in its inbox it is the newest version's, if that is DONE. The columns
-    text_boxes and text_area_ratio are what bin A was measured by, without doubtful lines and lone signs; text has every line.
+    """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as parquet with boxes,
+    scores and embeddings too; as jsonl all there is. Of a file that changed in its inbox it is the newest version's, if that is
+    DONE. The columns text_boxes and text_area_ratio are what bin A was measured by, without doubtful lines and lone signs; text
+    has every line.
 
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """
@@ -250,7 +251,9 @@ def export(
 
     chosen = format.value if format else format_of(file)
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
-        written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force)
+        written = export_records(
+            reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force, warn=lambda text: errors.print(say(text))
+        )
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0
     if file != STDOUT:
         print(f"{quantity(written, 'image')} in {file}")

@@ -229,6 +229,13 @@ WHERE location IS NOT NULL AND image.id > ? AND (status = 4 OR status = 2 AND EX
 )) ORDER BY image.id LIMIT ?;
 
 -- name: restore
+-- name: finished_models
+SELECT DISTINCT models FROM image
+WHERE status = 1 AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest);
+
+-- name: first_answer
+SELECT payload FROM result WHERE model = ? LIMIT 1;
+
 INSERT INTO image (id, inbox, path, inode, size, mtime_ns, ctime_ns, status, seen_at, attempts, location, digest,
     models, bin, criteria, reason, detail, finished_at, priority, device, emitted)
 SELECT *, 0, 0, 1 FROM (VALUES :rows) WHERE true ON CONFLICT DO NOTHING RETURNING id;

@@ -184,6 +184,14 @@ class Reader:
 
     def published(self) -> Iterator[Record]:
         """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
+    def answers_of_each_model(self, stage: str, bin_name: str = "") -> list[bytes]:
+        """One answer of each model of a stage that made some result which `finished` tells."""
+        used = {
+            number for row in self._rows("finished_models", bin_name, bin_name) for number in msgspec.json.decode(row["models"])
+        }
+        found = [self._rows("first_answer", number) for number in sorted(used) if self.models[number].stage == stage]
+        return [row["payload"] for rows in found for row in rows]
+
         return self._walk("published", 256)
 
     def pending(self) -> Iterator[Record]:
