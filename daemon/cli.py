@@ -16,6 +16,7 @@ from daemon.display import (
     console,
     errors,
     forgive_standard_error,
+    print_chores,
     print_json,
     print_listing,
     print_outcomes,
@@ -31,6 +32,7 @@ from daemon.errors import ConfigError, VisiondError
 from daemon.jobs import JobStatus
 from daemon.models_cli import models_app, train_app
 from daemon.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
+from daemon.prune_cli import prune
 from daemon.recovery_cli import backup, repair, verify
 
 app = typer.Typer(
@@ -120,6 +122,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             ("worker", "device", "state", "batches", "last trouble"),
             ((w.name, w.device + ", shared" * w.shared, w.state, w.batches, w.cause) for w in snapshot.workers),
         )
+    if snapshot.upkeep:
+        print_chores(snapshot.upkeep)
 
 
 @app.command("list")
@@ -261,7 +265,7 @@ def export(
         errors.print(f"{quantity(left_out, 'image')} left out to keep the mix.")
 
 
-for command in (backup, verify, repair):
+for command in (backup, verify, repair, prune):
     app.command()(command)
 
 

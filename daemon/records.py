@@ -6,7 +6,7 @@ import base64
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -21,6 +21,8 @@ from daemon.schema import damaged, explain, read_version
 from daemon.sidecar import SCHEMA
 from daemon.statements import SQL, run_rows
 from stages.registry import STAGES
+
+STEPS = 20_000  # of SQLite's machine between two looks at whether to stop: some milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +184,6 @@ class Reader:
         """Every file whose newest version is DONE, and every image that was moved; oldest first, a few in memory at a time."""
         return self._walk("finished", bin_name, bin_name, chunk)
 
-    def published(self) -> Iterator[Record]:
-        """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
     def answers_of_each_model(self, stage: str, bin_name: str = "") -> list[bytes]:
         """One answer of each model of a stage that made some result which `finished` tells."""
         used = {
@@ -192,6 +192,8 @@ class Reader:
         found = [self._rows("first_answer", number) for number in sorted(used) if self.models[number].stage == stage]
         return [row["payload"] for rows in found for row in rows]
 
+    def published(self) -> Iterator[Record]:
+        """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
         return self._walk("published", 256)
 
     def pending(self) -> Iterator[Record]:
@@ -211,6 +213,10 @@ class Reader:
         found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise damaged(self.path, found)
+
+    def stop_when(self, condition: Callable[[], bool]) -> None:
+        """Whatever is read from now on ends with an OperationalError once the condition holds."""
+        self._connection.set_progress_handler(condition, STEPS)
 
     def back_up(self, file: Path) -> None:
         """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""

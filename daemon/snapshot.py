@@ -6,6 +6,8 @@ from datetime import timedelta
 
 import msgspec
 
+TASKS = ("verify", "backup", "prune", "vacuum")  # of upkeep, in the order in which they are done
+
 
 class WorkerState(msgspec.Struct, frozen=True):
     name: str
@@ -14,6 +16,22 @@ class WorkerState(msgspec.Struct, frozen=True):
     batches: int
     cause: str  # why its last process went away
     shared: bool = False  # its GPU, with other workers side by side (MPS)
+
+
+class Chore(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of upkeep, as it was done last. Times are Unix seconds; None: never."""
+
+    task: str  # verify, backup, prune or vacuum
+    tried_at: float | None = None
+    succeeded_at: float | None = None
+    seconds: float = 0.0  # that the last try took
+    outcome: str = ""  # of the last try: done, failed, or stopped before it was done
+    detail: str = ""  # what was done, or why not
+
+    @property
+    def failure(self) -> str:
+        """A sentence where the last try failed; else empty."""
+        return f"upkeep: {self.task} failed: {self.detail}" if self.outcome == "failed" else ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +52,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     slab_size_bytes: int = 0
     workers: list[WorkerState] = []
     uptime_seconds: float = 0.0
+    upkeep: list[Chore] = []  # tasks that are on, or that were once
 
     @property
     def loading(self) -> bool:
@@ -47,4 +66,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             parts.append("loading models" if self.loading else f"{self.images_per_second:g} images/s")
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
-        return "; ".join([", ".join(parts), *self.obstacles, *([] if self.running else ["no daemon runs"])])
+        failures = [chore.failure for chore in self.upkeep if chore.failure]
+        return "; ".join([", ".join(parts), *self.obstacles, *failures, *([] if self.running else ["no daemon runs"])])

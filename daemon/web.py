@@ -113,7 +113,11 @@ class Pages:
         return Starlette(routes=self._reading(), middleware=guards)
 
     def control(self) -> Starlette:
-        return Starlette(routes=[*self._reading(), Route("/put-back/{status}", self.put_back, methods=["POST"])])
+        changing = [
+            Route("/put-back/{status}", self.put_back, methods=["POST"]),
+            Route("/prune", self.prune, methods=["GET", "POST"]),
+        ]
+        return Starlette(routes=[*self._reading(), *changing])
 
     def _reading(self) -> list[Route]:
         return [
@@ -145,8 +149,9 @@ class Pages:
 
     async def readyz(self, _request: Request) -> Response:
         """200 while images get through; 503 and what is in their way when they do not."""
-        obstacles = self._status.obstacles()
-        return _json({"ready": not obstacles, "problems": obstacles}, 503 if obstacles else 200)
+        obstacles, upkeep = self._status.obstacles(), self._status.upkeep
+        failures = upkeep.failures() if upkeep else []  # which are in nobody's way
+        return _json({"ready": not obstacles, "problems": obstacles, "upkeep": failures}, 503 if obstacles else 200)
 
     async def status(self, _request: Request) -> Response:
         return _json(self._status.snapshot())
@@ -157,6 +162,14 @@ class Pages:
         images = await self._ledger.put_back(status, ids)
         self._status.put_back(status, images)
         return _json({"images": images})
+
+    async def prune(self, request: Request) -> Response:
+        """POST, with the end of what is old, begins to prune; either way the answer is how that stands."""
+        upkeep = self._status.upkeep
+        assert upkeep is not None
+        if request.method == "POST":
+            upkeep.prune_soon(msgspec.json.decode(await request.body(), type=float))
+        return _json(upkeep.pruning)
 
 
 class RequireToken:

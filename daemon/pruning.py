@@ -1,0 +1,114 @@
+"""Rows of the ledger that nothing needs any more, and results of bytes that no version has: found, and removed in small steps.
+
+ledger.sql says under `is_spare` which rows these are. They are found over a connection of its own, beside the daemon's work,
+and looked at once more in the transaction that removes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from daemon.beside import Stop, opened_beside, run_beside
+from daemon.jobs import JobStatus
+from daemon.ledger import Ledger
+from daemon.statements import SQL, run_rows
+
+T = TypeVar("T")
+
+CHUNK = 256  # rows, or digests, in one transaction
+RESULTS, CONTENTS = "results", "contents"
+CONTENT_BYTES = 100  # of a row that says which format and size some bytes have, about
+
+
+class Amount(msgspec.Struct):
+    """So many rows of a kind, and about how many bytes of the ledger."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, rows: int, bytes: int) -> None:
+        self.rows += rows
+        self.bytes += bytes
+
+
+Amounts = dict[str, Amount]
+
+
+def kind_of(status: JobStatus) -> str:
+    return status.name if status is JobStatus.GONE else f"replaced {status.name}"
+
+
+KINDS = (*map(kind_of, (JobStatus.GONE, JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)), RESULTS, CONTENTS)
+
+
+def survey(path: Path, before: float, stop: Stop) -> Amounts:
+    """What `prune` would remove. before: Unix seconds, the end of what is old.
+
+    Raises Stopped, LedgerDamaged, LedgerUnusable.
+    """
+    found: Amounts = {kind: Amount() for kind in KINDS}
+    with opened_beside(path, stop) as connection:
+        connection.execute("BEGIN")  # rows and results as of one moment
+        for _, status, size in connection.execute(SQL["spare"], {"before": before}):
+            found[kind_of(JobStatus(status))].add(1, size)
+        for digests in _chunks(connection.execute(SQL["unreferenced"], {"before": before})):
+            sizes = run_rows(connection, "sizes_of_results", digests)
+            found[RESULTS].add(len(sizes), sum(size for (size,) in sizes))
+            found[CONTENTS].add(len(digests), CONTENT_BYTES * len(digests))
+    return found
+
+
+async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], None] = lambda status: None) -> Amounts:
+    """Remove them, a few at a time, so that whatever else is asked of the ledger comes between. May be cancelled at any time.
+    forget: called for each row that went. Raises LedgerDamaged, LedgerUnusable."""
+    removed: Amounts = {kind: Amount() for kind in KINDS}
+    for rows in _chunks(await run_beside(_find_spare, ledger.path, before)):
+        sizes = {number: size for number, _, size in rows}
+        for number, status in await ledger.run(partial(_prune, ids=list(sizes), before=before)):
+            removed[kind_of(JobStatus(status))].add(1, sizes[number])
+            forget(JobStatus(status))
+    try:
+        # From now on it is known which bytes have a version again, or may have by the time that they are looked at.
+        await ledger.run(lambda connection: setattr(ledger, "touched", set()))
+        for digests in _chunks(await run_beside(_find_unreferenced, ledger.path)):
+            results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))
+            removed[RESULTS].add(len(results), sum(size for (size,) in results))
+            removed[CONTENTS].add(contents, CONTENT_BYTES * contents)
+    finally:
+        ledger.touched = None
+    return removed
+
+
+def _find_spare(path: Path, before: float, stop: Stop) -> list[tuple[int, int, int]]:
+    with opened_beside(path, stop) as connection:
+        return connection.execute(SQL["spare"], {"before": before}).fetchall()
+
+
+def _find_unreferenced(path: Path, stop: Stop) -> list[tuple[bytes]]:
+    with opened_beside(path, stop) as connection:
+        return connection.execute(SQL["unreferenced"], {"before": 0}).fetchall()
+
+
+def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> list[tuple[int, int]]:
+    parameters = {"ids": msgspec.json.encode(ids).decode(), "before": before}
+    return [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
+
+
+def _drop(connection: sqlite3.Connection, digests: list[tuple[bytes]], ledger: Ledger) -> tuple[list[tuple[int]], int]:
+    if ledger.touched is None:  # it was cancelled, and nobody knows any more
+        return [], 0
+    free = [(digest,) for (digest,) in digests if digest not in ledger.touched]
+    return run_rows(connection, "drop_results", free), len(run_rows(connection, "drop_contents", free))
+
+
+def _chunks(rows: Iterable[T]) -> Iterator[list[T]]:
+    rows = iter(rows)
+    while chunk := list(itertools.islice(rows, CHUNK)):
+        yield chunk
