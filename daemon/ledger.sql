@@ -291,14 +291,15 @@ SELECT id, path FROM inbox;
 -- name: spare
 -- Some 200 bytes of a row are figures and its places in the indexes.
 SELECT id, status, 200 + length(path) + COALESCE(length(criteria), 0) + COALESCE(length(detail), 0) AS bytes FROM image
-WHERE :is_spare;
+WHERE id > :after AND :is_spare ORDER BY id LIMIT :limit;
 
 -- name: prune
 DELETE FROM image WHERE id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
 
 -- name: unreferenced
 -- Bytes that no version has, once those that are spare have gone.
-SELECT digest FROM content EXCEPT SELECT digest FROM image WHERE digest IS NOT NULL AND NOT (:is_spare);
+SELECT digest FROM content WHERE digest > :after
+EXCEPT SELECT digest FROM image WHERE digest IS NOT NULL AND NOT (:is_spare) ORDER BY digest LIMIT :limit;
 
 -- name: sizes_of_results
 SELECT length(payload) + 100 FROM result WHERE digest IN (:rows);

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from daemon.statements import SQL, run_rows
 T = TypeVar("T")
 
 CHUNK = 256  # rows, or digests, in one transaction
+PORTION = 100_000  # of them in memory
 RESULTS, CONTENTS = "results", "contents"
 CONTENT_BYTES = 100  # of a row that says which format and size some bytes have, about
 
@@ -56,9 +57,9 @@ def survey(path: Path, before: float, stop: Stop) -> Amounts:
     found: Amounts = {kind: Amount() for kind in KINDS}
     with opened_beside(path, stop) as connection:
         connection.execute("BEGIN")  # rows and results as of one moment
-        for _, status, size in connection.execute(SQL["spare"], {"before": before}):
+        for _, status, size in connection.execute(SQL["spare"], {"before": before, "after": 0, "limit": -1}):
             found[kind_of(JobStatus(status))].add(1, size)
-        for digests in _chunks(connection.execute(SQL["unreferenced"], {"before": before})):
+        for digests in _chunks(connection.execute(SQL["unreferenced"], {"before": before, "after": b"", "limit": -1})):
             sizes = run_rows(connection, "sizes_of_results", digests)
             found[RESULTS].add(len(sizes), sum(size for (size,) in sizes))
             found[CONTENTS].add(len(digests), CONTENT_BYTES * len(digests))
@@ -69,7 +70,7 @@ async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], Non
     """Remove them, a few at a time, so that whatever else is asked of the ledger comes between. May be cancelled at any time.
     forget: called for each row that went. Raises LedgerDamaged, LedgerUnusable."""
     removed: Amounts = {kind: Amount() for kind in KINDS}
-    for rows in _chunks(await run_beside(_find_spare, ledger.path, before)):
+    async for rows in _find(ledger.path, "spare", before, 0):
         sizes = {number: size for number, _, size in rows}
         for number, status in await ledger.run(partial(_prune, ids=list(sizes), before=before)):
             removed[kind_of(JobStatus(status))].add(1, sizes[number])
@@ -77,7 +78,7 @@ async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], Non
     try:
         # From now on it is known which bytes have a version again, or may have by the time that they are looked at.
         await ledger.run(lambda connection: setattr(ledger, "touched", set()))
-        for digests in _chunks(await run_beside(_find_unreferenced, ledger.path)):
+        async for digests in _find(ledger.path, "unreferenced", 0.0, b""):
             results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))
             removed[RESULTS].add(len(results), sum(size for (size,) in results))
             removed[CONTENTS].add(contents, CONTENT_BYTES * contents)
@@ -86,14 +87,17 @@ async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], Non
     return removed
 
 
-def _find_spare(path: Path, before: float, stop: Stop) -> list[tuple[int, int, int]]:
-    with opened_beside(path, stop) as connection:
-        return connection.execute(SQL["spare"], {"before": before}).fetchall()
+async def _find(path: Path, statement: str, before: float, after: object) -> AsyncIterator[list[Any]]:
+    """The rows of a statement in chunks, in the order of their first column; few in memory at a time."""
+    while portion := await run_beside(_read, path, statement, {"before": before, "after": after, "limit": PORTION}):
+        for chunk in _chunks(portion):
+            yield chunk
+        after = portion[-1][0]
 
 
-def _find_unreferenced(path: Path, stop: Stop) -> list[tuple[bytes]]:
+def _read(path: Path, statement: str, parameters: dict[str, object], stop: Stop) -> list[Any]:
     with opened_beside(path, stop) as connection:
-        return connection.execute(SQL["unreferenced"], {"before": 0}).fetchall()
+        return connection.execute(SQL[statement], parameters).fetchall()
 
 
 def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> list[tuple[int, int]]:

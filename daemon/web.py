@@ -150,8 +150,10 @@ class Pages:
     async def readyz(self, _request: Request) -> Response:
         """200 while images get through; 503 and what is in their way when they do not."""
         obstacles, upkeep = self._status.obstacles(), self._status.upkeep
-        failures = upkeep.failures() if upkeep else []  # which are in nobody's way
-        return _json({"ready": not obstacles, "problems": obstacles, "upkeep": failures}, 503 if obstacles else 200)
+        answer: dict[str, object] = {"ready": not obstacles, "problems": obstacles}
+        if failures := upkeep.failures() if upkeep else []:  # which are in nobody's way
+            answer["upkeep"] = failures
+        return _json(answer, 503 if obstacles else 200)
 
     async def status(self, _request: Request) -> Response:
         return _json(self._status.snapshot())
