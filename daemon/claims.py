@@ -45,8 +45,8 @@ def _claims(config: Config) -> dict[Path, int]:
     claims: dict[Path, int] = {}
     for inbox in config.inbox:
         for top in tops:
-            claims[top] = fcntl.LOCK_SH if inbox.name else fcntl.LOCK_EX
-            claims[top / inbox.name] = fcntl.LOCK_EX
+            claims.setdefault(top, fcntl.LOCK_SH)
+            claims[top / inbox.name] = fcntl.LOCK_EX  # the top folder itself, for one without a name
     return claims
 
 
