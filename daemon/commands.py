@@ -16,6 +16,7 @@ from daemon.display import (
     console,
     errors,
     forgive_standard_error,
+    print_chores,
     print_error,
     print_json,
     print_listing,
@@ -33,6 +34,7 @@ from daemon.jobs import JobStatus
 from daemon.log import is_json
 from daemon.models_cli import models_app, train_app
 from daemon.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
+from daemon.prune_cli import prune
 from daemon.recovery_cli import backup, repair, verify
 from daemon.run_cli import run
 
@@ -115,6 +117,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             ("worker", "device", "state", "batches", "last trouble"),
             ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
         )
+    if snapshot.upkeep:
+        print_chores(snapshot.upkeep)
 
 
 @app.command("list")
@@ -232,9 +236,10 @@ def export(
     force: ForceOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as jsonl, all there is,
-    with boxes and embeddings. Of a file that changed in its inbox it is the newest version's, if that is DONE. The columns
-    text_boxes and text_area_ratio are what bin A was measured by, without doubtful lines and lone signs; text has every line.
+    """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as parquet with boxes,
+    scores and embeddings too; as jsonl all there is. Of a file that changed in its inbox it is the newest version's, if that is
+    DONE. The columns text_boxes and text_area_ratio are what bin A was measured by, without doubtful lines and lone signs; text
+    has every line.
 
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """
@@ -245,7 +250,9 @@ def export(
 
     chosen = format.value if format else format_of(file)
     with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
-        written = export_records(reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force)
+        written = export_records(
+            reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force, warn=lambda text: errors.print(say(text))
+        )
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0
     if file != STDOUT:
         print(f"{quantity(written, 'image')} in {file}")
@@ -253,7 +260,7 @@ def export(
         errors.print(f"{quantity(left_out, 'image')} left out to keep the mix.")
 
 
-for command in (backup, verify, repair):
+for command in (backup, verify, repair, prune):
     app.command()(command)
 
 

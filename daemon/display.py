@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from daemon.config import Config
     from daemon.progress import Progress
     from daemon.records import Record
-    from daemon.snapshot import Snapshot
+    from daemon.snapshot import Chore, Snapshot
 
 ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
 
@@ -125,6 +126,18 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str 
     for row in rows:
         table.add_row(*(say(cell) for cell in row))
     return table
+
+
+def print_chores(chores: Iterable[Chore]) -> None:
+    """What upkeep was done when."""
+
+    def moment(at: float | None) -> str:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"
+
+    print_table(
+        ("upkeep", "last success", "last try", "seconds", "ended", "what"),
+        ((c.task, moment(c.succeeded_at), moment(c.tried_at), c.seconds, c.outcome or "-", c.detail) for c in chores),
+    )
 
 
 def show_record(record: Record) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,6 +34,12 @@ Work = Callable[[sqlite3.Connection], Any]
 GROUP = 256  # most requests in one transaction
 
 
+class Alone(NamedTuple):
+    """Work that is done between two transactions."""
+
+    work: Work
+
+
 class Ledger:
     """The only writer. Every method is a request to the writing thread and returns when it is durable.
 
@@ -44,7 +50,7 @@ class Ledger:
         """Open or create the file. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError."""
         self.path = path
         self._connection = connect(path)
-        self._requests: queue.SimpleQueue[tuple[Work, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[Work | Alone, asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._models: dict[int, Model] = {}
         self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
         self._inbox_paths: dict[int, bytes] = {}
@@ -52,6 +58,8 @@ class Ledger:
         self._configured = "[]"  # inboxes, as JSON: rows of others wait until they are configured again
         self._cursors: dict[int, int] = {}  # priority → last row handed out
         self._asked_of: frozenset[int] = frozenset()  # the inboxes that the cursors have not passed over
+        self.admitting = 0  # files that wait for the writing thread
+        self.touched: set[bytes] | None = None  # digests that were written since it was made, where somebody asks
         self.commit_seconds: Callable[[float], None] = lambda seconds: None
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
@@ -110,7 +118,11 @@ class Ledger:
             failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
             return Admitted(*new, old.count(JobStatus.GONE), failures, old.count(JobStatus.DONE))
 
-        admitted = await self._ask(work)
+        self.admitting += len(files)
+        try:
+            admitted = await self._ask(work)
+        finally:
+            self.admitting -= len(files)
         for file in files:
             self._cursors.setdefault(self._priorities[file.inbox], 0)
         return admitted
@@ -289,16 +301,23 @@ class Ledger:
 
         return await self._ask(work)
 
+    async def run(self, work: Work | Alone) -> Any:
+        """Anything else in the writing thread. In a transaction it shares that with others, so it is to take milliseconds."""
+        return await self._ask(work)
+
     # In the writing thread
 
     def _write(self) -> None:
         """Take all that is asked for, do it in one transaction, commit, answer."""
         while (request := self._requests.get()) is not None:
+            if isinstance(request[0], Alone):
+                _answer([request], [self._attempt(request[0])])
+                continue
             group = [request]
             while len(group) < GROUP and not self._requests.empty():
                 following = self._requests.get()
-                if following is None:
-                    self._requests.put(None)
+                if following is None or isinstance(following[0], Alone):
+                    self._requests.put(following)
                     break
                 group.append(following)
             started, changes = time.perf_counter(), self._connection.total_changes
@@ -311,7 +330,7 @@ class Ledger:
                 self.commit_seconds(time.perf_counter() - started)
             _answer(group, answers)
 
-    def _transact(self, works: list[Work]) -> list[Any]:
+    def _transact(self, works: Sequence[Any]) -> list[Any]:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             answers = [work(self._connection) for work in works]
@@ -322,21 +341,23 @@ class Ledger:
             raise
         return answers
 
-    def _attempt(self, work: Work) -> Any:
+    def _attempt(self, work: Work | Alone) -> Any:
         try:
-            return self._transact([work])[0]
+            return work.work(self._connection) if isinstance(work, Alone) else self._transact([work])[0]
         except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may pass
             return unusable(self.path, error)
         except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
             return error
 
-    async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _ask(self, work: Callable[[sqlite3.Connection], T] | Alone) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._requests.put((work, future))
         return await future
 
-    def _keep(self, connection: sqlite3.Connection, jobs: Iterable[Job]) -> bool:
+    def _keep(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
         """Write results, but for those that the same bytes have already; returns whether there were none of these."""
+        if self.touched is not None:
+            self.touched.update(job.digest for job in jobs)
         contents = [(job.digest, job.format, job.width, job.height) for job in jobs if job.width]
         results = [
             (job.digest, self._model_ids[stage], output.payload, output.seconds)
@@ -378,7 +399,7 @@ def _reason(failure: Failure | None) -> tuple[str | None, str | None]:
     return (failure.reason, failure.detail.encode(errors="backslashreplace").decode()) if failure else (None, None)
 
 
-def _answer(group: list[tuple[Work, asyncio.Future[Any]]], answers: list[Any]) -> None:
+def _answer(group: list[tuple[Any, asyncio.Future[Any]]], answers: list[Any]) -> None:
     """Resolve the group's futures, with one call into the event loop."""
 
     def resolve() -> None:

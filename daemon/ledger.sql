@@ -1,11 +1,32 @@
 -- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one
 -- statement, because each call of SQLite gives the interpreter lock away and may wait for it afterwards. `:is_newest` stands
 -- for the condition of that name: no later version of the image's file is known. `+inbox` keeps SQLite from the index that
--- begins with it, where one that holds what is PENDING alone serves: the other has every image that ever was.
+-- begins with it, where one that holds what is PENDING alone serves: the other has every image that ever was. `:is_spare`
+-- likewise stands for a condition, of a version that nothing needs any more.
 
 -- name: is_newest
 NOT EXISTS (
     SELECT 1 FROM image AS newer WHERE newer.inbox = image.inbox AND newer.path = image.path AND newer.id > image.id
+)
+
+-- name: is_spare
+-- It ended before `:before` and was never moved, so nothing on the disk is known by it alone; and it is not the newest version
+-- of its file, unless all are GONE. Where it has a result, a later version of the file has one that is
+-- published and as old: the sidecar is that one's. Where it FAILED, a later version's result or failure has taken its reason's
+-- place. What is newest and what is published stays so without it.
+image.location IS NULL AND COALESCE(image.finished_at, image.seen_at) < :before AND (
+    image.status = 4 AND COALESCE(image.models, '[]') = '[]' AND NOT EXISTS (
+        SELECT 1 FROM image AS other WHERE other.inbox = image.inbox AND other.path = image.path
+        AND (other.status <> 4 OR other.location IS NOT NULL OR COALESCE(other.models, '[]') <> '[]')
+    )
+    OR (image.status IN (3, 4) OR image.status IN (1, 2) AND image.emitted = 1) AND EXISTS (
+        SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
+        AND COALESCE(later.finished_at, later.seen_at) < :before AND (
+            later.status = 1 AND later.emitted = 1
+            OR COALESCE(image.models, '[]') = '[]' AND image.status IN (3, 4)
+            OR COALESCE(image.models, '[]') = '[]' AND image.status = 2 AND later.status = 2 AND later.emitted = 1
+        )
+    )
 )
 
 -- name: schema
@@ -213,6 +234,13 @@ WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMI
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest) ORDER BY image.id LIMIT ?;
 
+-- name: finished_models
+SELECT DISTINCT models FROM image
+WHERE status = 1 AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest);
+
+-- name: first_answer
+SELECT payload FROM result WHERE model = ? LIMIT 1;
+
 -- name: published
 -- Of each file the newest result has the sidecar, also while it is to be replaced; and the reason of a failure stands until
 -- there is another image.
@@ -267,3 +295,25 @@ SELECT 1 FROM image WHERE inbox = ? AND status IN (1, 2) LIMIT 1;
 
 -- name: inboxes
 SELECT id, path FROM inbox;
+
+-- name: spare
+-- Some 200 bytes of a row are figures and its places in the indexes.
+SELECT id, status, 200 + length(path) + COALESCE(length(criteria), 0) + COALESCE(length(detail), 0) AS bytes FROM image
+WHERE id > :after AND :is_spare ORDER BY id LIMIT :limit;
+
+-- name: prune
+DELETE FROM image WHERE id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
+
+-- name: unreferenced
+-- Bytes that no version has, once those that are spare have gone.
+SELECT digest FROM content WHERE digest > :after
+EXCEPT SELECT digest FROM image WHERE digest IS NOT NULL AND NOT (:is_spare) ORDER BY digest LIMIT :limit;
+
+-- name: sizes_of_results
+SELECT length(payload) + 100 FROM result WHERE digest IN (:rows);
+
+-- name: drop_results
+DELETE FROM result WHERE digest IN (:rows) RETURNING length(payload) + 100;
+
+-- name: drop_contents
+DELETE FROM content WHERE digest IN (:rows) RETURNING length(digest);

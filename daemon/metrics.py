@@ -20,6 +20,7 @@ from daemon import __version__, lines
 from daemon.gpus import list_gpus
 from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
+from daemon.snapshot import TASKS
 from stages.base import Reason
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -76,6 +77,10 @@ class Metrics:
         self.stage_seconds = histogram("visiond_stage_duration_seconds", "A stage's time over one batch.", ["stage"])
         self.stage_images = counter("visiond_stage_images", "Images a stage answered.", ["stage"])
         self.commit_seconds = histogram("visiond_ledger_commit_seconds", "A transaction of the ledger.")
+        self.upkeep_success = gauge(
+            "visiond_upkeep_last_success_timestamp_seconds", "When a task of upkeep last went well; 0: never.", ["task"]
+        )
+        self.upkeep_failures = counter("visiond_upkeep_failures", "Tasks of upkeep that failed.", ["task"])
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
 
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
@@ -101,6 +106,9 @@ class Metrics:
                 self.images.labels(outcome, str(reason))
         for reason in Reason:
             self.retries.labels(reason.value)
+        for task in TASKS:
+            self.upkeep_success.labels(task)
+            self.upkeep_failures.labels(task)
         for name in ("A", "B", "C", "other"):
             self.bins.labels(name)
 

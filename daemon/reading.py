@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from daemon.schema import explain, read_version
+
+STEPS = 20_000  # of SQLite's machine between two looks at whether to stop: some milliseconds
 
 
 class ReaderClosed(Exception):
@@ -27,15 +29,21 @@ class Connections:
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         self._lock = threading.Lock()  # of the two above; never held while SQLite works
+        self._is_over: Callable[[], bool] | None = None
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[sqlite3.Connection]:
         """A connection for this thread alone. Raises ReaderClosed, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
         connection = self._take() or self._open()
+        connection.set_progress_handler(self._is_over, STEPS)
         try:
             yield connection
         finally:
             self._give_back(connection)
+
+    def stop_when(self, condition: Callable[[], bool]) -> None:
+        """Whatever is read over connections lent from now on ends with an OperationalError once the condition holds."""
+        self._is_over = condition
 
     def close(self) -> None:
         """Close what is idle; what is lent is closed as it comes back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -173,6 +173,14 @@ class Reader:
         """Every file whose newest version is DONE, and every image that was moved; oldest first, a few in memory at a time."""
         return self._walk("finished", bin_name, bin_name, chunk)
 
+    def answers_of_each_model(self, stage: str, bin_name: str = "") -> list[bytes]:
+        """One answer of each model of a stage that made some result which `finished` tells."""
+        used = {
+            number for row in self._rows("finished_models", bin_name, bin_name) for number in msgspec.json.decode(row["models"])
+        }
+        found = [self._rows("first_answer", number) for number in sorted(used) if self.models[number].stage == stage]
+        return [row["payload"] for rows in found for row in rows]
+
     def published(self) -> Iterator[Record]:
         """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
         return self._walk("published", 256)
@@ -195,6 +203,10 @@ class Reader:
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise damaged(self.path, found)
+
+    def stop_when(self, condition: Callable[[], bool]) -> None:
+        """Whatever is read from now on ends with an OperationalError once the condition holds."""
+        self._connections.stop_when(condition)
 
     def back_up(self, file: Path) -> None:
         """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""

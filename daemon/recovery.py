@@ -20,6 +20,7 @@ from typing import Annotated
 
 import msgspec
 
+from daemon.claims import claim_outputs
 from daemon.config import Config
 from daemon.control import open_reader
 from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, WrongArgument
@@ -69,7 +70,7 @@ def repair(config: Config) -> Iterator[Finding]:
     """
     _check_source(config)
     try:
-        with lock_state(config.state.path):
+        with lock_state(config.state.path), claim_outputs(config, make=False):
             with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
                 reader.check()
                 yield from _compare(reader, config, mend=True)

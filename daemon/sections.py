@@ -135,6 +135,42 @@ class StateSection(Section):
     path: Path = Field(Path("state"), description="The daemon's own folder: ledger, lock, control socket, compile caches.")
 
 
+def _check_hours(text: str) -> str:
+    """ "HH:MM-HH:MM", or nothing."""
+    found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", text)
+    if text and not found:
+        raise ValueError(f'"{text}" is no time of the day; write a beginning and an end, for example "02:00-05:00", or ""')
+    if found and found.group(1, 2) == found.group(3, 4):
+        raise ValueError(f'"{text}" has no length; write "" for any time')
+    return text
+
+
+class UpkeepSection(Section):
+    quiet_hours: Annotated[str, AfterValidator(_check_hours)] = Field(
+        "02:00-05:00",
+        description="When upkeep may begin, in local time, once no image is in flight; it may cross midnight. Empty: any time.",
+    )
+    verify_days: float = Field(
+        7, ge=0, description="Every so many days the whole ledger is read and checked, while work goes on; 0: never."
+    )
+    vacuum_days: float = Field(
+        7,
+        ge=0,
+        description="Every so many days the ledger's file is made smaller, if a quarter of it is free; it stops when images "
+        "come. 0: never.",
+    )
+    prune_days: float = Field(0, ge=0, description="Every so many days what `visiond prune` removes goes; 0: never.")
+    prune_age_days: float = Field(
+        90, ge=1, description="How long ago a version must have been replaced, or gone, for that; --older-than of the command."
+    )
+    backup_folder: str = Field(
+        "",
+        description="Where copies of the ledger go, each named by its date; best on another disk. Empty: none.",
+    )
+    backup_days: float = Field(1, gt=0, description="Every so many days a copy is made, if there is a folder for it.")
+    backups_kept: int = Field(7, ge=1, description="The newest so many copies are kept, the older ones removed.")
+
+
 class SegmentTable(Section):
     stages: list[str] = Field(min_length=1, description="Stages of this segment, in order.")
     devices: list[Device] = Field(min_length=1, description='Devices that hold it, for example ["cuda:0", "cuda:1"].')

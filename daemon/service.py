@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 import anyio
 import structlog
@@ -35,6 +36,7 @@ from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER
 from daemon.status import Status
 from daemon.systemd import Notifier
+from daemon.upkeep import Upkeep
 from daemon.walk import count_unread
 from daemon.watcher import Watcher
 from daemon.web import serve
@@ -75,6 +77,8 @@ class Service:
                     tasks.start_soon(self._obey, orders, pipeline)
                     tasks.start_soon(self._load_models, tasks, pools)
                     tasks.start_soon(self._report, pipeline, status)
+                    if status.upkeep:
+                        tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
                     await pipeline.run(once=self.once, limit=self.limit)  # files are admitted and read while the models load
                     self.notifier.stopping()
                     if not self.once:
@@ -141,6 +145,7 @@ class Service:
                 reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
+            status.upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, status.forget)
             control = config.state.path / CONTROL
             async with serve(config, status, metrics, ledger, control, pages_matter=not self.once) as self.url:
                 yield pipeline, [lane.pool for lane in lanes], status

@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import msgspec
 
+TASKS = ("verify", "backup", "prune", "vacuum")  # of upkeep, in the order in which they are done
+
 
 class WorkerState(msgspec.Struct, frozen=True):
     name: str
@@ -34,6 +36,22 @@ def describe_loading(stages: list[str], loaded: Collection[str]) -> str:
     return "; ".join([*parts, f"{', '.join(left)} to go" if left else "trying them out"])
 
 
+class Chore(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of upkeep, as it was done last. Times are Unix seconds; None: never."""
+
+    task: str  # verify, backup, prune or vacuum
+    tried_at: float | None = None
+    succeeded_at: float | None = None
+    seconds: float = 0.0  # that the last try took
+    outcome: str = ""  # of the last try: done, failed, or stopped before it was done
+    detail: str = ""  # what was done, or why not
+
+    @property
+    def failure(self) -> str:
+        """A sentence where the last try failed; else empty."""
+        return f"upkeep: {self.task} failed: {self.detail}" if self.outcome == "failed" else ""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state at one moment; with running = False, as the ledger of a daemon that does not run tells it."""
 
@@ -54,6 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     slab_size_bytes: int = 0
     workers: list[WorkerState] = []
     uptime_seconds: float = 0.0
+    upkeep: list[Chore] = []  # tasks that are on, or that were once
 
     @property
     def loading(self) -> bool:
@@ -85,4 +104,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
         troubles = [*self.obstacles, *([unread] if self.unread_folders else [])]
+        troubles += [chore.failure for chore in self.upkeep if chore.failure]
         return "; ".join([", ".join(parts), *troubles, *([] if self.running else ["no daemon runs"])])

@@ -10,6 +10,7 @@ from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.pipeline import Pipeline
 from daemon.snapshot import Snapshot, WorkerState
+from daemon.upkeep import Upkeep
 from daemon.walk import SHOWN, count_unread
 
 RATE_SECONDS = 30.0  # over which the rate is taken
@@ -23,6 +24,7 @@ class Status:
         self._ledger = ledger
         self._metrics = metrics
         self._counts = counts
+        self.upkeep: Upkeep | None = None
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
         metrics.pending.set(counts[JobStatus.PENDING])
@@ -55,6 +57,7 @@ class Status:
             slab_size_bytes=pipeline.slab.size,
             workers=self._workers(),
             uptime_seconds=round(time.monotonic() - self._started, 1),
+            upkeep=self.upkeep.chores() if self.upkeep else [],
         )
 
     async def refresh(self) -> None:
@@ -93,6 +96,10 @@ class Status:
         self._metrics.pending.inc(images)
         self._counts[status] -= images
         self._pipeline.wake()
+
+    def forget(self, status: JobStatus) -> None:
+        """A version that ended so was pruned. Of those that FAILED only the newest were counted, which stay."""
+        self._counts[status] -= status is not JobStatus.FAILED
 
     def obstacles(self) -> list[str]:
         """Why images do not get through at present. Empty when they do."""

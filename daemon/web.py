@@ -114,8 +114,11 @@ class Pages:
         return Starlette(routes=self._reading(), middleware=guards)
 
     def control(self) -> Starlette:
-        named = Route("/api/status", self.status_with_names)
-        return Starlette(routes=[named, *self._reading(), Route("/put-back/{status}", self.put_back, methods=["POST"])])
+        changing = [
+            Route("/put-back/{status}", self.put_back, methods=["POST"]),
+            Route("/prune", self.prune, methods=["GET", "POST"]),
+        ]
+        return Starlette(routes=[Route("/api/status", self.status_with_names), *self._reading(), *changing])
 
     def _reading(self) -> list[Route]:
         return [
@@ -147,10 +150,13 @@ class Pages:
 
     async def readyz(self, _request: Request) -> Response:
         """200 while images get through; 503 and what is in their way when they do not. Folders that are passed over stop
-        nobody else's images, and often only their owner can open them: they are a warning."""
-        obstacles, warnings = self._status.obstacles(), self._status.warnings()
-        body = {"ready": not obstacles, "problems": obstacles} | ({"warnings": warnings} if warnings else {})
-        return _json(body, 503 if obstacles else 200)
+        nobody else's images, and often only their owner can open them: they are a warning; so is upkeep that failed."""
+        obstacles, warnings, upkeep = self._status.obstacles(), self._status.warnings(), self._status.upkeep
+        answer: dict[str, object] = {"ready": not obstacles, "problems": obstacles}
+        answer |= {"warnings": warnings} if warnings else {}
+        if failures := upkeep.failures() if upkeep else []:
+            answer["upkeep"] = failures
+        return _json(answer, 503 if obstacles else 200)
 
     async def status(self, _request: Request) -> Response:
         """Whoever reads the pages learns no name of a file or a folder in an inbox."""
@@ -165,6 +171,14 @@ class Pages:
         images = await self._ledger.put_back(status, ids)
         self._status.put_back(status, images)
         return _json({"images": images})
+
+    async def prune(self, request: Request) -> Response:
+        """POST, with the end of what is old, begins to prune; either way the answer is how that stands."""
+        upkeep = self._status.upkeep
+        assert upkeep is not None
+        if request.method == "POST":
+            upkeep.prune_soon(msgspec.json.decode(await request.body(), type=float))
+        return _json(upkeep.pruning)
 
 
 class RequireToken:
