@@ -73,6 +73,7 @@ def find_status(config: Config) -> Snapshot:
         return snapshot
     with open_reader(config) as reader:
         counts = reader.counts()
+        newest = next(reader.newest(JobStatus.DONE, 1), None)
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],
@@ -80,6 +81,7 @@ def find_status(config: Config) -> Snapshot:
         failed=counts[JobStatus.FAILED],
         skipped=counts[JobStatus.SKIPPED],
         gone=counts[JobStatus.GONE],
+        notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
     )
 
 

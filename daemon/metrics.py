@@ -8,18 +8,19 @@ from __future__ import annotations
 import collections
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon import __version__
+from daemon import __version__, notices
 from daemon.gpus import list_gpus
 from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
 from stages.base import Reason
+from stages.registry import ORDER
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
@@ -75,6 +76,9 @@ class Metrics:
         )
         self.out_of_memory = counter("visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"])
         self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
+        self.stage_notice = gauge(
+            "visiond_stage_notice_info", "1 where a stage's weights carry a notice of this kind.", ["stage", "notice"]
+        )
         self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
 
         self._begin_at_zero()
@@ -89,6 +93,14 @@ class Metrics:
                 self.images.labels(outcome, str(reason))
         for name in ("A", "B", "C", "other"):
             self.bins.labels(name)
+        for stage in ORDER:
+            for kind in notices.KINDS:
+                self.stage_notice.labels(stage, kind)
+
+    def noticed(self, of_stages: Mapping[str, str]) -> None:
+        """of_stages: what is to be said beside each stage's answers."""
+        for stage, notice in of_stages.items():
+            self.stage_notice.labels(stage, notices.kind_of(notice)).set(1)
 
     # What the pipeline reports, a line for each event.
 
