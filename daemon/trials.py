@@ -6,6 +6,7 @@ Torch stays out of the process that asks, and a crash in the child is one more t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -47,7 +48,11 @@ def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> I
     patience = settings.load_timeout_seconds + settings.batch_timeout_seconds
     waiting, device = list(segment.stages), segment.devices[0]
     with tempfile.TemporaryDirectory() as kernels, tempfile.TemporaryFile() as log:
-        child = _start(Order(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
+        try:
+            child = _start(Order(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
+        except OSError as error:
+            yield Trial(waiting[0], device, problem=f"no process to try it could be started: {error.strerror}.")
+            return
         try:
             for line in _lines(child, patience):
                 trial = msgspec.json.decode(line, type=Trial)
@@ -55,11 +60,13 @@ def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> I
                 yield msgspec.structs.replace(trial, device=device)
             if waiting:
                 yield Trial(waiting[0], device, problem=_tell_end(child, log))
-        except TimeoutError:
-            yield Trial(waiting[0], device, problem=f"it was not built and tried within {patience:g} s.")
+        except (TimeoutError, subprocess.TimeoutExpired):
+            if waiting:
+                yield Trial(waiting[0], device, problem=f"it was not built and tried within {patience:g} s.")
         finally:
             child.kill()
-            child.wait(DEATH_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it, as on a broken GPU
+                child.wait(DEATH_SECONDS)
             assert child.stdout
             child.stdout.close()
 
