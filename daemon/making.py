@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ def make_pack(
 
     Raises ModelsUnusable when a checkpoint is not what its stage takes, NotWritable.
     """
-    folder = folder.absolute()
+    folder = Path(os.path.abspath(folder))
     check_place(folder, force=force)
     with (
         pack_errors(),
