@@ -9,7 +9,6 @@ from pathlib import Path
 
 from daemon.config import parse
 from daemon.errors import ModelsUnusable, NotWritable
-from daemon.files import written_into
 from daemon.layout import Layout, pack_errors
 from daemon.notices import join_words
 from daemon.trials import try_stages
@@ -36,15 +35,14 @@ def make_pack(
     """
     folder = Path(os.path.abspath(folder))
     check_place(folder, force=force)
-    with (
-        pack_errors(),
-        written_into(folder),
-        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
-    ):
-        new = Path(beside) / folder.name
-        manifest = assemble(new, folder.name, sources, say, labels=labels, allow_pickle=allow_pickle)
-        try_pack(new, list(manifest.stages), folder, say)
-        replace_folder(folder, new)
+    try:
+        with pack_errors(), tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+            new = Path(beside) / folder.name
+            manifest = assemble(new, folder.name, sources, say, labels=labels, allow_pickle=allow_pickle)
+            try_pack(new, list(manifest.stages), folder, say)
+            replace_folder(folder, new)
+    except OSError as error:  # of a source that cannot be read, or of the folder
+        raise NotWritable(f"{folder} was not made: {error.filename or folder}: {error.strerror or error}.") from error
     return manifest
 
 
