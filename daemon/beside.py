@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from daemon.records import STEPS
+from daemon.reading import STEPS
 from daemon.schema import trouble_named
 
 T = TypeVar("T")

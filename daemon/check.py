@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from daemon.config import Config
@@ -20,10 +21,12 @@ from daemon.host import Host
 from daemon.layout import Layout, open_slab, size_slab
 from daemon.mounts import is_network_mount, is_there, tell_missing
 from daemon.names import find_renamed
+from daemon.notices import list_notices
 from daemon.rules import RuleFailed, try_rule
 from daemon.sections import Inbox
 from daemon.sinks import Sink
 from daemon.state import CONTROL, LEDGER
+from daemon.trials import try_stages
 from daemon.walk import count_unread, look_through
 from daemon.web import listen, load_certificate, read_token, risks
 from stages.packs import open_pack
@@ -40,11 +43,17 @@ class Finding:
     text: str
 
 
-def examine(config: Config, file: Path | None) -> list[Finding]:
-    """Everything worth knowing before `run`, in the order a reader would ask. file: the configuration's, if it has one."""
+def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterator[Finding]:
+    """Everything worth knowing before `run`, in the order a reader would ask, as it is found.
+
+    file: the configuration's, if it has one. quick: no stage is built.
+    """
     source = f"the configuration is {file.absolute()}." if file else "there is no daemon.toml here: all is at its default."
-    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _models, _rules)
-    return [Finding("ok", source), *(finding for examination in examinations for finding in examination(config))]
+    models = partial(_models, quick=quick)
+    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _rules, models)
+    yield Finding("ok", source)
+    for examination in examinations:
+        yield from examination(config)
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:
@@ -178,7 +187,7 @@ def _gpus(_config: Config) -> Iterator[Finding]:
         yield Finding("warning", "no NVIDIA GPU is visible; stages run on the CPU.")
 
 
-def _models(config: Config) -> Iterator[Finding]:
+def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     try:
         layout = Layout.of(config)
     except VisiondError as error:
@@ -187,9 +196,17 @@ def _models(config: Config) -> Iterator[Finding]:
     if any(spec.backend != "fake" for spec in layout.specs.values()):
         pack = open_pack(config.models.pack, config.models.folder)
         yield Finding("ok", f"models: pack {pack.name} in {pack.folder}; every file that is used has its recorded digest.")
-    if layout.notice:
-        yield Finding("warning", f"models: {layout.notice}.")
+    for name in layout.specs:
+        if (section := getattr(config.stages, name)).model and section.backend != "fake":
+            yield Finding("ok", f"models: {name} takes its weights from {section.model}, not from the pack.")
+    yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
     yield Finding("ok", f"placement: {layout.placement.why}.")
+    for trial in () if quick else try_stages(layout):
+        if trial.problem:
+            yield Finding("error", f"stage {trial.stage} on {trial.device}: {trial.problem}")
+        else:
+            seconds = f"loads in {trial.load_seconds:.1f} s and answers a page of our own in {trial.run_seconds:.1f} s"
+            yield Finding("ok", f"stage {trial.stage} on {trial.device}: {seconds}.")
 
 
 def _rules(config: Config) -> Iterator[Finding]:

@@ -50,6 +50,7 @@ class Worker:
         self.cause = ""  # why it went away, where it could say so
         self.timed_out = False
         self.curable = True
+        self.unusable = False  # a stage of it, whoever loads it
         self.shared = False  # its GPU with others, by MPS: then its end tells nothing of its images, nor of its seat
         self.died_alone = False  # with the one image that it had been lent whole for
         self.alone: anyio.Event | None = None  # set: lent whole; the event fires when all its slots are in
@@ -99,7 +100,7 @@ class Worker:
         except (EOFError, OSError):
             raise WorkerLost(self.name, "it died while it loaded its models") from None
         if isinstance(message, Farewell):
-            self.curable = message.curable
+            self.curable, self.unusable = message.curable, message.unusable
             raise WorkerLost(self.name, message.cause)
         assert isinstance(message, Ready)
         self.alive = self.loaded = True

@@ -20,6 +20,7 @@ from daemon.display import (
     print_error,
     print_json,
     print_listing,
+    print_notices,
     print_put_back,
     print_table,
     print_unread,
@@ -33,6 +34,7 @@ from daemon.errors import ConfigError, VisiondError
 from daemon.jobs import JobStatus
 from daemon.log import is_json
 from daemon.models_cli import models_app, train_app
+from daemon.notices import list_notices
 from daemon.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
 from daemon.prune_cli import prune
 from daemon.recovery_cli import backup, repair, verify
@@ -112,6 +114,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         tell_why_failed()
     if snapshot.unread:
         print_unread(snapshot)
+    for line in list_notices(snapshot.notices.items()):
+        console.print(f"[yellow]{say(line)}[/yellow]")
     if snapshot.workers:
         print_table(
             ("worker", "device", "state", "batches", "last trouble"),
@@ -149,6 +153,7 @@ def list_images(
             for r in records
         ),
     )
+    print_notices((model.stage, model.notice) for record in records for model in record.models)
     if len(records) == limit:
         errors.print(f"These are the newest {limit}; --limit shows more.")
 
@@ -313,25 +318,31 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Look at configuration and machine, and tell each problem with its mend. Exits 78 when `run` would not work.
+def check(
+    config: ConfigOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not build the stages: files and folders only.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at configuration and machine, build each stage and try it on one page, and report each problem with its fix. Exits
+    78 when `run` would not work.
 
     Example: visiond check --config /etc/visiond/daemon.toml
     """
     from daemon.check import Finding, examine
 
+    findings: list[Finding] = []
     try:
-        findings = examine(read_config(config), find_config(config))
+        for finding in examine(read_config(config), find_config(config), quick=quick):
+            findings.append(finding)
+            if not as_json:
+                colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
+                console.print(f"[{colour}]{finding.grade:8}[/{colour}]{say(finding.text)}")
     except ConfigError as error:
         if not as_json:
             raise
-        findings = [Finding("error", line) for line in str(error).splitlines()]
+        findings += [Finding("error", line) for line in str(error).splitlines()]
     if as_json:
         print_json(findings)
-    else:
-        for finding in findings:
-            colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
-            console.print(f"[{colour}]{finding.grade:8}[/{colour}]{say(finding.text)}")
     raise typer.Exit(os.EX_CONFIG if any(finding.grade == "error" for finding in findings) else 0)
 
 

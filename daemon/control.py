@@ -89,6 +89,7 @@ def find_status(config: Config) -> Snapshot:
         return snapshot
     with open_reader(config) as reader:
         counts = reader.counts()
+        newest = next(iter(reader.newest(JobStatus.DONE, 1)), None)
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],
@@ -97,6 +98,7 @@ def find_status(config: Config) -> Snapshot:
         skipped=counts[JobStatus.SKIPPED],
         gone=counts[JobStatus.GONE],
         upkeep=read_diary(config.state.path),
+        notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
     )
 
 

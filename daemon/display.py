@@ -20,6 +20,7 @@ from daemon.errors import NotPrinted, ReaderGone
 from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.log import escape, is_json
+from daemon.notices import list_notices
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -149,8 +150,8 @@ def show_record(record: Record) -> None:
         + (f", {record.width}×{record.height} {record.format}" if record.width else "")
     )
     console.print(f"inbox  {say(os.fsdecode(record.inbox_path))}")
-    if notice := document.get("notice"):
-        console.print(f"[yellow]{say(notice)}[/yellow]")
+    for line in list_notices((model.stage, model.notice) for model in record.models):
+        console.print(f"[yellow]{say(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
         console.print(f"reason  {say(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
         console.print(f"tries  {record.attempts}")
@@ -184,6 +185,7 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
     console.print(
         f"{', '.join(ends)} in {seconds:.1f} s of work, {rate:,.1f} images/s; results are in {say(config.output.results)}"
     )
+    print_notices(progress.notices.items())
     if outcomes[JobStatus.FAILED]:
         tell_why_failed()
 
@@ -194,6 +196,12 @@ def print_trial(left: int, limit: int) -> None:
         go_on = say(command("run", "--once"))
         waits = "1 image is" if left == 1 else f"{left:,} images are"
         console.print(f"{waits} left waiting, as --limit {limit} says; `{go_on}` goes on with the rest.")
+
+
+def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
+    """Of stage and notice; on stderr, so that what is piped on stays as it is."""
+    for line in list_notices(pairs):
+        errors.print(f"[yellow]Note: {say(line)}.[/yellow]")
 
 
 def print_put_back(images: int, asked: int) -> None:

@@ -42,50 +42,57 @@ class Layout:
     config: Config
     gpus: list[Gpu]
     specs: dict[str, StageSpec]  # of each stage, with its verified weights
-    notice: str  # what to say beside results
     placement: Placement
 
     @classmethod
     def of(cls, config: Config) -> Layout:
         """Raises ModelsUnusable, and ConfigError when an option or a device is named that there is not."""
         gpus = list_gpus()
-        specs, notice = resolve_models(config, gpus)
+        specs = resolve_models(config, gpus)
         batch = max(spec.batch_size for spec in specs.values())
         placement = plan(config, gpus, weights_of(specs.values()), Host.here(), batch)
         for device in {device: None for segment in placement.segments for device in segment.devices}:
             address_device(device, gpus, LEAST_CPU_THREADS)
-        return cls(config, gpus, specs, notice, placement)
+        return cls(config, gpus, specs, placement)
 
     def models(self) -> list[Model]:
         """What answers for the stages, as the ledger knows it."""
-        specs = self.specs.values()
-        return [Model(spec.name, spec.fingerprint, self.notice if spec.backend != "fake" else "") for spec in specs]
+        return [Model(spec.name, spec.fingerprint, spec.notice) for spec in self.specs.values()]
+
+    def notices(self) -> dict[str, str]:
+        """What to say beside the answers of each stage whose weights have a notice."""
+        return {spec.name: spec.notice for spec in self.specs.values() if spec.notice}
 
     def open_lane(self, segment: Segment, slab: Slab, metrics: Metrics) -> Lane:
         """A segment with its queue and its pool of workers, which are not started yet."""
-        name, settings = "+".join(segment.stages), self.config.pipeline
-        metrics.begin_segment(name, segment.stages, segment.devices)
+        metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
-        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # of the cores, for each worker
         seats = []
         for number, device in enumerate(segment.devices):
-            seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
-            setup = Setup(
-                name=f"{name}/{number}",
-                device=seen_as,
-                stages=[self.specs[stage] for stage in segment.stages],
-                slab_bytes=slab.size,
-                threads=settings.threads_per_worker,
-                decoders=settings.decoders_per_worker or max(1, share),
-                limits=settings.limits(),
-                cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
-                pipeline=self.config.stage_names,
-            )
+            setup, environment = self.set_up(segment, number, slab.size)
             environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
             seats.append(Seat(setup, device, environment, servers.get(device)))
-        pool = Pool(name, seats, slab.fd, settings, metrics)
+        pool = Pool(segment.name, seats, slab.fd, self.config.pipeline, metrics)
         batch = max(self.specs[stage].batch_size for stage in segment.stages)
-        return Lane(name, segment.stages, batch, pool, asyncio.Queue(settings.queue_images))
+        return Lane(segment.name, segment.stages, batch, pool, asyncio.Queue(self.config.pipeline.queue_images))
+
+    def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
+        """What a segment's worker of that number is to be, and its environment."""
+        settings = self.config.pipeline
+        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # of the cores, for each worker
+        seen_as, environment = address_device(segment.devices[number], self.gpus, max(LEAST_CPU_THREADS, share))
+        setup = Setup(
+            name=f"{segment.name}/{number}",
+            device=seen_as,
+            stages=[self.specs[stage] for stage in segment.stages],
+            slab_bytes=slab_bytes,
+            threads=settings.threads_per_worker,
+            decoders=settings.decoders_per_worker or max(1, share),
+            limits=settings.limits(),
+            cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
+            pipeline=self.config.stage_names,
+        )
+        return setup, environment
 
     def _open_servers(self, segment: Segment) -> dict[str, Server]:
         """By device: what lets several workers of a GPU run side by side, where it is wanted and can be had."""
@@ -106,8 +113,8 @@ def pack_errors() -> Iterator[None]:
         raise ModelsUnusable(str(error)) from error
 
 
-def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
-    """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable, ConfigError."""
+def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
+    """Each stage with its verified weights. Raises ModelsUnusable, ConfigError."""
     gpus = used_gpus(config, gpus)
     batch = choose_batch(gpus) if gpus else CPU_BATCH
     overrides = {}
@@ -124,7 +131,7 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec
         specs = packs.resolve_all(pack, config.stage_names, overrides)
     if problems := check_options(specs):
         raise ConfigError(problems)
-    return {spec.name: spec for spec in specs}, pack.notice
+    return {spec.name: spec for spec in specs}
 
 
 def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:

@@ -103,6 +103,7 @@ class Farewell(msgspec.Struct, tag="farewell", frozen=True):
 
     cause: str
     curable: bool  # whether a new worker may fare better
+    unusable: bool = False  # a stage cannot be built from its weights and options; the cause is a sentence for the user
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):

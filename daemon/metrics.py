@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 
@@ -16,12 +16,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon import __version__, lines
+from daemon import __version__, lines, notices
 from daemon.gpus import list_gpus
 from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
 from daemon.snapshot import TASKS
 from stages.base import Reason
+from stages.registry import ORDER
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
@@ -91,6 +92,9 @@ class Metrics:
         )
         self.out_of_memory = counter("visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"])
         self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
+        self.stage_notice = gauge(
+            "visiond_stage_notice_info", "1 where a stage's weights carry a notice of this kind.", ["stage", "notice"]
+        )
         self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
 
         self._begin_at_zero()
@@ -111,6 +115,14 @@ class Metrics:
             self.upkeep_failures.labels(task)
         for name in ("A", "B", "C", "other"):
             self.bins.labels(name)
+        for stage in ORDER:
+            for kind in notices.KINDS:
+                self.stage_notice.labels(stage, kind)
+
+    def noticed(self, of_stages: Mapping[str, str]) -> None:
+        """of_stages: what is to be said beside each stage's answers."""
+        for stage, notice in of_stages.items():
+            self.stage_notice.labels(stage, notices.kind_of(notice)).set(1)
 
     def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
         """What this segment, its stages and its devices will count begins at zero."""

@@ -34,6 +34,7 @@ class Progress:
             self._task = self._bar.add_task(unit, total=total, rate="")
         self._shown = shown
         self._loading = ""  # what was said of it last
+        self.notices: dict[str, str] = {}  # of the daemon's stages, once it has shown anything
 
     def __enter__(self) -> Progress:
         if self._bar:
@@ -64,7 +65,7 @@ class Progress:
 
     def show(self, snapshot: Snapshot) -> None:
         """The daemon's progress since it started."""
-        ended = snapshot.ended_in_this_run
+        ended, self.notices = snapshot.ended_in_this_run, snapshot.notices
         if snapshot.loading:
             self._tell_loading(snapshot.pending, snapshot.loading_sentence())
         else:

@@ -252,7 +252,10 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         width=source.width,
         height=source.height,
         outputs={stage: Output(bytes(parts[STAGES[stage].key]), sidecar.timings[stage]) for stage in sidecar.models},
-        models=[Model(stage, fingerprint, sidecar.notice) for stage, fingerprint in sidecar.models.items()],
+        models=[
+            Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)  # it names no stage; OCR's weights have none
+            for stage, fingerprint in sidecar.models.items()
+        ],
         bin=sidecar.bin.name if sidecar.bin else "",
         criteria=b"" if sidecar.status else bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]),
         reason=sidecar.reason,

@@ -38,7 +38,7 @@ def choose(records: Iterable[Record], config: Config) -> Choice:
 
 def choose_stale(reader: Reader, config: Config) -> Choice:
     """Of all images those whose models, bin or criteria would be others now. Raises ModelsUnusable, ConfigError."""
-    specs, _ = resolve_models(config, list_gpus())
+    specs = resolve_models(config, list_gpus())
     fingerprints = {stage: spec.fingerprint for stage, spec in specs.items()}
     return choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())), config)
 

@@ -28,6 +28,7 @@ from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.mounts import is_there, tell_missing
 from daemon.names import check_names
+from daemon.notices import list_notices
 from daemon.pipeline import Pipeline
 from daemon.pool import Pool
 from daemon.records import Reader
@@ -111,6 +112,8 @@ class Service:
             layout = await to_thread.run_sync(Layout.of, config)
             segments = layout.placement.segments
             log.info("placement", segments=[list(segment.stages) for segment in segments], why=layout.placement.why)
+            for line in list_notices(layout.notices().items()):
+                log.warning("models carry a notice", notice=line)
             if warning := await to_thread.run_sync(tell_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER)
@@ -144,7 +147,7 @@ class Service:
                 journal=Journal(file) if (file := config.output.journal) else None,
                 reuse_results=config.pipeline.reuse_results,
             )
-            status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
+            status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts), layout.notices())
             status.upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, status.forget)
             control = config.state.path / CONTROL
             async with serve(config, status, metrics, ledger, control, pages_matter=not self.once) as self.url:

@@ -71,6 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     slab_used_bytes: int = 0
     slab_size_bytes: int = 0
     workers: list[WorkerState] = []
+    notices: dict[str, str] = {}  # stage → what to say beside its answers; only of those whose weights have a notice
     uptime_seconds: float = 0.0
     upkeep: list[Chore] = []  # tasks that are on, or that were once
 

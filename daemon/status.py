@@ -19,12 +19,22 @@ RATE_SECONDS = 30.0  # over which the rate is taken
 class Status:
     """Keeps the counts and the rate, and judges health."""
 
-    def __init__(self, pipeline: Pipeline, ledger: Ledger, metrics: Metrics, counts: dict[JobStatus, int]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        metrics: Metrics,
+        counts: dict[JobStatus, int],
+        notices: dict[str, str] | None = None,
+    ) -> None:
+        """notices: by stage."""
         self._pipeline = pipeline
         self._ledger = ledger
         self._metrics = metrics
         self._counts = counts
         self.upkeep: Upkeep | None = None
+        self._notices = notices or {}
+        metrics.noticed(self._notices)
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
         metrics.pending.set(counts[JobStatus.PENDING])
@@ -56,6 +66,7 @@ class Status:
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
             workers=self._workers(),
+            notices=self._notices,
             uptime_seconds=round(time.monotonic() - self._started, 1),
             upkeep=self.upkeep.chores() if self.upkeep else [],
         )

@@ -36,6 +36,7 @@ from daemon.errors import ConfigError
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
+from daemon.notices import list_notices
 from daemon.sections import Http
 from daemon.state import socket_address
 from daemon.status import Status
@@ -51,7 +52,7 @@ INDEX = """\
 <html lang="en"><meta charset="utf-8"><title>visiond</title>
 <h1>visiond {version}</h1>
 <p>{sentence}</p>
-<ul>
+{notices}<ul>
 <li><a href="/api/status">/api/status</a>: counts, rate, time to go and workers, as JSON</li>
 <li><a href="/healthz">/healthz</a>: whether images can be processed</li>
 <li><a href="/readyz">/readyz</a>: whether images get through, and what is in their way</li>
@@ -130,8 +131,10 @@ class Pages:
         ]
 
     async def index(self, _request: Request) -> Response:
-        sentence = html.escape(self._status.snapshot().sentence())
-        return Response(INDEX.format(version=__version__, sentence=sentence), media_type="text/html")
+        snapshot = self._status.snapshot()
+        notices = "".join(f"<p><strong>{html.escape(line)}</strong></p>\n" for line in list_notices(snapshot.notices.items()))
+        page = INDEX.format(version=__version__, sentence=html.escape(snapshot.sentence()), notices=notices)
+        return Response(page, media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
         await self._status.refresh()

@@ -63,6 +63,10 @@ class DeviceLost(Exception):
     """The device's context is unusable (every CUDA error but out-of-memory is sticky): the process must go."""
 
 
+class StageUnusable(ValueError):
+    """A stage cannot be built from its weights and options, and a new try would not change that. Says why, for the user."""
+
+
 # Results. Boxes are pixels of the upright image (EXIF applied), x right, y down. They are encoded
 # to JSON once, in the worker, and go into the ledger and the sidecar as those bytes.
 
@@ -130,6 +134,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     dtype: str = "float32"  # "float32", "bfloat16" or "float16"
     batch_size: int = 16  # most images for one forward pass
     options: dict[str, Any] = {}  # the backend's own settings
+    notice: str = ""  # what to say beside its answers, of the weights that they come from
 
 
 @dataclass(slots=True)

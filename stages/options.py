@@ -105,7 +105,7 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     "error" and "transient" are that image's answer; "raise" is raised like a bug in a stage, "oom" as OutOfMemory for
     a batch of more than `oom_above` images, "lost" as DeviceLost; "segfault" and "exit" end the process; "hang" keeps
-    it for ever, with the interpreter lock held.
+    it for ever, with the interpreter lock held. unusable: why the stage cannot be built. notice: as of a pack's weights.
     """
 
     load_seconds: float = 0.0
@@ -113,3 +113,5 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_per_image_seconds: float = 0.0
     fail: dict[str, Fault] = {}
     oom_above: int = 0
+    unusable: str = ""
+    notice: str = ""
