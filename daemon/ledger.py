@@ -159,7 +159,7 @@ class Ledger:
                 outputs.setdefault(digest, {})[stages[model]] = Output(payload, seconds)
         for job in jobs:
             if job.digest in headers:
-                job.format, job.width, job.height = headers[job.digest]
+                job.format, job.width, job.height, job.pages = headers[job.digest]
                 job.outputs |= outputs.get(job.digest, {})
 
     # After it
@@ -226,6 +226,7 @@ class Ledger:
             format=job.format,
             width=job.width,
             height=job.height,
+            pages=job.pages,
             outputs=job.outputs,
             models=[self._models[self._model_ids[stage]] for stage in job.outputs if ending.status is JobStatus.DONE],
             bin=ending.bin,
@@ -322,7 +323,7 @@ class Ledger:
 
     def _keep(self, connection: sqlite3.Connection, jobs: Iterable[Job]) -> bool:
         """Write results, but for those that the same bytes have already; returns whether there were none of these."""
-        contents = [(job.digest, job.format, job.width, job.height) for job in jobs if job.width]
+        contents = [(job.digest, job.format, job.width, job.height, job.pages) for job in jobs if job.width]
         results = [
             (job.digest, self._model_ids[stage], output.payload, output.seconds)
             for job in jobs

@@ -56,6 +56,7 @@ class Record:
     criteria: bytes
     reason: str
     detail: str
+    pages: int = 1  # pictures in the file, of which the first was read
 
     @property
     def has_moved(self) -> bool:
@@ -95,6 +96,8 @@ class Record:
             source["digest"] = f"sha256:{self.digest.hex()}"
         if self.width:
             source |= {"width": self.width, "height": self.height, "format": self.format}
+        if self.pages > 1:
+            source["pages"] = self.pages
         source["seen_at"] = _timestamp(self.seen_at)
         return source
 
@@ -237,7 +240,7 @@ def assemble(
     for row in rows:
         used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
         outputs = results.get(row["digest"], {})
-        format, width, height = contents.get(row["digest"], ("", 0, 0))
+        format, width, height, pages = contents.get(row["digest"], ("", 0, 0, 1))
         yield Record(
             id=row["id"],
             inbox=row["inbox"],
@@ -259,6 +262,7 @@ def assemble(
             criteria=row["criteria"] or b"{}",
             reason=row["reason"] or "",
             detail=row["detail"] or "",
+            pages=pages,
         )
 
 

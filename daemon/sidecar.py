@@ -15,7 +15,7 @@ TIMINGS = "By stage: the seconds of the batch that the image was in, divided by 
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The file. `path_base64` is there when its name is not UTF-8; size and format when it could be read as an image."""
+    """The file. `path_base64` if its name is not UTF-8; size, format and, if several, `pages` if it could be read."""
 
     inbox: str  # its folder, absolute
     path: str  # in the inbox
@@ -25,6 +25,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     width: int = 0  # pixels of the upright image
     height: int = 0
     format: str = ""  # "JPEG", "PNG", …
+    pages: int = 1  # pictures in the file, of which the first was read; at most 10,000 are counted
     seen_at: str  # RFC 3339, UTC
 
 
