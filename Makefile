@@ -66,7 +66,7 @@ gpu-bench: $(STAMP)  ## the standard job on this machine, beside one image at a 
 	$(BIN)/visiond bench $(BENCH)
 
 lock: $(STAMP)  ## resolve the dependencies anew
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra parquet \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra heic --extra parquet \
 	  --extra train --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
 
 audit: $(STAMP)  ## known weaknesses of what requirements.lock names; wants a network, and fails where it cannot ask of a package

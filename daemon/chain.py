@@ -46,9 +46,10 @@ class Entry:
     def outcome(self) -> Outcome:
         header = self.header
         form = (header.format, header.width, header.height) if header else ("", 0, 0)
+        pages = header.pages if header else 1
         if self.error is None:
-            return Outcome(*form, self.outputs)
-        return Outcome(*form, self.outputs, self.error.reason, self.error.detail, self.error.transient)
+            return Outcome(*form, self.outputs, pages=pages)
+        return Outcome(*form, self.outputs, self.error.reason, self.error.detail, self.error.transient, pages)
 
 
 class Allowance:

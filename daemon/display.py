@@ -148,6 +148,7 @@ def show_record(record: Record) -> None:
     console.print(
         f"file  {say(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
         + (f", {record.width}×{record.height} {record.format}" if record.width else "")
+        + (f", the first of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
     console.print(f"inbox  {say(os.fsdecode(record.inbox_path))}")
     for line in list_notices((model.stage, model.notice) for model in record.models):
@@ -159,7 +160,8 @@ def show_record(record: Record) -> None:
     console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
     console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
     if lines := document.get("ocr", {}).get("lines"):
-        print_table(("text", "score"), ((line["text"], line["score"]) for line in lines))
+        rows = ((line["text"], line["score"], "guessed" if line.get("guessed") else "") for line in lines)
+        print_table(("text", "score", ""), rows)
     if found := document.get("objects", {}).get("detections"):
         print_table(("object", "score", "box"), ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in found))
     print_table(

@@ -186,7 +186,7 @@ class Ledger:
                 outputs.setdefault(digest, {})[stages[model]] = Output(payload, seconds)
         for job in jobs:
             if job.digest in headers:
-                job.format, job.width, job.height = headers[job.digest]
+                job.format, job.width, job.height, job.pages = headers[job.digest]
                 job.outputs |= outputs.get(job.digest, {})
 
     # After it
@@ -253,6 +253,7 @@ class Ledger:
             format=job.format,
             width=job.width,
             height=job.height,
+            pages=job.pages,
             outputs=job.outputs,
             models=[self._models[self._model_ids[stage]] for stage in job.outputs if ending.status is JobStatus.DONE],
             bin=ending.bin,
@@ -358,7 +359,7 @@ class Ledger:
         """Write results, but for those that the same bytes have already; returns whether there were none of these."""
         if self.touched is not None:
             self.touched.update(job.digest for job in jobs)
-        contents = [(job.digest, job.format, job.width, job.height) for job in jobs if job.width]
+        contents = [(job.digest, job.format, job.width, job.height, job.pages) for job in jobs if job.width]
         results = [
             (job.digest, self._model_ids[stage], output.payload, output.seconds)
             for job in jobs

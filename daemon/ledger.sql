@@ -45,7 +45,8 @@ CREATE TABLE content (                    -- what the bytes are, whatever their 
     digest BLOB PRIMARY KEY,              -- SHA-256
     format TEXT NOT NULL,
     width INTEGER NOT NULL,               -- pixels, upright
-    height INTEGER NOT NULL
+    height INTEGER NOT NULL,
+    pages INTEGER NOT NULL DEFAULT 1      -- pictures in the file, of which the first is read; before schema 3 not counted
 ) WITHOUT ROWID;
 CREATE TABLE result (                     -- what a model said of the bytes
     digest BLOB NOT NULL,
@@ -152,13 +153,14 @@ WHERE status = 0 AND not_before > 0 AND not_before > ? AND +inbox IN (SELECT val
 SELECT DISTINCT priority FROM image WHERE status = 0 AND not_before = 0 ORDER BY priority DESC;
 
 -- name: contents
-SELECT digest, format, width, height FROM content WHERE digest IN (:rows);
+SELECT digest, format, width, height, pages FROM content WHERE digest IN (:rows);
 
 -- name: results
 SELECT digest, model, payload, seconds FROM result WHERE digest IN (:rows);
 
 -- name: keep_content
-INSERT INTO content (digest, format, width, height) VALUES :rows ON CONFLICT DO NOTHING;
+INSERT INTO content (digest, format, width, height, pages) VALUES :rows
+ON CONFLICT (digest) DO UPDATE SET pages = excluded.pages WHERE excluded.pages > content.pages;
 
 -- name: keep_result
 INSERT INTO result (digest, model, payload, seconds) VALUES :rows ON CONFLICT DO NOTHING;

@@ -73,6 +73,7 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True):
     reason: str = ""
     detail: str = ""
     transient: bool = False
+    pages: int = 1
 
 
 class StageRun(msgspec.Struct, array_like=True, frozen=True):

@@ -34,7 +34,7 @@ from daemon.sinks import Journal, Publication, Sink
 from daemon.slab import Slab
 from daemon.trial import Trial
 from daemon.watcher import Watcher
-from stages.base import Reason
+from stages.base import Reason, advise
 
 log = structlog.get_logger()
 
@@ -220,7 +220,9 @@ class Pipeline:
         if self.slab.fits(job.version.size):
             job.extent = self.slab.try_reserve(job.version.size)
             return job.extent is not None
-        job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
+        told = f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
+        how = f"{advise(f'slab_bytes = {job.version.size}')}; so much shared memory is kept for images"
+        job.failure = Failure(Reason.BYTES, f"{told}. {how}")
         return True
 
     async def _take_up(self, jobs: list[Job]) -> None:
@@ -296,7 +298,7 @@ class Pipeline:
     async def advance(self, lane: Lane, worker: Worker, jobs: Sequence[Job], reply: Reply) -> None:
         self.metrics.replied(lane.name, worker.device, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
-            job.format, job.width, job.height = outcome.format, outcome.width, outcome.height
+            job.format, job.width, job.height, job.pages = outcome.format, outcome.width, outcome.height, outcome.pages
             job.outputs |= outcome.outputs
             if outcome.reason:
                 job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)

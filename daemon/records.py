@@ -55,6 +55,7 @@ class Record:
     criteria: bytes
     reason: str
     detail: str
+    pages: int = 1  # pictures in the file, of which the first was read
 
     @property
     def has_moved(self) -> bool:
@@ -243,7 +244,7 @@ def assemble(
     for row in rows:
         used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
         outputs = results.get(row["digest"], {})
-        format, width, height = contents.get(row["digest"], ("", 0, 0))
+        format, width, height, pages = contents.get(row["digest"], ("", 0, 0, 1))
         yield Record(
             id=row["id"],
             inbox=row["inbox"],
@@ -265,4 +266,5 @@ def assemble(
             criteria=row["criteria"] or b"{}",
             reason=row["reason"] or "",
             detail=row["detail"] or "",
+            pages=pages,
         )

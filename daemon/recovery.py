@@ -251,6 +251,7 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         format=source.format,
         width=source.width,
         height=source.height,
+        pages=source.pages,
         outputs={stage: Output(bytes(parts[STAGES[stage].key]), sidecar.timings[stage]) for stage in sidecar.models},
         models=[
             Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)  # it names no stage; OCR's weights have none
@@ -261,7 +262,8 @@ def _read(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         reason=sidecar.reason,
         detail=sidecar.detail,
     )
-    if record.id < 1 or max(record.id, record.version.size, record.attempts, record.width, record.height) > MOST:
+    figures = (record.id, record.version.size, record.attempts, record.width, record.height, record.pages)
+    if record.id < 1 or max(figures) > MOST:
         raise ValueError("it has a number that no image has")
     if source.inbox != sink.inbox.decode(errors="replace"):
         raise ValueError(f"it is of the inbox {source.inbox}, and this is the folder of {os.fsdecode(sink.inbox)}")
@@ -301,7 +303,7 @@ def _write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int
     for model in {model for record in records for model in record.models}:
         connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
         numbers[model] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint)).fetchone()[0]
-    run_rows(connection, "keep_content", [(r.digest, r.format, r.width, r.height) for r in records if r.width])
+    run_rows(connection, "keep_content", [(r.digest, r.format, r.width, r.height, r.pages) for r in records if r.width])
     results = [
         (r.digest, numbers[model], r.outputs[model.stage].payload, r.outputs[model.stage].seconds)
         for r in records

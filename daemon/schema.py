@@ -16,7 +16,10 @@ from daemon.statements import SQL
 
 APPLICATION_ID = 0x56495344  # "VISD"
 # The first brings schema 1 to schema 2, and so on; append only. `schema` in ledger.sql is what comes out of all of them.
-MIGRATIONS = ["ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;"]
+MIGRATIONS = [
+    "ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;",
+    "ALTER TABLE content ADD COLUMN pages INTEGER NOT NULL DEFAULT 1;",
+]
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY)

@@ -17,7 +17,7 @@ TIMINGS = "By stage: the seconds of the batch that the image was in, divided by 
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The file. `path_base64` is there when its name is not UTF-8; size and format when it could be read as an image."""
+    """The file. `path_base64` if its name is not UTF-8; size, format and, if several, `pages` if it could be read."""
 
     inbox: str  # its folder, absolute
     path: str  # in the inbox
@@ -27,6 +27,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     width: int = 0  # pixels of the upright image
     height: int = 0
     format: str = ""  # "JPEG", "PNG", …
+    pages: int = 1  # pictures in the file, of which the first was read; at most 10,000 are counted
     seen_at: str  # RFC 3339, UTC
 
 
@@ -67,6 +68,8 @@ class Described(Protocol):
     @property
     def height(self) -> int: ...
     @property
+    def pages(self) -> int: ...
+    @property
     def seen_at(self) -> float: ...
 
 
@@ -80,6 +83,8 @@ def describe_source(inbox: bytes, image: Described) -> dict[str, Any]:
         source["digest"] = f"sha256:{image.digest.hex()}"
     if image.width:
         source |= {"width": image.width, "height": image.height, "format": image.format}
+    if image.pages > 1:
+        source["pages"] = image.pages
     source["seen_at"] = timestamp(image.seen_at)
     return source
 

@@ -71,12 +71,13 @@ class StageUnusable(ValueError):
 # to JSON once, in the worker, and go into the ledger and the sidecar as those bytes.
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One line of text: what it says, how sure (0..1), and its four corners, clockwise from top left."""
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of text: what it says, how sure (0..1), its corners, clockwise from top left; `guessed` if likely wrong."""
 
     text: str
     score: float
     box: tuple[Point, Point, Point, Point]
+    guessed: bool = False
 
 
 class Ocr(msgspec.Struct, frozen=True):
@@ -185,6 +186,7 @@ class Header(msgspec.Struct, frozen=True):
     width: int
     height: int
     orientation: int  # EXIF orientation 1..8
+    pages: int = 1  # pictures in the file, of which the first is read
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -194,3 +196,8 @@ class Limits(msgspec.Struct, frozen=True):
     max_aspect_ratio: float = 50.0
     decode_seconds: float = 20.0  # CPU time of the disposable decoder for one image
     decode_bytes: int = 2 << 30  # its address space
+
+
+def advise(settings: str) -> str:
+    """How to allow what a limit has refused."""
+    return f"To allow it, set {settings} under [pipeline] in daemon.toml"

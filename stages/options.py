@@ -49,6 +49,13 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     map_side: Annotated[
         Side, Meta(description="Pixels. The least shorter side that the detector sees; smaller is enlarged (limit_side_len).")
     ] = 736
+    orientation: Annotated[
+        bool,
+        Meta(
+            description="Whether to read pages that stand upside down or on their side, too. A page whose text is not sure is "
+            "then also read the other way round, and the surer reading is taken."
+        ),
+    ] = False
 
 
 class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
