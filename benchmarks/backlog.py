@@ -28,7 +28,7 @@ SLOW = FAKES.replace('"fake"\n', '"fake"\noptions = { latency_seconds = 2.0 }\n'
 
 def start(folder: Path, stages: str) -> subprocess.Popen[bytes]:
     (folder / "daemon.toml").write_text(CONFIG + stages)
-    return subprocess.Popen([sys.executable, "-m", "daemon", "run", "--config", folder / "daemon.toml"])
+    return subprocess.Popen([sys.executable, "-P", "-m", "daemon", "run", "--config", folder / "daemon.toml"])
 
 
 def ask_until(folder: Path, patience: float, key: str, least: int) -> dict[str, Any]:

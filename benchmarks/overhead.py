@@ -76,7 +76,7 @@ def run_daemon(inbox: Path, folder: Path) -> float:
     """Images a second from the first that was seen to the last that was durable and published, by its own ledger."""
     config = folder / "daemon.toml"
     config.write_text(f'[[inbox]]\npath = "{inbox}"\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "error"\n{FAKES}')
-    subprocess.run([sys.executable, "-m", "daemon", "run", "--once", "--config", config], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "daemon", "run", "--once", "--config", config], check=True)
     ledger = sqlite3.connect(f"file:{folder}/state/ledger.sqlite?mode=ro", uri=True)
     query = "SELECT COUNT(*), MAX(finished_at) - MIN(seen_at) FROM image WHERE status = 1 AND emitted = 1"
     count, seconds = ledger.execute(query).fetchone()

@@ -12,7 +12,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stages.processes import environment, python
 from stages.training.drawing import COLORS
 from stages.training.examples import Example, Spot, open_pixels, write_lines
 from stages.training.job import Job
@@ -56,7 +56,7 @@ def start(job: Job, processes: int) -> subprocess.Popen[bytes]:
     spread = ["--multi_gpu"] if processes > 1 else []
     launch = ["-m", "accelerate.commands.launch", *spread, "--num_processes", str(processes), "--num_machines", "1"]
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "stages.training.job", str(file)]
-    return subprocess.Popen([sys.executable, *launch, *plain])
+    return subprocess.Popen(python(*launch, *plain), env=environment())
 
 
 def read_entries(job: Job) -> list[dict[str, Any]]:

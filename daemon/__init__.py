@@ -3,4 +3,4 @@
 Read `pipeline.py` first: it is the life of an image, a method a step.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -2,4 +2,4 @@
 
 from daemon.cli import main
 
-main()
+main(by_module=True)

@@ -29,6 +29,7 @@ from daemon.errors import VisiondError
 from daemon.gpus import driver_version, list_gpus
 from daemon.layout import KERNELS, Layout
 from daemon.meter import Meter, Sample
+from stages.processes import environment, python
 from stages.training.truth import TRUTH
 
 NEW_TOKENS = 12  # of each caption, forced
@@ -165,8 +166,8 @@ class Place:
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """The daemon. Its progress and its troubles go to stderr."""
-        command = [sys.executable, "-m", "daemon", "run", "--config", str(self.config_file), *options]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        command = python("-m", "daemon", "run", "--config", str(self.config_file), *options)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment())
 
 
 def run_bench(
@@ -313,7 +314,7 @@ def make_once(target: Path, make: Callable[[Path], object]) -> Path:
 
 def run_module(module: str, *arguments: str, task: bytes = b"") -> bytes:
     """What needs torch, in a process of its own; returns what it printed. Raises VisiondError."""
-    result = subprocess.run([sys.executable, "-m", module, *arguments], input=task, stdout=subprocess.PIPE)
+    result = subprocess.run(python("-m", module, *arguments), input=task, stdout=subprocess.PIPE, env=environment())
     if result.returncode:
         raise VisiondError(f"python -m {module} ended with status {result.returncode}; what it says of it is above.")
     return result.stdout

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from daemon.messages import Batch, Item, Outcome, Output, Reply, Setup, StageRun
+from daemon.messages import Batch, Item, Loaded, Outcome, Output, Reply, Setup, StageRun
 from stages import registry
 from stages.base import DeviceLost, Header, Image, ImageError, Limits, OutOfMemory, Reason, Result, Stage
 from stages.binning import is_decided
@@ -46,9 +46,10 @@ class Entry:
     def outcome(self) -> Outcome:
         header = self.header
         form = (header.format, header.width, header.height) if header else ("", 0, 0)
+        pages = header.pages if header else 1
         if self.error is None:
-            return Outcome(*form, self.outputs)
-        return Outcome(*form, self.outputs, self.error.reason, self.error.detail, self.error.transient)
+            return Outcome(*form, self.outputs, pages=pages)
+        return Outcome(*form, self.outputs, self.error.reason, self.error.detail, self.error.transient, pages)
 
 
 class Allowance:
@@ -80,8 +81,8 @@ class Chain:
         self._allowances: defaultdict[str, Allowance] = defaultdict(Allowance)
         self.out_of_memory = 0
 
-    def load(self) -> dict[str, float]:
-        """Build and load every stage; returns the seconds of each."""
+    def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
+        """Build and load every stage, and report each; returns the seconds of each."""
         seconds = {}
         for spec in self.setup.stages:
             started = time.perf_counter()
@@ -89,6 +90,7 @@ class Chain:
             stage.load()
             self._stages.append(stage)
             seconds[spec.name] = time.perf_counter() - started
+            report(Loaded(spec.name, seconds[spec.name]))
         if any(stage.reads_pixels for stage in self._stages):
             self._decode = _decoding(self.setup)
         return seconds

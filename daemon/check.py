@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from daemon.config import Config
@@ -17,10 +18,16 @@ from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.gpus import list_gpus
 from daemon.host import Host
-from daemon.layout import Layout, judge_of, size_slab
+from daemon.layout import Layout, open_slab, size_slab
 from daemon.mounts import is_network_mount, is_there, tell_missing
+from daemon.names import find_renamed
+from daemon.notices import list_notices
+from daemon.rules import RuleFailed, try_rule
 from daemon.sections import Inbox
+from daemon.sinks import Sink
 from daemon.state import CONTROL, LEDGER
+from daemon.trials import try_stages
+from daemon.walk import count_unread, look_through
 from daemon.web import listen, load_certificate, read_token, risks
 from stages.packs import open_pack
 
@@ -36,11 +43,17 @@ class Finding:
     text: str
 
 
-def examine(config: Config, file: Path | None) -> list[Finding]:
-    """Everything worth knowing before `run`, in the order a reader would ask. file: the configuration's, if it has one."""
+def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterator[Finding]:
+    """Everything worth knowing before `run`, in the order a reader would ask, as it is found.
+
+    file: the configuration's, if it has one. quick: no stage is built.
+    """
     source = f"the configuration is {file.absolute()}." if file else "there is no daemon.toml here: all is at its default."
-    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _models, _rules)
-    return [Finding("ok", source), *(finding for examination in examinations for finding in examination(config))]
+    models = partial(_models, quick=quick)
+    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _rules, models)
+    yield Finding("ok", source)
+    for examination in examinations:
+        yield from examination(config)
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:
@@ -59,6 +72,19 @@ def _inboxes(config: Config) -> Iterator[Finding]:
         else:
             how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
+            yield from _folders_within(inbox, Sink.of(inbox, config).longest_path)
+
+
+def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
+    """Those that `run` would pass over; large inboxes are walked in part."""
+    unread, whole = look_through(inbox, longest)
+    if len(unread):
+        lines = unread.lines()
+        more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
+        mend = "give the daemon's user the rights to list and enter them, or move their files up."
+        yield Finding("warning", f"{count_unread(unread)}: {'; '.join(lines + more)}; {mend}")
+    if not whole:
+        yield Finding("ok", f"inbox {inbox.path} is large: only a part of its folders was looked at.")
 
 
 def _what_moves(config: Config, inbox: Inbox) -> str:
@@ -96,6 +122,7 @@ def _ledger(config: Config) -> Iterator[Finding]:
     try:
         with open_reader(config) as reader:
             images = sum(reader.counts().values())
+            yield from (Finding("error", problem) for problem in find_renamed(config, reader))
         yield Finding("ok", f"ledger: {path} can be read and knows {quantity(images, 'version')} of files.")
     except NothingFound:  # `run` makes it
         if warning := tell_lost_ledger(config):
@@ -132,7 +159,12 @@ def _http(config: Config) -> Iterator[Finding]:
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
     available = Host.here().free_bytes
-    size = size_slab(config, list_gpus())
+    size = size_slab(config, gpus := list_gpus())
+    try:
+        open_slab(config, gpus).close()
+    except ConfigError as error:
+        yield Finding("error", str(error))
+        return
     if size > available // 2:
         yield Finding("warning", f"pipeline.slab_bytes is {size >> 20} MiB of {available >> 20} MiB available memory.")
 
@@ -155,7 +187,7 @@ def _gpus(_config: Config) -> Iterator[Finding]:
         yield Finding("warning", "no NVIDIA GPU is visible; stages run on the CPU.")
 
 
-def _models(config: Config) -> Iterator[Finding]:
+def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     try:
         layout = Layout.of(config)
     except VisiondError as error:
@@ -164,15 +196,22 @@ def _models(config: Config) -> Iterator[Finding]:
     if any(spec.backend != "fake" for spec in layout.specs.values()):
         pack = open_pack(config.models.pack, config.models.folder)
         yield Finding("ok", f"models: pack {pack.name} in {pack.folder}; every file that is used has its recorded digest.")
-    if layout.notice:
-        yield Finding("warning", f"models: {layout.notice}.")
+    for name in layout.specs:
+        if (section := getattr(config.stages, name)).model and section.backend != "fake":
+            yield Finding("ok", f"models: {name} takes its weights from {section.model}, not from the pack.")
+    yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
     yield Finding("ok", f"placement: {layout.placement.why}.")
+    for trial in () if quick else try_stages(layout):
+        if trial.problem:
+            yield Finding("error", f"stage {trial.stage} on {trial.device}: {trial.problem}")
+        else:
+            seconds = f"loads in {trial.load_seconds:.1f} s and answers a page of our own in {trial.run_seconds:.1f} s"
+            yield Finding("ok", f"stage {trial.stage} on {trial.device}: {seconds}.")
 
 
 def _rules(config: Config) -> Iterator[Finding]:
     if config.binning.rules:
         try:
-            judge_of(config)
-            yield Finding("ok", f"binning rule {config.binning.rules} loads.")
-        except ConfigError as error:
+            yield Finding("ok", try_rule(config))
+        except RuleFailed as error:
             yield Finding("error", str(error))

@@ -24,9 +24,9 @@ class Named(Protocol):
     def fingerprint(self) -> str: ...
 
 
-def of_content(digest: bytes, format: str, width: int, height: int) -> int:
+def of_content(digest: bytes, format: str, width: int, height: int, pages: int) -> int:
     """Of what the bytes with this digest are."""
-    return crc32(b"%b %b %d %d" % (digest, format.encode(), width, height))
+    return crc32(b"%b %b %d %d %d" % (digest, format.encode(), width, height, pages))
 
 
 def of_result(digest: bytes, stage: str, fingerprint: str, payload: bytes, seconds: float) -> int:

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Mapping
 
@@ -18,31 +18,39 @@ import msgspec
 import structlog
 
 from daemon.errors import WorkerLost
-from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Loaded, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from daemon.stray import Printed
+from stages import processes
 
 log = structlog.get_logger()
 
 LONGEST_MESSAGE = 256 << 20  # bytes
+LAST_WORDS_SECONDS = 0.5  # after its end, for what it printed
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 
 
 class Worker:
     """One child process and the conversation with it."""
 
-    def __init__(self, setup: Setup, device: str, process: anyio.abc.Process, connection: socket.socket) -> None:
+    def __init__(
+        self, setup: Setup, device: str, process: anyio.abc.Process, connection: socket.socket, printed: Printed | None = None
+    ) -> None:
         self.name = setup.name
         self.device = device
         self.slots = setup.threads
         self.process = process
         self.connection = connection
+        self._printed = printed
         self.alive = False
         self.loaded = False
+        self.stages_loaded: list[str] = []
         self.answered = 0  # batches
         self.heard_at = time.monotonic()
         self.beat = Beat(0)
         self.cause = ""  # why it went away, where it could say so
         self.timed_out = False
         self.curable = True
+        self.unusable = False  # a stage of it, whoever loads it
         self.shared = False  # its GPU with others, by MPS: then its end tells nothing of its images, nor of its seat
         self.died_alone = False  # with the one image that it had been lent whole for
         self.alone: anyio.Event | None = None  # set: lent whole; the event fires when all its slots are in
@@ -55,21 +63,28 @@ class Worker:
     @classmethod
     async def start(cls, setup: Setup, device: str, slab_fd: int, environment: Mapping[str, str]) -> Worker:
         """Start the process; it has not loaded anything yet."""
+        # The kernel ends it with the thread that has started it (die_with), not with the process.
+        assert threading.current_thread() is threading.main_thread()
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid())]
+        command = processes.python("-m", "daemon.worker", str(theirs.fileno()), str(slab_fd), str(os.getpid()))
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
-            process = await anyio.open_process(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=None,
-                stderr=None,
-                env={**os.environ, **environment},
-                pass_fds=(theirs.fileno(), slab_fd),
-            )
+            printed, output = await Printed.open(setup.name)
+            undo.callback(printed.close)
+            try:
+                process = await anyio.open_process(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=processes.environment(environment),
+                    pass_fds=(theirs.fileno(), slab_fd),
+                )
+            finally:
+                os.close(output)
             undo.pop_all()
         ours.setblocking(False)
-        return cls(setup, device, process, ours)
+        return cls(setup, device, process, ours, printed)
 
     async def load(self, timeout_seconds: float) -> Ready:
         """Wait until its models are loaded. Raises WorkerLost."""
@@ -77,13 +92,15 @@ class Worker:
         self._send(self._setup)
         try:
             with anyio.fail_after(timeout_seconds):
-                message = await self._receive()
+                while isinstance(message := await self._receive(), Loaded):
+                    self.stages_loaded.append(message.stage)
+                    log.info("model loaded", worker=self.name, stage=message.stage, seconds=round(message.seconds, 2))
         except TimeoutError:
             raise WorkerLost(self.name, f"its models were not loaded within {timeout_seconds:g} s") from None
         except (EOFError, OSError):
             raise WorkerLost(self.name, "it died while it loaded its models") from None
         if isinstance(message, Farewell):
-            self.curable = message.curable
+            self.curable, self.unusable = message.curable, message.unusable
             raise WorkerLost(self.name, message.cause)
         assert isinstance(message, Ready)
         self.alive = self.loaded = True
@@ -154,6 +171,8 @@ class Worker:
         await end(self.process, TERM_SECONDS)
         if self.process.returncode is None:
             log.error("worker cannot be killed; the kernel holds it", worker=self.name, pid=self.process.pid)
+        if self._printed:
+            await self._printed.finish(LAST_WORDS_SECONDS)
         if self._writer:
             self._writer.close()
         self.connection.close()
@@ -169,7 +188,7 @@ class Worker:
         assert self._writer is not None
         self._writer.write(frame(message))
 
-    async def _receive(self) -> Ready | Reply | Beat | Farewell:
+    async def _receive(self) -> Loaded | Ready | Reply | Beat | Farewell:
         try:
             head = await self._reader.readexactly(LENGTH.size)
             length = LENGTH.unpack(head)[0]

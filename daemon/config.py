@@ -27,6 +27,7 @@ from daemon.sections import (
     StageSection,
     StageTables,
     StateSection,
+    UpkeepSection,
 )
 from stages.registry import ORDER
 
@@ -37,6 +38,7 @@ class Config(Section):
     inbox: list[Inbox] = Field([Inbox()], min_length=1, description="A [[inbox]] table for each folder to watch.")
     output: OutputSection = OutputSection()
     state: StateSection = StateSection()
+    upkeep: UpkeepSection = UpkeepSection()
     pipeline: PipelineSection = PipelineSection()
     models: ModelsSection = ModelsSection()
     stages: StageTables = StageTables()
@@ -94,6 +96,7 @@ def _anchor(config: Config, folder: Path) -> Config:
         """A pack or model by name as it is, by path absolute."""
         return absolute(name) if "/" in name else name
 
+    backups = {"backup_folder": absolute(config.upkeep.backup_folder)} if config.upkeep.backup_folder else {}
     files = {name: getattr(config.http, name) for name in ("token_file", "tls_certificate", "tls_key")}
     stages = {
         name: section.model_copy(update={"model": located(section.model)})
@@ -106,6 +109,7 @@ def _anchor(config: Config, folder: Path) -> Config:
             "inbox": [anchored(inbox, "path") for inbox in config.inbox],
             "output": anchored(config.output, "results", "failed", "done", "bins_folder"),
             "state": anchored(config.state, "path"),
+            "upkeep": config.upkeep.model_copy(update=backups),
             "models": anchored(config.models, "folder").model_copy(update={"pack": located(config.models.pack)}),
             "stages": config.stages.model_copy(update=stages),
             "http": config.http.model_copy(update={name: absolute(file) for name, file in files.items() if file}),
@@ -153,6 +157,8 @@ def _misplaced_folders(config: Config) -> list[str]:
         "state.path": config.state.path,
         "models.folder": config.models.folder,
     }
+    if config.upkeep.backup_folder:
+        own["upkeep.backup_folder"] = Path(config.upkeep.backup_folder)
     for index, inbox in enumerate(config.inbox):
         for key, folder in own.items():
             if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):

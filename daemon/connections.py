@@ -1,27 +1,46 @@
-"""Connections of HTTP clients: who keeps one without asking anything loses it, so that slow clients hold up nobody."""
+"""Connections of HTTP clients: who keeps one without asking anything loses it, so that slow clients hold up nobody. Nor do
+clients take the descriptors that the work needs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import anyio
 import h11
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from daemon.errors import RAISE
+
+log = structlog.get_logger()
+
 MOST_CONNECTIONS = 512  # further ones are answered 503
 MOST_HANDSHAKES = 128  # of TLS, under way
 HANDSHAKE_SECONDS = 5.0  # for one, and for the farewell
+RESERVED_FILES = 32  # descriptors that are left to the work; a third, where there are fewer than a hundred
+LEAST_CONNECTIONS = 2  # that are taken in all the same: somebody must be able to ask how things stand
+SAY_SECONDS = 60.0  # between two words on a lack of descriptors
+SCARCE_SECONDS = 0.01  # between two clients where descriptors are few
 ACCEPT_SECONDS = 0.2  # between two tries where descriptors are short
 MOST_WAITING = 128  # connections that no whole request has come over yet
 REQUEST_SECONDS = 10.0  # from a connection, or the end of its last answer, to the end of the next
+
+
+# The pages have no scripts, styles or pictures, and nobody is to put them into a frame.
+HEADERS = [
+    ("x-content-type-options", "nosniff"),
+    ("content-security-policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+]
 
 
 class Connection(H11Protocol):
@@ -54,9 +73,15 @@ class Connection(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
         self.waiting[self] = None
         if len(self.waiting) > MOST_WAITING:
-            longest = next(iter(self.waiting))
+            self.let_go()
+
+    @classmethod
+    def let_go(cls) -> bool:
+        """Of the connection that has waited longest; whether there was one."""
+        if longest := next(iter(cls.waiting), None):
             longest._wait_no_more()
             longest.transport.abort()
+        return longest is not None
 
     def _wait_no_more(self) -> None:
         self.waiting.pop(self, None)
@@ -82,6 +107,8 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 log_level="error",  # else whoever sends nonsense fills the log
+                server_header=False,
+                headers=HEADERS,
                 limit_concurrency=MOST_CONNECTIONS,
             )
         )
@@ -92,6 +119,8 @@ class Server(uvicorn.Server):
         self._tls: dict[str, Any] = {}
         if tls:
             self._tls = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": HANDSHAKE_SECONDS}
+        self._said_at = -SAY_SECONDS
+        self._arriving = 0  # clients that are taken in and not connected yet
         self._handshakes: dict[anyio.CancelScope, None] = {}  # the longest first
 
     async def main_loop(self) -> None:
@@ -107,20 +136,51 @@ class Server(uvicorn.Server):
             except OSError:  # no descriptor is left for it
                 await anyio.sleep(ACCEPT_SECONDS)
             else:
-                tasks.start_soon(self._welcome, client)
+                is_scarce = self._is_scarce(client)
+                if is_scarce and not self._make_room():
+                    client.close()
+                else:
+                    self._arriving += 1
+                    tasks.start_soon(self._welcome, client)
+                if is_scarce:  # who was let go of may be back at once
+                    await anyio.sleep(SCARCE_SECONDS)
+
+    def _is_scarce(self, client: socket.socket) -> bool:
+        """Whether this client has one of the descriptors that are left to the work. Their numbers are given from the lowest: a
+        client with a high one has come when most are in use."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if most == resource.RLIM_INFINITY or client.fileno() < most - min(RESERVED_FILES, most // 3):
+            return False
+        if time.monotonic() - self._said_at > SAY_SECONDS:
+            self._said_at = time.monotonic()
+            log.warning("HTTP clients are turned away, so that the work keeps its descriptors", limit=most, mend=RAISE)
+        return True
+
+    def _make_room(self) -> bool:
+        """Whether one more may come in, if need be in the place of another."""
+        if len(self.server_state.connections) + self._arriving < LEAST_CONNECTIONS:
+            return True
+        return self._end_longest_handshake() or Connection.let_go()
 
     async def _welcome(self, client: socket.socket) -> None:
         """The handshake, whose failure is the client's business; the one that has taken longest makes room for the next."""
         with anyio.CancelScope() as scope, contextlib.suppress(OSError):
             self._handshakes[scope] = None
             if len(self._handshakes) > MOST_HANDSHAKES:
-                longest = next(iter(self._handshakes))
-                del self._handshakes[longest]
-                longest.cancel()
+                self._end_longest_handshake()
             try:
                 await asyncio.get_running_loop().connect_accepted_socket(self._connect, client, **self._tls)
             finally:
+                self._arriving -= 1
                 self._handshakes.pop(scope, None)
+
+    def _end_longest_handshake(self) -> bool:
+        """Whether there was one."""
+        longest = next(iter(self._handshakes), None)
+        if longest:
+            del self._handshakes[longest]
+            longest.cancel()
+        return longest is not None
 
     def _connect(self) -> Connection:
         return Connection(self.config, self.server_state, self.lifespan.state)

@@ -10,15 +10,18 @@ import http.client
 import os
 import resource
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from daemon.config import Config
-from daemon.errors import LedgerDamaged, NothingFound, NotPermitted, NotRunning, WrongArgument
+from daemon.diary import read_diary
+from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotPermitted, NotRunning, WrongArgument
 from daemon.files import tell_lost_ledger
 from daemon.hints import command
 from daemon.jobs import JobStatus
@@ -27,21 +30,34 @@ from daemon.schema import trouble_named
 from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 
+if TYPE_CHECKING:
+    from daemon.pruning import Amounts
+
+LOOK_SECONDS = 0.1  # between two looks at whether the daemon has done something
 CHUNK = 10_000  # images named in one request
 
 
-def run(config: Config, *, once: bool = False, show: Callable[[Snapshot], None] | None = None) -> Counter[JobStatus]:
-    """Be the daemon; returns how many images ended how. Raises VisiondError, AlreadyRunning before anything else."""
+def run(
+    config: Config, *, once: bool = False, limit: int = 0, show: Callable[[Snapshot], None] | None = None
+) -> Counter[JobStatus]:
+    """Be the daemon; returns how many images ended how, and how many are PENDING. Raises VisiondError, AlreadyRunning
+    before anything else."""
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
+        from daemon.claims import claim_outputs
+        from daemon.lines import written_aside
         from daemon.log import set_up as set_up_log
         from daemon.service import run_service
+        from daemon.stray import catch
 
-        set_up_log(config.log.level, config.log.format)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
-        return anyio.run(lambda: run_service(config, once=once, show=show), backend_options={"use_uvloop": True})
+        with claim_outputs(config), written_aside():
+            set_up_log(config.log.level, config.log.format)
+            catch()
+            work = partial(run_service, config, once=once, limit=limit, show=show)
+            return anyio.run(work, backend_options={"use_uvloop": True})
 
 
 @contextlib.contextmanager
@@ -73,6 +89,7 @@ def find_status(config: Config) -> Snapshot:
         return snapshot
     with open_reader(config) as reader:
         counts = reader.counts()
+        newest = next(iter(reader.newest(JobStatus.DONE, 1)), None)
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],
@@ -80,6 +97,8 @@ def find_status(config: Config) -> Snapshot:
         failed=counts[JobStatus.FAILED],
         skipped=counts[JobStatus.SKIPPED],
         gone=counts[JobStatus.GONE],
+        upkeep=read_diary(config.state.path),
+        notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
     )
 
 
@@ -131,6 +150,33 @@ def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
             return sum(anyio.run(ledger.put_back, status, chunk) for chunk in chunks)
+
+
+def prune(config: Config, before: float) -> Amounts:
+    """Remove what nothing needs any more and ended before: by the daemon, beside its work, or here when none runs.
+
+    before: Unix seconds. Raises NothingFound without a ledger, LedgerDamaged, LedgerUnusable.
+    """
+    from daemon import pruning
+
+    control = config.state.path / CONTROL
+    with open_reader(config):  # else one would be made
+        pass
+    try:
+        answer = ask(control, "POST", "/prune", before)
+        while answer["running"]:
+            time.sleep(LOOK_SECONDS)
+            answer = ask(control, "GET", "/prune")
+        if answer["trouble"]:
+            raise LedgerUnusable(answer["trouble"])
+        return msgspec.convert(answer["amounts"], pruning.Amounts)
+    except NotRunning:
+        import anyio
+
+        from daemon.ledger import Ledger
+
+        with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
+            return anyio.run(pruning.prune, ledger, before)
 
 
 def ask(control: Path, method: str, path: str, body: object = None) -> Any:

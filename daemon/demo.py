@@ -93,13 +93,11 @@ def drop_images(folder: Path, count: int) -> int:
 
 
 def print_records(records: list[Record]) -> None:
-    """A row for each image: file, bin, caption, text, objects; with the notice of the models that spoke."""
+    """A row for each image: file, bin, caption, text, objects."""
     title = "What came out" + (f" last, of {ROWS} images" if len(records) == ROWS else "")
     table = Table("file", "bin", "caption", "text", "objects", title=title, title_justify="left")
-    notices: set[str] = set()
     for record in sorted(records, key=lambda record: record.path):
         document: dict[str, Any] = msgspec.json.decode(record.sidecar)
-        notices |= {document["notice"]} if "notice" in document else set()
         labels = Counter(found["label"] for found in document["objects"]["detections"])
         cells = (
             record.path.decode(errors="replace"),
@@ -110,8 +108,6 @@ def print_records(records: list[Record]) -> None:
         )
         table.add_row(*(say(shorten(cell)) for cell in cells))
     console.print(table)
-    for notice in sorted(notices):
-        console.print(f"[yellow]Note: {say(notice)}[/yellow]")
 
 
 def shorten(text: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from rich.table import Column, Table
 from daemon.errors import NotPrinted, ReaderGone
 from daemon.hints import command
 from daemon.jobs import JobStatus
-from daemon.log import escape
+from daemon.log import escape, is_json
+from daemon.notices import list_notices
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from daemon.config import Config
     from daemon.progress import Progress
     from daemon.records import Record
+    from daemon.snapshot import Chore, Snapshot
 
 ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
 
@@ -86,6 +89,16 @@ def say(text: object) -> str:
     return escape_markup(escape(str(text)))
 
 
+def print_error(sentence: str) -> None:
+    """What ended the command, on standard error."""
+    if not is_json():
+        errors.print(f"[red]visiond:[/red] {say(sentence)}")
+        return
+    import structlog
+
+    structlog.get_logger().error(sentence)
+
+
 def quantity(number: int, noun: str) -> str:
     """ "1 image", "2,000 images"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
@@ -116,6 +129,18 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str 
     return table
 
 
+def print_chores(chores: Iterable[Chore]) -> None:
+    """What upkeep was done when."""
+
+    def moment(at: float | None) -> str:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"
+
+    print_table(
+        ("upkeep", "last success", "last try", "seconds", "ended", "what"),
+        ((c.task, moment(c.succeeded_at), moment(c.tried_at), c.seconds, c.outcome or "-", c.detail) for c in chores),
+    )
+
+
 def show_record(record: Record) -> None:
     """All that is known of one image."""
     document: dict[str, Any] = msgspec.json.decode(record.sidecar)
@@ -123,10 +148,11 @@ def show_record(record: Record) -> None:
     console.print(
         f"file  {say(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
         + (f", {record.width}×{record.height} {record.format}" if record.width else "")
+        + (f", the first of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
     console.print(f"inbox  {say(os.fsdecode(record.inbox_path))}")
-    if notice := document.get("notice"):
-        console.print(f"[yellow]{say(notice)}[/yellow]")
+    for line in list_notices((model.stage, model.notice) for model in record.models):
+        console.print(f"[yellow]{say(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
         console.print(f"reason  {say(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
         console.print(f"tries  {record.attempts}")
@@ -134,7 +160,8 @@ def show_record(record: Record) -> None:
     console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
     console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
     if lines := document.get("ocr", {}).get("lines"):
-        print_table(("text", "score"), ((line["text"], line["score"]) for line in lines))
+        rows = ((line["text"], line["score"], "guessed" if line.get("guessed") else "") for line in lines)
+        print_table(("text", "score", ""), rows)
     if found := document.get("objects", {}).get("detections"):
         print_table(("object", "score", "box"), ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in found))
     print_table(
@@ -160,8 +187,23 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
     console.print(
         f"{', '.join(ends)} in {seconds:.1f} s of work, {rate:,.1f} images/s; results are in {say(config.output.results)}"
     )
+    print_notices(progress.notices.items())
     if outcomes[JobStatus.FAILED]:
         tell_why_failed()
+
+
+def print_trial(left: int, limit: int) -> None:
+    """What a run with --limit leaves to the next one."""
+    if left:
+        go_on = say(command("run", "--once"))
+        waits = "1 image is" if left == 1 else f"{left:,} images are"
+        console.print(f"{waits} left waiting, as --limit {limit} says; `{go_on}` goes on with the rest.")
+
+
+def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
+    """Of stage and notice; on stderr, so that what is piped on stays as it is."""
+    for line in list_notices(pairs):
+        errors.print(f"[yellow]Note: {say(line)}.[/yellow]")
 
 
 def print_put_back(images: int, asked: int) -> None:
@@ -169,6 +211,14 @@ def print_put_back(images: int, asked: int) -> None:
     print(f"{quantity(images, 'image')} pending again")
     if images < asked:
         errors.print("The others were replaced by newer versions, which alone can be done again.")
+
+
+def print_unread(snapshot: Snapshot) -> None:
+    """The folders in inboxes that cannot be read."""
+    for line in snapshot.unread:
+        console.print(f"cannot be read: {say(line)}")
+    if more := snapshot.unread_folders - len(snapshot.unread):
+        console.print(f"and {more:,} more")
 
 
 def tell_why_failed() -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import structlog
 
+from daemon.clock import steady_seconds
 from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.sidecar import describe_source
 from stages import binning
 from stages.base import Reason
-from stages.binning import Rule, Thresholds, apply_rule, is_decided, judge
+from stages.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge
+from stages.registry import STAGES
 
 # A file with such a name claims to be an image: FAILED when it is none. Any other is only SKIPPED.
 IMAGE_SUFFIXES = frozenset(
@@ -32,7 +36,8 @@ log = structlog.get_logger()
 class Judge:
     """Decides on the bin by the thresholds or the user's rule, and on another try by the number of tries so far.
 
-    cascade: the stages there are, where those that cannot change the bin are to be skipped; empty: all run.
+    inboxes: their folders by number, for the rule. cascade: the stages there are, where those that cannot change the bin are
+    to be skipped; empty: all run.
     """
 
     def __init__(
@@ -40,17 +45,21 @@ class Judge:
         thresholds: Thresholds,
         *,
         rule: Rule | None = None,
+        inboxes: Mapping[int, bytes] = MappingProxyType({}),
         cascade: Sequence[str] = (),
         max_attempts: int = 3,
         retry_seconds: float = 5.0,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = steady_seconds,
     ) -> None:
         self._thresholds = thresholds
         self._rule = rule
+        self._inboxes = inboxes
         self._cascade = cascade
         self._max_attempts = max_attempts
         self._retry_seconds = retry_seconds
         self._clock = clock
+        self._steady = steady  # in which another try is due
         self._logged: set[tuple[type[Exception], str]] = set()  # errors of the rule: what, and where
 
     def is_decided(self, job: Job) -> bool:
@@ -69,7 +78,7 @@ class Judge:
             return self._failed(job, job.failure, now)
         try:
             verdict = judge(_payloads(job), self._thresholds)
-            record = _document(job, verdict) if self._rule else {}
+            record = describe(job, verdict, self._inboxes.get(job.inbox, b"")) if self._rule else {}
         except msgspec.DecodeError as error:
             return self._failed(job, Failure(Reason.STAGE, f"a stage's result cannot be read: {error}"), now)
         name = verdict.name
@@ -82,39 +91,53 @@ class Judge:
 
     def _explain(self, error: Exception, record: dict[str, Any]) -> str:
         """What the rule raised and where; each kind's traceback is logged once."""
-        place = _place_in_rule(error)
+        place = place_in_rule(error)
         if (type(error), place) not in self._logged:
             self._logged.add((type(error), place))
             log.error("the binning rule raised an error; more of this kind are told without a traceback", exc_info=error)
-        told = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-        return f"{told}; the record has {', '.join(sorted(map(str, record)))}" if isinstance(error, KeyError) else told
+        return explain(error, record, os.path.basename(place))
 
     def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
         attempts = job.attempts + 1
         if failure.transient and attempts < self._max_attempts:
-            pause = min(LONGEST_PAUSE_SECONDS, self._retry_seconds * 2.0**job.attempts)
-            # not_before 0 means "never tried", so a pause of nothing must not give it.
-            return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=now + pause)
+            not_before = self._steady() + pause_before(attempts, self._retry_seconds)
+            return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before)
         claims_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
         skipped = failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not claims_image
         return Ending(job, JobStatus.SKIPPED if skipped else JobStatus.FAILED, now, attempts, failure=failure)
+
+
+def pause_before(attempts: int, retry_seconds: float) -> float:
+    """Seconds until another try, after so many."""
+    return min(LONGEST_PAUSE_SECONDS, retry_seconds * 2.0 ** (attempts - 1))
 
 
 def _payloads(job: Job) -> dict[str, bytes]:
     return {stage: output.payload for stage, output in job.outputs.items()}
 
 
-def _place_in_rule(error: Exception) -> str:
-    """ "rules.py, line 7": the last line in the rule's own file; empty for what it returned."""
+def explain(error: Exception, record: dict[str, Any], place: str) -> str:
+    """What a rule raised, and where."""
+    said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    return f"{said}; the record has {', '.join(sorted(map(str, record)))}" if isinstance(error, KeyError) else said
+
+
+def place_in_rule(error: Exception, caller: str = __file__) -> str:
+    """ "/etc/visiond/rules.py, line 7": the last line in the rule's own file; empty for what it returned. caller: the
+    file that has called the rule."""
     steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    outside = [step for step in steps if step[0] not in (__file__, binning.__file__)]
+    outside = [step for step in steps if step[0] not in (__file__, binning.__file__, caller)]
     lines = [line for file, line in outside if file == outside[0][0]]
-    return f"{os.path.basename(outside[0][0])}, line {lines[-1]}" if lines else ""
+    return f"{outside[0][0]}, line {lines[-1]}" if lines else ""
 
 
-def _document(job: Job, verdict: Any) -> dict[str, Any]:
-    """What a user's rule is shown: size, each stage's result by stage name, and the bin by the built-in rule."""
-    document: dict[str, Any] = {stage: msgspec.json.decode(payload) for stage, payload in _payloads(job).items()}
+def describe(job: Job, verdict: Bin, inbox: bytes) -> dict[str, Any]:
+    """What a user's rule is shown: the image as its sidecar will have it, but for what is not known yet, with the bin by the
+    built-in rule; and each stage's result by the stage's name too, with path and size."""
+    document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job)}
+    for stage, payload in _payloads(job).items():
+        document[stage] = document[STAGES[stage].key] = msgspec.json.decode(payload)
     document |= {"path": os.fsdecode(job.path), "width": job.width, "height": job.height}
+    document["timings"] = {stage: round(output.seconds, 6) for stage, output in job.outputs.items()}
     document["bin"] = msgspec.to_builtins(verdict)
     return document

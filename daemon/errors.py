@@ -10,8 +10,9 @@ import os
 import signal
 from pathlib import Path
 
+RAISE = "raise its limit (LimitNOFILE= in the unit, ulimit -Hn)"
 SCARCE = {  # descriptors, which are lacking for now: no file's fault
-    errno.EMFILE: "the daemon may open no more files at once (EMFILE); raise its limit (LimitNOFILE= in the unit, ulimit -Hn)",
+    errno.EMFILE: "the daemon may open no more files at once (EMFILE); " + RAISE,
     errno.ENFILE: "the machine may open no more files at once (ENFILE); raise fs.file-max with sysctl",
 }
 
@@ -19,6 +20,15 @@ SCARCE = {  # descriptors, which are lacking for now: no file's fault
 def cause_of(error: OSError) -> str:
     """Why the system refused something; where descriptors are lacking, with the mend."""
     return SCARCE.get(error.errno or 0) or error.strerror or str(error)
+
+
+def find_scarcity() -> int | None:
+    """The error that opening a file meets now, where descriptors are lacking: SQLite says that it could not, but not why."""
+    try:
+        os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno if error.errno in SCARCE else None
+    return None
 
 
 class VisiondError(Exception):
@@ -121,9 +131,11 @@ class InboxUnwritable(VisiondError):
 
 
 class Unfinished(VisiondError):
-    """`run --once` was stopped before every image had its end."""
+    """`run --once` was stopped by a signal before every image had its end."""
 
-    exit_status = 1
+    def __init__(self, text: str, signum: int) -> None:
+        super().__init__(text)
+        self.exit_status = 128 + signum  # as a shell reports a program that the signal ended
 
 
 class ResultsLost(VisiondError):

@@ -53,7 +53,8 @@ class Evidence:
     def weigh_rest(self, *, mend: bool) -> Iterator[Finding]:
         """Damaged results that no sidecar shows. mend: drop them, so that nothing makes use of them."""
         reader = self._reader
-        left = [key for key in find_damaged(reader.connection, reader.models, lambda: True) if key not in self._named]
+        with reader.lend() as connection:
+            left = [key for key in find_damaged(connection, reader.models, lambda: True) if key not in self._named]
         for digest, model in left:
             what = reader.name_of(digest, model)
             then = "it is no longer there" if mend else "`repair` removes it"
@@ -78,7 +79,10 @@ class Evidence:
         lost its own."""
         if (said.id, said.path, said.status) != (record.id, record.path, record.status):
             return False
-        connection = self._reader.connection
+        with self._reader.lend() as connection:
+            return self._agrees(connection, said, record)
+
+    def _agrees(self, connection: sqlite3.Connection, said: Record, record: Record) -> bool:
         (row,) = connection.execute(SQL["find_by_id"], (record.id,)).fetchall()
         whole = checksums.holds(row["checksum"], lambda: said.checksum) or said.checksum == record.checksum
         for content in run_rows(connection, "contents", [(said.digest,)] if said.width else []):

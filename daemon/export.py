@@ -1,27 +1,30 @@
-"""All results in one file: CSV and Parquet with a column for each figure, JSON lines with the whole records."""
+"""All results in one file: CSV and Parquet with a column for each figure, JSON lines with the whole records. parquet.py has
+what Parquet has besides."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
-import itertools
 import math
 import random
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from daemon.display import quantity
-from daemon.errors import LedgerDamaged, MissingLibrary, WrongArgument
+from daemon.errors import LedgerDamaged, WrongArgument
 from daemon.files import STDOUT, written_whole
 from daemon.hints import command
+from daemon.parquet import write_table
 from daemon.records import Reader, Record
 
-COLUMNS = {  # lists are of strings
+COLUMNS = {  # lists are of strings; a moment is a string as well, but in Parquet
     "id": int,
     "inbox": str,
     "path": str,
@@ -31,6 +34,7 @@ COLUMNS = {  # lists are of strings
     "format": str,
     "width": int,
     "height": int,
+    "pages": int,
     "bytes": int,
     "digest": str,
     "text": str,
@@ -44,10 +48,9 @@ COLUMNS = {  # lists are of strings
     "clip_similarity": float,
     "tags": list,
     "seconds": float,
-    "finished_at": str,
+    "finished_at": datetime,
     "notice": str,
 }
-CHUNK = 4096  # rows in a Parquet row group
 FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # a cell's start: some programs drop spaces before it, or take wide signs
 FORMATS = ("csv", "jsonl", "parquet")
 BINS = ("A", "B", "C")  # of the built-in rule; a user's own may have others
@@ -57,13 +60,21 @@ Step = Callable[[int, int | None], None]
 
 
 def export_records(
-    reader: Reader, file: Path, format: str, bin_name: str, ratio: dict[str, float], step: Step, *, force: bool = False
+    reader: Reader,
+    file: Path,
+    format: str,
+    bin_name: str,
+    ratio: dict[str, float],
+    step: Step,
+    *,
+    force: bool = False,
+    warn: Callable[[str], None] = lambda sentence: None,
 ) -> int:
     """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all; returns how many.
 
     file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: told how many rows are written, of how
-    many. force: replace a file that is there. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged,
-    with all the others written, when some images are damaged in the ledger.
+    many. force: replace a file that is there. warn: told what a reader of the file should know. Raises WrongArgument,
+    NotWritable, MissingLibrary; LedgerDamaged, with all the others written, when some images are damaged in the ledger.
     """
     counts = reader.bin_counts()
     _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
@@ -77,7 +88,19 @@ def export_records(
             yield record
             step(written, total)
 
-    write = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[format]
+    sizes = embedding_sizes(reader, bin_name) if format == "parquet" else []
+    if len(sizes) > 1:
+        listed = ", ".join(map(str, sizes))
+        mend = f"`{command('redo', '--stale')}` makes all by the present model."
+        warn(
+            f"Embeddings of several lengths ({listed}): the column embedding has plain lists, not lists of a fixed size. {mend}"
+        )
+    writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
+        "csv": _write_csv,
+        "jsonl": _write_jsonl,
+        "parquet": functools.partial(_write_parquet, sizes=sizes),
+    }
+    write = writers[format]
     if file == STDOUT:
         write(sys.stdout.buffer, count())
     else:
@@ -129,9 +152,18 @@ def parse_ratio(text: str) -> dict[str, float]:
     return {name: share / sum(shares.values()) for name, share in shares.items()}
 
 
+def embedding_sizes(reader: Reader, bin_name: str = "") -> list[int]:
+    """How long the embeddings of a bin's images are, or of all: a length for each, in order. A model's are all of one."""
+    answers = [msgspec.json.decode(payload) for payload in reader.answers_of_each_model("clip", bin_name)]
+    return sorted({answer["embedding"]["dim"] for answer in answers})
+
+
 def row_of(record: Record) -> dict[str, Any]:
     """A record as one flat row with the keys of COLUMNS; what a stage did not say is None."""
-    document: dict[str, Any] = msgspec.json.decode(record.sidecar)
+    return _row(record, msgspec.json.decode(record.sidecar))
+
+
+def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
     source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
     caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
     measured = document["bin"]["criteria"].get("A", {})  # of the lines that count there, fewer than OCR's
@@ -146,6 +178,7 @@ def row_of(record: Record) -> dict[str, Any]:
         "format": record.format,
         "width": record.width,
         "height": record.height,
+        "pages": record.pages,
         "bytes": source["bytes"],
         "digest": source["digest"],
         "text": "\n".join(line["text"] for line in ocr["lines"]) if ocr else None,
@@ -204,14 +237,6 @@ def _write_jsonl(out: BinaryIO, records: Iterator[Record]) -> None:
     out.writelines(record.sidecar for record in records)
 
 
-def _write_parquet(out: BinaryIO, records: Iterator[Record]) -> None:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingLibrary("Parquet wants pyarrow: pip install 'visiond[parquet]', or take --format jsonl.") from error
-    types = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string(), list: pyarrow.list_(pyarrow.string())}
-    schema = pyarrow.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
-    with pyarrow.parquet.ParquetWriter(out, schema) as writer:
-        while rows := [row_of(record) for record in itertools.islice(records, CHUNK)]:
-            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+def _write_parquet(out: BinaryIO, records: Iterator[Record], sizes: list[int]) -> None:
+    documents = ((record, msgspec.json.decode(record.sidecar)) for record in records)
+    write_table(out, ((_row(record, document), document) for record, document in documents), COLUMNS, sizes)

@@ -104,6 +104,7 @@ class Job:
     format: str = ""
     width: int = 0  # pixels, upright
     height: int = 0
+    pages: int = 1  # pictures in the file, of which the first is read
     outputs: dict[str, Output] = field(default_factory=dict)  # by stage name
     failure: Failure | None = None
     gone: bool = False
@@ -120,7 +121,7 @@ class Ending:
     bin: str = ""
     criteria: bytes = b""  # JSON
     failure: Failure | None = None
-    not_before: float = 0.0  # Unix seconds
+    not_before: float = 0.0  # Unix seconds, by clock.py
 
     @property
     def keeps_result(self) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from daemon.config import Config
 from daemon.endings import Judge
@@ -40,49 +42,57 @@ class Layout:
     config: Config
     gpus: list[Gpu]
     specs: dict[str, StageSpec]  # of each stage, with its verified weights
-    notice: str  # what to say beside results
     placement: Placement
 
     @classmethod
     def of(cls, config: Config) -> Layout:
         """Raises ModelsUnusable, and ConfigError when an option or a device is named that there is not."""
         gpus = list_gpus()
-        specs, notice = resolve_models(config, gpus)
+        specs = resolve_models(config, gpus)
         batch = max(spec.batch_size for spec in specs.values())
         placement = plan(config, gpus, weights_of(specs.values()), Host.here(), batch)
         for device in {device: None for segment in placement.segments for device in segment.devices}:
             address_device(device, gpus, LEAST_CPU_THREADS)
-        return cls(config, gpus, specs, notice, placement)
+        return cls(config, gpus, specs, placement)
 
     def models(self) -> list[Model]:
         """What answers for the stages, as the ledger knows it."""
-        specs = self.specs.values()
-        return [Model(spec.name, spec.fingerprint, self.notice if spec.backend != "fake" else "") for spec in specs]
+        return [Model(spec.name, spec.fingerprint, spec.notice) for spec in self.specs.values()]
+
+    def notices(self) -> dict[str, str]:
+        """What to say beside the answers of each stage whose weights have a notice."""
+        return {spec.name: spec.notice for spec in self.specs.values() if spec.notice}
 
     def open_lane(self, segment: Segment, slab: Slab, metrics: Metrics) -> Lane:
         """A segment with its queue and its pool of workers, which are not started yet."""
-        name, settings = "+".join(segment.stages), self.config.pipeline
+        metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
-        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # of the cores, for each worker
         seats = []
         for number, device in enumerate(segment.devices):
-            seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
-            setup = Setup(
-                name=f"{name}/{number}",
-                device=seen_as,
-                stages=[self.specs[stage] for stage in segment.stages],
-                slab_bytes=slab.size,
-                threads=settings.threads_per_worker,
-                decoders=settings.decoders_per_worker or max(1, share),
-                limits=settings.limits(),
-                cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
-                pipeline=self.config.stage_names,
-            )
+            setup, environment = self.set_up(segment, number, slab.size)
             environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
             seats.append(Seat(setup, device, environment, servers.get(device)))
-        pool = Pool(name, seats, slab.fd, settings, metrics)
+        pool = Pool(segment.name, seats, slab.fd, self.config.pipeline, metrics)
         batch = max(self.specs[stage].batch_size for stage in segment.stages)
-        return Lane(name, segment.stages, batch, pool, asyncio.Queue(settings.queue_images))
+        return Lane(segment.name, segment.stages, batch, pool, asyncio.Queue(self.config.pipeline.queue_images))
+
+    def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
+        """What a segment's worker of that number is to be, and its environment."""
+        settings = self.config.pipeline
+        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # of the cores, for each worker
+        seen_as, environment = address_device(segment.devices[number], self.gpus, max(LEAST_CPU_THREADS, share))
+        setup = Setup(
+            name=f"{segment.name}/{number}",
+            device=seen_as,
+            stages=[self.specs[stage] for stage in segment.stages],
+            slab_bytes=slab_bytes,
+            threads=settings.threads_per_worker,
+            decoders=settings.decoders_per_worker or max(1, share),
+            limits=settings.limits(),
+            cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
+            pipeline=self.config.stage_names,
+        )
+        return setup, environment
 
     def _open_servers(self, segment: Segment) -> dict[str, Server]:
         """By device: what lets several workers of a GPU run side by side, where it is wanted and can be had."""
@@ -103,8 +113,8 @@ def pack_errors() -> Iterator[None]:
         raise ModelsUnusable(str(error)) from error
 
 
-def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec], str]:
-    """Each stage with its verified weights, and what to say beside results. Raises ModelsUnusable, ConfigError."""
+def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
+    """Each stage with its verified weights. Raises ModelsUnusable, ConfigError."""
     gpus = used_gpus(config, gpus)
     batch = choose_batch(gpus) if gpus else CPU_BATCH
     overrides = {}
@@ -121,7 +131,7 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> tuple[dict[str, StageSpec
         specs = packs.resolve_all(pack, config.stage_names, overrides)
     if problems := check_options(specs):
         raise ConfigError(problems)
-    return {spec.name: spec for spec in specs}, pack.notice
+    return {spec.name: spec for spec in specs}
 
 
 def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:
@@ -142,6 +152,19 @@ def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
     return config.pipeline.slab_bytes or len(used_gpus(config, gpus)) * GPU_SLAB or CPU_SLAB
 
 
+def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
+    """Raises ConfigError when this machine has not so much memory."""
+    size, memory = size_slab(config, gpus), psutil.virtual_memory().total
+    has = f"this machine has {memory >> 20:,} MiB of memory"
+    problem = f"pipeline.slab_bytes: {size >> 20:,} MiB cannot be had; {has}. Set less."
+    if size > memory:
+        raise ConfigError([problem])
+    try:
+        return Slab(size)
+    except OSError as error:
+        raise ConfigError([f"{problem} ({error.strerror})"]) from error
+
+
 def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
     """Those that the configuration names, or all; none where it names a CPU too, as stages have one dtype for all devices."""
     named = {*config.pipeline.devices, *(device for table in config.pipeline.segment for device in table.devices)}
@@ -150,7 +173,8 @@ def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
     return [gpu for gpu in gpus if not named or gpu.device in named]
 
 
-def judge_of(config: Config) -> Judge:
+def judge_of(config: Config, inboxes: Mapping[int, bytes]) -> Judge:
+    """inboxes: their folders by number. Raises ConfigError."""
     try:
         rule = load_rule(config.binning.rules) if config.binning.rules else None
     except ValueError as error:
@@ -158,6 +182,7 @@ def judge_of(config: Config) -> Judge:
     return Judge(
         config.binning.thresholds(),
         rule=rule,
+        inboxes=inboxes,
         cascade=config.stage_names if config.pipeline.mode == "cascade" else (),
         max_attempts=config.pipeline.max_attempts,
         retry_seconds=config.pipeline.retry_seconds,

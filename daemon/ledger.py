@@ -7,33 +7,27 @@ until it has its end; who works on it is a matter of the daemon's memory, so a c
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import queue
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import structlog
 
 from daemon import identity
+from daemon.clock import steady_seconds
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
 from daemon.records import Model, Record, assemble
 from daemon.rows import content_row, ending_checksum, file_row, job_of, reason_of, result_row
-from daemon.schema import unusable
 from daemon.statements import SQL, run_rows
 from daemon.stored import Key, Stored, read_stored
+from daemon.writer import Alone, Work, Writer
 
 log = structlog.get_logger()
-T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], Any]
-
-GROUP = 256  # most requests in one transaction
 
 
 class Ledger:
@@ -47,7 +41,6 @@ class Ledger:
         self.path = path
         self._connection, self.remark = identity.open_ledger(path)  # what is to be said of it, if anything
         self._damaged: set[Key] = set()  # digests with a model, or None for format and size
-        self._requests: queue.SimpleQueue[tuple[Work, asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._models: dict[int, Model] = {}
         self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
         self._inbox_paths: dict[int, bytes] = {}
@@ -55,14 +48,15 @@ class Ledger:
         self._configured = "[]"  # inboxes, as JSON: rows of others wait until they are configured again
         self._cursors: dict[int, int] = {}  # priority → last row handed out
         self._asked_of: frozenset[int] = frozenset()  # the inboxes that the cursors have not passed over
+        self.admitting = 0  # files that wait for the writing thread
+        self.touched: set[bytes] | None = None  # digests that were written since it was made, where somebody asks
         self.commit_seconds: Callable[[float], None] = lambda seconds: None
-        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
-        self._thread.start()
+        self._writer = Writer(self._connection, path, lambda seconds: self.commit_seconds(seconds))
+        self._ask = self._writer.ask
 
     def close(self) -> None:
         """Finish what was asked for and close the file."""
-        self._requests.put(None)
-        self._thread.join()
+        self._writer.close()
         with contextlib.suppress(sqlite3.Error):
             identity.note(self.path, identity.identity_of(self._connection))
         self._connection.close()
@@ -97,6 +91,11 @@ class Ledger:
 
         return await self._ask(work)
 
+    async def bound_waits(self, retry_seconds: float, longest_seconds: float) -> None:
+        """What waits for another try waits no longer than its own pause from now on, whatever time the last daemon had."""
+        bounds = {"now": steady_seconds(), "retry": retry_seconds, "longest": longest_seconds}
+        await self._ask(lambda connection: connection.execute(SQL["bound_waits"], bounds))
+
     # Before a job
 
     async def admit(self, files: Sequence[File]) -> Admitted:
@@ -115,16 +114,26 @@ class Ledger:
             failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
             return Admitted(*new, old.count(JobStatus.GONE), failures, old.count(JobStatus.DONE))
 
-        admitted = await self._ask(work)
+        self.admitting += len(files)
+        try:
+            admitted = await self._ask(work)
+        finally:
+            self.admitting -= len(files)
         for file in files:
             self._cursors.setdefault(self._priorities[file.inbox], 0)
         return admitted
 
-    async def next_jobs(self, limit: int, busy: Collection[int], inboxes: Collection[int] | None = None) -> list[Job]:
+    async def next_jobs(
+        self,
+        limit: int,
+        busy: Collection[int],
+        inboxes: Collection[int] | None = None,
+        only: Collection[int] | None = None,
+    ) -> list[Job]:
         """Jobs to work on: those due for another try, then highest priority first and oldest first within it.
 
-        `busy` holds the ids in hand already. inboxes: only of these. One caller at a time: the ledger remembers how far it
-        has read.
+        `busy` holds the ids in hand already. inboxes: only of these. only: of these ids, those due for another try. One caller
+        at a time: the ledger remembers how far it has read.
         """
         asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
         wanted = msgspec.json.encode(sorted(asked_of)).decode()
@@ -133,9 +142,12 @@ class Ledger:
         self._asked_of = frozenset(asked_of)
 
         def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
-            due = connection.execute(SQL["again"], (time.time(), wanted, limit + len(busy))).fetchall()
-            rows = [row for row in due if row["id"] not in busy][:limit]
-            cursors = {}
+            most = limit + len(busy) if only is None else -1  # others may be due before them
+            due = connection.execute(SQL["again"], (steady_seconds(), wanted, most)).fetchall()
+            rows = [row for row in due if row["id"] not in busy and (only is None or row["id"] in only)][:limit]
+            cursors: dict[int, int] = {}
+            if only is not None:
+                return rows, cursors
             for priority in sorted(self._cursors, reverse=True):
                 place = self._cursors[priority]
                 while found := connection.execute(SQL["fresh"], (priority, place, wanted, limit - len(rows))).fetchall():
@@ -149,7 +161,7 @@ class Ledger:
 
     async def seconds_to_next_try(self) -> float | None:
         """When the next postponed job is due; None when there is none."""
-        now = time.time()
+        now = steady_seconds()
         row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now, self._configured)).fetchone())
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
@@ -164,7 +176,7 @@ class Ledger:
         stages = {number: stage for stage, number in self._model_ids.items()}
         for job in jobs:
             if job.digest in stored.contents:
-                job.format, job.width, job.height = stored.contents[job.digest]
+                job.format, job.width, job.height, job.pages = stored.contents[job.digest]
                 outputs = stored.results.get(job.digest, {})
                 job.outputs |= {stages[model]: output for model, output in outputs.items() if model in stages}
 
@@ -253,6 +265,7 @@ class Ledger:
             format=job.format,
             width=job.width,
             height=job.height,
+            pages=job.pages,
             outputs=job.outputs,
             models=[self._models[self._model_ids[stage]] for stage in job.outputs if ending.status is JobStatus.DONE],
             bin=ending.bin,
@@ -294,7 +307,7 @@ class Ledger:
     async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
         """Images that are FAILED, or DONE, back to PENDING with all their tries; returns how many. One that was DONE keeps
         its result until it has another."""
-        rows = [{"id": number, "status": status, "now": time.time()} for number in ids]
+        rows = [{"id": number, "status": status} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
             return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
@@ -310,54 +323,16 @@ class Ledger:
 
         return await self._ask(work)
 
+    async def run(self, work: Work | Alone) -> Any:
+        """Anything else in the writing thread. In a transaction it shares that with others, so it is to take milliseconds."""
+        return await self._ask(work)
+
     # In the writing thread
 
-    def _write(self) -> None:
-        """Take all that is asked for, do it in one transaction, commit, answer."""
-        while (request := self._requests.get()) is not None:
-            group = [request]
-            while len(group) < GROUP and not self._requests.empty():
-                following = self._requests.get()
-                if following is None:
-                    self._requests.put(None)
-                    break
-                group.append(following)
-            started, changes = time.perf_counter(), self._connection.total_changes
-            try:
-                answers: list[Any] = self._transact([work for work, _ in group])
-            except Exception:  # noqa: BLE001 - of SQLite or of a request of ours
-                # One of them cannot be done: each gets a transaction of its own, so that only the guilty fails.
-                answers = [self._attempt(work) for work, _ in group]
-            if self._connection.total_changes > changes:
-                self.commit_seconds(time.perf_counter() - started)
-            _answer(group, answers)
-
-    def _transact(self, works: list[Work]) -> list[Any]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            answers = [work(self._connection) for work in works]
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-        return answers
-
-    def _attempt(self, work: Work) -> Any:
-        try:
-            return self._transact([work])[0]
-        except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may pass
-            return unusable(self.path, error)
-        except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
-            return error
-
-    async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._requests.put((work, future))
-        return await future
-
-    def _keep(self, connection: sqlite3.Connection, jobs: Iterable[Job]) -> bool:
+    def _keep(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
         """Write results, but for those that the same bytes have already; returns whether there were none of these."""
+        if self.touched is not None:
+            self.touched.update(job.digest for job in jobs)
         contents = [content_row(job) for job in jobs if job.width]
         results = [
             result_row(job.digest, (number := self._model_ids[stage]), self._models[number], output)
@@ -379,18 +354,3 @@ class Ledger:
         made_by = [self._models[self._model_ids[stage]] for stage in job.outputs]
         checksum = ending_checksum(ending, self._inbox_paths[job.inbox], made_by)
         return (job.id, int(ending.status), *result, *reason_of(ending.failure), ending.at, ending.attempts, checksum)
-
-
-def _answer(group: list[tuple[Work, asyncio.Future[Any]]], answers: list[Any]) -> None:
-    """Resolve the group's futures, with one call into the event loop."""
-
-    def resolve() -> None:
-        for (_, future), answer in zip(group, answers, strict=True):
-            if not future.done():
-                if isinstance(answer, Exception):
-                    future.set_exception(answer)
-                else:
-                    future.set_result(answer)
-
-    with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-        group[0][1].get_loop().call_soon_threadsafe(resolve)

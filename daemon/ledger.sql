@@ -1,11 +1,32 @@
 -- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one
 -- statement, because each call of SQLite gives the interpreter lock away and may wait for it afterwards. `:is_newest` stands
 -- for the condition of that name: no later version of the image's file is known. `+inbox` keeps SQLite from the index that
--- begins with it, where one that holds what is PENDING alone serves: the other has every image that ever was.
+-- begins with it, where one that holds what is PENDING alone serves: the other has every image that ever was. `:is_spare`
+-- likewise stands for a condition, of a version that nothing needs any more.
 
 -- name: is_newest
 NOT EXISTS (
     SELECT 1 FROM image AS newer WHERE newer.inbox = image.inbox AND newer.path = image.path AND newer.id > image.id
+)
+
+-- name: is_spare
+-- It ended before `:before` and was never moved, so nothing on the disk is known by it alone; and it is not the newest version
+-- of its file, unless all are GONE. Where it has a result, a later version of the file has one that is
+-- published and as old: the sidecar is that one's. Where it FAILED, a later version's result or failure has taken its reason's
+-- place. What is newest and what is published stays so without it.
+image.location IS NULL AND COALESCE(image.finished_at, image.seen_at) < :before AND (
+    image.status = 4 AND COALESCE(image.models, '[]') = '[]' AND NOT EXISTS (
+        SELECT 1 FROM image AS other WHERE other.inbox = image.inbox AND other.path = image.path
+        AND (other.status <> 4 OR other.location IS NOT NULL OR COALESCE(other.models, '[]') <> '[]')
+    )
+    OR (image.status IN (3, 4) OR image.status IN (1, 2) AND image.emitted = 1) AND EXISTS (
+        SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
+        AND COALESCE(later.finished_at, later.seen_at) < :before AND (
+            later.status = 1 AND later.emitted = 1
+            OR COALESCE(image.models, '[]') = '[]' AND image.status IN (3, 4)
+            OR COALESCE(image.models, '[]') = '[]' AND image.status = 2 AND later.status = 2 AND later.emitted = 1
+        )
+    )
 )
 
 -- name: schema
@@ -25,6 +46,7 @@ CREATE TABLE content (                    -- what the bytes are, whatever their 
     format TEXT NOT NULL,
     width INTEGER NOT NULL,               -- pixels, upright
     height INTEGER NOT NULL,
+    pages INTEGER NOT NULL DEFAULT 1,     -- pictures in the file, of which the first is read; before schema 3 not counted
     checksum INTEGER                      -- checksums.of_content; NULL: of an older visiond, as in the other tables
 ) WITHOUT ROWID;
 CREATE TABLE result (                     -- what a model said of the bytes
@@ -48,7 +70,7 @@ CREATE TABLE image (                      -- a version of a file
     status INTEGER NOT NULL,              -- jobs.JobStatus
     seen_at REAL NOT NULL,                -- Unix seconds
     attempts INTEGER NOT NULL DEFAULT 0,
-    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried
+    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, whatever the clock says
     location BLOB,                        -- absolute; where the daemon moved the file, if it did
     digest BLOB,
     models TEXT,                          -- JSON array of model ids: those that made its last result, whatever came after it
@@ -99,7 +121,7 @@ SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (
         OR old.device <> 0 AND old.status <> 4 AND old.inode = new.column3 AND old.ctime_ns = new.column6
     )
 ) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- GONE, and there again
-SET status = excluded.status, reason = excluded.reason, not_before = excluded.seen_at, detail = NULL, finished_at = NULL
+SET status = excluded.status, reason = excluded.reason, not_before = 1, detail = NULL, finished_at = NULL
 WHERE image.status = 4 RETURNING status;
 
 -- name: supersede
@@ -139,13 +161,14 @@ WHERE status = 0 AND not_before > 0 AND not_before > ? AND +inbox IN (SELECT val
 SELECT DISTINCT priority FROM image WHERE status = 0 AND not_before = 0 ORDER BY priority DESC;
 
 -- name: contents
-SELECT digest, format, width, height, checksum FROM content WHERE digest IN (:rows);
+SELECT digest, format, width, height, pages, checksum FROM content WHERE digest IN (:rows);
 
 -- name: results
 SELECT digest, model, payload, seconds, checksum FROM result WHERE digest IN (:rows);
 
 -- name: keep_content
-INSERT INTO content (digest, format, width, height, checksum) VALUES :rows ON CONFLICT DO NOTHING;
+INSERT INTO content (digest, format, width, height, pages, checksum) VALUES :rows
+ON CONFLICT (digest) DO UPDATE SET pages = excluded.pages, checksum = excluded.checksum WHERE excluded.pages > content.pages;
 
 -- name: drop_content
 DELETE FROM content WHERE digest = ?;
@@ -172,6 +195,11 @@ UPDATE image SET deaths = ? WHERE id = ?;
 
 -- name: postpone
 UPDATE image SET attempts = ?, not_before = ?, detail = ? WHERE id = ? AND status = 0;
+
+-- name: bound_waits
+-- Which the last daemon took from a clock that may have been set since.
+UPDATE image SET not_before = :now + min(:longest, :retry * (1 << min(max(attempts, 1) - 1, 20)))
+WHERE status = 0 AND not_before > 0 AND not_before > :now + min(:longest, :retry * (1 << min(max(attempts, 1) - 1, 20)));
 
 -- name: emitted
 UPDATE image SET emitted = 1 WHERE id IN (:rows);
@@ -222,6 +250,13 @@ WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMI
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest) ORDER BY image.id LIMIT ?;
 
+-- name: finished_models
+SELECT DISTINCT models FROM image
+WHERE status = 1 AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest);
+
+-- name: first_answer
+SELECT payload FROM result WHERE model = ? LIMIT 1;
+
 -- name: published
 -- Of each file the newest result has the sidecar, also while it is to be replaced; and the reason of a failure stands until
 -- there is another image.
@@ -265,7 +300,7 @@ UPDATE image SET digest = COALESCE(?, digest), models = COALESCE(?, models), bin
     finished_at = ?, checksum = ? WHERE id = ?;
 
 -- name: put_back
-UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL,
+UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
 WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- what is not published yet will move its file first
 
@@ -282,6 +317,9 @@ SELECT models, COUNT(*) AS images FROM image WHERE status = 1 AND :is_newest GRO
 -- name: models
 SELECT id, stage, fingerprint, notice FROM model;
 
+-- name: has_results
+SELECT 1 FROM image WHERE inbox = ? AND status IN (1, 2) LIMIT 1;
+
 -- name: inboxes
 SELECT id, path FROM inbox;
 
@@ -294,7 +332,7 @@ SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'image';
 
 -- name: all_contents
 -- The cast is for a digest that a flipped bit has made text.
-SELECT CAST(digest AS BLOB) AS digest, format, width, height, checksum FROM content
+SELECT CAST(digest AS BLOB) AS digest, format, width, height, pages, checksum FROM content
 WHERE content.digest > ? ORDER BY content.digest LIMIT ?;
 
 -- name: all_results
@@ -304,3 +342,25 @@ WHERE rowid > ? ORDER BY rowid LIMIT ?;
 -- name: all_endings
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE image.id > ? AND status IN (1, 2) ORDER BY image.id LIMIT ?;
+
+-- name: spare
+-- Some 200 bytes of a row are figures and its places in the indexes.
+SELECT id, status, 200 + length(path) + COALESCE(length(criteria), 0) + COALESCE(length(detail), 0) AS bytes FROM image
+WHERE id > :after AND :is_spare ORDER BY id LIMIT :limit;
+
+-- name: prune
+DELETE FROM image WHERE id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
+
+-- name: unreferenced
+-- Bytes that no version has, once those that are spare have gone.
+SELECT digest FROM content WHERE digest > :after
+EXCEPT SELECT digest FROM image WHERE digest IS NOT NULL AND NOT (:is_spare) ORDER BY digest LIMIT :limit;
+
+-- name: sizes_of_results
+SELECT length(payload) + 100 FROM result WHERE digest IN (:rows);
+
+-- name: drop_results
+DELETE FROM result WHERE digest IN (:rows) RETURNING length(payload) + 100;
+
+-- name: drop_contents
+DELETE FROM content WHERE digest IN (:rows) RETURNING length(digest);

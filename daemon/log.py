@@ -10,13 +10,32 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any, TextIO
 
+_as_json = False  # whether a log is set up that is to have JSON objects only
+
+
+def is_json() -> bool:
+    """Whether every line on standard error is to be a JSON object by now: then whatever is printed goes through the log."""
+    return _as_json
+
+
+def say_line(text: str) -> None:
+    """A line on standard error for people who wait; an event where only JSON goes there."""
+    if not _as_json:
+        print(text, file=sys.stderr)
+        return
+    import structlog
+
+    structlog.get_logger().info(text)
+
 
 def set_up(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
     """Configure structlog for the process. format: "console", "json", or "auto" by the stream, which is standard error."""
     import structlog  # slow, and most commands only want `escape`
 
+    global _as_json
     stream = stream or sys.stderr
     console = format == "console" or (format == "auto" and stream.isatty())
+    _as_json = not console
     renderer: Any = structlog.processors.JSONRenderer()
     if console:
         renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty())
@@ -29,7 +48,7 @@ def set_up(level: str = "info", format: str = "auto", stream: TextIO | None = No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(stream),
     )
 
 

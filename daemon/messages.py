@@ -1,7 +1,7 @@
 """All that crosses between the daemon and a worker: length-prefixed msgpack over one socket for each worker.
 
-A worker gets a `Setup`, answers `Ready`, then gets a `Batch` at a time for each of its threads and answers
-each with a `Reply`. Bytes of images do not travel: an `Item` names a stretch of the shared slab.
+A worker gets a `Setup`, reports each stage that it has `Loaded`, answers `Ready`, then gets a `Batch` at a time for each of its
+threads and answers each with a `Reply`. Bytes of images do not travel: an `Item` names a stretch of the shared slab.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     cascade: Thresholds | None  # set: stop at the first bin that passes
     pipeline: list[str] = []  # all stages there are, in this segment and others
     rehearse: bool = False  # each thread tries all of it on a picture of its own before the first image
+
+
+class Loaded(msgspec.Struct, tag="loaded", frozen=True):
+    """A stage has its model; others may still load."""
+
+    stage: str
+    seconds: float
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -66,6 +73,7 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True):
     reason: str = ""
     detail: str = ""
     transient: bool = False
+    pages: int = 1
 
 
 class StageRun(msgspec.Struct, array_like=True, frozen=True):
@@ -96,6 +104,7 @@ class Farewell(msgspec.Struct, tag="farewell", frozen=True):
 
     cause: str
     curable: bool  # whether a new worker may fare better
+    unusable: bool = False  # a stage cannot be built from its weights and options; the cause is a sentence for the user
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
@@ -103,7 +112,7 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 
 ToWorker = Setup | Batch | Stop
-FromWorker = Ready | Reply | Beat | Farewell
+FromWorker = Loaded | Ready | Reply | Beat | Farewell
 
 decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode

@@ -8,27 +8,39 @@ from __future__ import annotations
 import collections
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon import __version__
+from daemon import __version__, lines, notices
 from daemon.gpus import list_gpus
 from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
+from daemon.snapshot import TASKS
 from stages.base import Reason
+from stages.registry import ORDER
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR)
+SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES)
 GPU_SECONDS = 1.0  # at least so long between two questions to the driver
 
 # When each series began: as many series again as there are counters and histograms, and `rate` does without.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Loss(StrEnum):
+    """Why a worker had to be replaced."""
+
+    DIED = "died"
+    TIMEOUT = "timeout"  # a batch took too long
+    LOAD = "load"  # it was lost before it was ready
+    SHARING = "sharing"  # another one was lost that it shared its GPU with
 
 
 class Metrics:
@@ -55,6 +67,7 @@ class Metrics:
         self.scan_seconds = histogram("visiond_scan_duration_seconds", "A scan of an inbox.", buckets=LONG_SECONDS)
         self.reconcile_found = counter("visiond_reconcile_found", "Files a later scan found that events had missed.")
         self.watch_overflows = counter("visiond_watch_overflows", "Times the kernel's event queue ran over.")
+        self.unread_folders = gauge("visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"])
         self.slab_used = gauge("visiond_slab_used_bytes", "Bytes of images in flight.")
         self.slab_size = gauge("visiond_slab_size_bytes", "The byte budget.")
         self.reused = counter("visiond_reused_results", "Results answered from the ledger.", ["stage"])
@@ -65,6 +78,10 @@ class Metrics:
         self.stage_seconds = histogram("visiond_stage_duration_seconds", "A stage's time over one batch.", ["stage"])
         self.stage_images = counter("visiond_stage_images", "Images a stage answered.", ["stage"])
         self.commit_seconds = histogram("visiond_ledger_commit_seconds", "A transaction of the ledger.")
+        self.upkeep_success = gauge(
+            "visiond_upkeep_last_success_timestamp_seconds", "When a task of upkeep last went well; 0: never.", ["task"]
+        )
+        self.upkeep_failures = counter("visiond_upkeep_failures", "Tasks of upkeep that failed.", ["task"])
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
 
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
@@ -75,6 +92,9 @@ class Metrics:
         )
         self.out_of_memory = counter("visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"])
         self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
+        self.stage_notice = gauge(
+            "visiond_stage_notice_info", "1 where a stage's weights carry a notice of this kind.", ["stage", "notice"]
+        )
         self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
 
         self._begin_at_zero()
@@ -82,13 +102,38 @@ class Metrics:
         registry.register(_Gpus())
 
     def _begin_at_zero(self) -> None:
-        """Counters of closed sets exist before their first event, which a rate would not see otherwise."""
+        """Counters exist before their first event, which `rate` and `increase` would not see otherwise. Those with a segment, a
+        stage or a device follow in `begin_segment`."""
         Info("visiond_build", "Version of visiond.", registry=self.registry).info({"version": __version__})
         for outcome, reasons in (("done", [""]), ("gone", [""]), ("failed", Reason), ("skipped", SKIPPED_FOR)):
             for reason in reasons:
                 self.images.labels(outcome, str(reason))
+        for reason in Reason:
+            self.retries.labels(reason.value)
+        for task in TASKS:
+            self.upkeep_success.labels(task)
+            self.upkeep_failures.labels(task)
         for name in ("A", "B", "C", "other"):
             self.bins.labels(name)
+        for stage in ORDER:
+            for kind in notices.KINDS:
+                self.stage_notice.labels(stage, kind)
+
+    def noticed(self, of_stages: Mapping[str, str]) -> None:
+        """of_stages: what is to be said beside each stage's answers."""
+        for stage, notice in of_stages.items():
+            self.stage_notice.labels(stage, notices.kind_of(notice)).set(1)
+
+    def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
+        """What this segment, its stages and its devices will count begins at zero."""
+        self.batch_images.labels(name)
+        for stage in stages:
+            for metric in (self.reused, self.stage_seconds, self.stage_images):
+                metric.labels(stage)
+        for device in devices:
+            self.out_of_memory.labels(device)
+            for loss in Loss:
+                self.worker_restarts.labels(device, loss.value)
 
     # What the pipeline reports, a line for each event.
 
@@ -153,6 +198,7 @@ class _Process(Collector):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
         yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
+        yield CounterMetricFamily("visiond_log_lines_dropped", "Lines of the log that nobody read in time.", lines.dropped())
 
 
 class _Gpus(Collector):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from daemon.display import print_json, print_table, quantity
@@ -9,8 +12,8 @@ from daemon.errors import MissingLibrary, VisiondError
 from daemon.options import ConfigOption, JsonOption, read_config
 
 models_app = typer.Typer(
-    help="Packs of weights: list them, pull the standard one, verify digests.\n\n"
-    "Examples: visiond models list, visiond models pull, visiond models verify",
+    help="Packs of weights: list them, pull the standard one, make one of your own, verify digests.\n\n"
+    "Examples: visiond models list, visiond models pull, visiond models make my-pack --yolo best.pt, visiond models verify",
     no_args_is_help=True,
 )
 train_app = typer.Typer(help="Train a pack of models.\n\nExample: visiond train mini --out my-pack", no_args_is_help=True)
@@ -71,6 +74,40 @@ def pull_models(config: ConfigOption = None) -> None:
     with pack_errors():
         pack = packs.pull_standard(settings.models.folder)
     print(f"standard pack in {pack.folder}")
+
+
+@models_app.command("make")
+def make_models(
+    folder: Annotated[Path, typer.Argument(help="The pack's folder, which is made.")],
+    yolo: Annotated[
+        Path | None, typer.Option("--yolo", help="YOLO: a .pt file, or .safetensors with a yolo.json beside it.")
+    ] = None,
+    clip: Annotated[Path | None, typer.Option("--clip", help="CLIP: a folder as transformers saves a CLIPModel.")] = None,
+    blip: Annotated[
+        Path | None, typer.Option("--blip", help="BLIP: a folder with a BlipForConditionalGeneration likewise.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="CLIP's tags, one a line; without: YOLO's classes and common scenes.")
+    ] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read weights that are a pickle. It is a program: allow only what you trust.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the pack, if it is there.")] = False,
+) -> None:
+    """A pack from checkpoints on the disk, without the model hub: weights as safetensors, each stage tried on a page, and every
+    file's digest recorded. Leave out what it is not to hold.
+
+    Example: visiond models make my-pack --yolo best.pt --clip clip-folder --blip blip-folder --allow-pickle
+    """
+    from daemon.making import make_pack, tell_use
+
+    sources = {stage: path for stage, path in (("yolo", yolo), ("clip", clip), ("blip", blip)) if path}
+    if not sources:
+        raise typer.BadParameter("name at least one of --yolo, --clip and --blip")
+    manifest = make_pack(
+        folder, sources, lambda text: print(text, flush=True), labels=labels, allow_pickle=allow_pickle, force=force
+    )
+    print(*tell_use(folder, manifest), sep="\n")
 
 
 @models_app.command("verify")

@@ -24,6 +24,8 @@ def is_there(folder: Path) -> bool | None:
 
 
 def tell_missing(inbox: Path) -> str:
+    if os.path.lexists(inbox) and not os.path.islink(inbox):
+        return f"inbox {inbox} is a file; name the folder that images are dropped into."
     return f"inbox {inbox} does not exist; create it ({shlex.join(['mkdir', '-p', str(inbox)])}) or mount it."
 
 

@@ -21,7 +21,7 @@ import anyio.abc
 import structlog
 
 from daemon.child import end
-from stages.processes import die_with, locked_folder
+from stages.processes import die_with, environment, locked_folder, python
 
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class Server:
             self._folder.enter_context(locked_folder(folder))
             shared = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
             with anyio.fail_after(TRIAL_SECONDS):
-                await self._serve(os.environ | shared | {"CUDA_VISIBLE_DEVICES": self._gpu})
+                await self._serve(environment(shared | {"CUDA_VISIBLE_DEVICES": self._gpu}))
         except (OSError, subprocess.CalledProcessError) as error:  # a TimeoutError is an OSError
             last = (getattr(error, "stderr", None) or b"").strip().rpartition(b"\n")[2].decode(errors="replace")
             log.warning("workers take turns on the GPU, as MPS does not work here", gpu=self._gpu, error=last or repr(error))
@@ -90,23 +90,23 @@ class Server:
             self.shared = shared if self._works else {}
             log.info("workers share the GPU", gpu=self._gpu, by=CONTROL)
 
-    async def _serve(self, environment: dict[str, str]) -> None:
+    async def _serve(self, settings: dict[str, str]) -> None:
         """In sessions of their own: a Ctrl-C reaches the whole group, and the daemon decides what it means."""
         parent = str(os.getpid())
         self._process = await anyio.open_process(
-            [sys.executable, "-m", "stages.processes", parent, CONTROL, "-f"],
+            python("-m", "stages.processes", parent, CONTROL, "-f"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env=settings,
             start_new_session=True,
         )
-        control = anyio.Path(environment[PIPES], "control")  # where CUDA cannot reach it, it quietly does without
+        control = anyio.Path(settings[PIPES], "control")  # where CUDA cannot reach it, it quietly does without
         while not await control.exists():
             if self._process.returncode is not None:
                 raise OSError(f"{CONTROL} left with status {self._process.returncode}")
             await anyio.sleep(GLANCE_SECONDS)
-        await anyio.run_process([sys.executable, "-m", "daemon.mps", "try", parent], env=environment, start_new_session=True)
+        await anyio.run_process(python("-m", "daemon.mps", "try", parent), env=settings, start_new_session=True)
 
 
 def remove_leftovers() -> None:

@@ -32,8 +32,9 @@ from daemon.pool import Pool
 from daemon.publisher import Publisher
 from daemon.sinks import Journal, Publication, Sink
 from daemon.slab import Slab
+from daemon.trial import Trial
 from daemon.watcher import Watcher
-from stages.base import Reason
+from stages.base import Reason, advise
 
 log = structlog.get_logger()
 
@@ -106,10 +107,13 @@ class Pipeline:
         self._landed = asyncio.Event()
         self._watching = anyio.CancelScope()
         self._complete = False  # nothing more will be admitted
+        self.found_all = False  # that was there, with `once`
+        self._trial: Trial | None = None
         self._draining = False
 
-    async def run(self, *, once: bool = False) -> None:
-        """Work until drained or, with `once`, until all that was there has its end."""
+    async def run(self, *, once: bool = False, limit: int = 0) -> None:
+        """Work until drained or, with `once`, until all that was there has its end; with a limit, until so many images have."""
+        self._trial = Trial(limit) if limit else None
         async with anyio.create_task_group() as tasks:
             for lane in self.lanes:
                 tasks.start_soon(self.dispatch, lane)
@@ -155,6 +159,7 @@ class Pipeline:
         self.watcher.heard_of = self.wake
         with self._watching:
             await self.watcher.run(self.admit, once=once)
+            self.found_all = True
         self._complete = True
         self._admitted.set()
 
@@ -189,13 +194,26 @@ class Pipeline:
             complete, answering = self._complete, self.watcher.answering()
             await self.recover(answering - self._recovered)
             pause = await self.persist("ledger", self.ledger.seconds_to_next_try)
-            if jobs := await self.persist("ledger", self.ledger.next_jobs, FEED, self.in_flight.keys(), answering):
+            if jobs := await self._next_of(answering, complete):
                 return jobs
-            if complete and pause is None and not self.in_flight:
+            if complete and (pause is None or (self._trial and self._trial.is_over)) and not self.in_flight:
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
                 await self._admitted.wait()
         return []
+
+    async def _next_of(self, inboxes: set[int], complete: bool) -> list[Job]:
+        """The next jobs of these inboxes. In a trial there are none before all files are found, as the highest priority comes
+        first; and when enough have been taken up, only those of them that are to be tried again."""
+        trial, busy = self._trial, self.in_flight.keys()
+        if not trial:
+            return await self.persist("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
+        if not complete or trial.is_over:
+            return []
+        only = None if trial.room else trial.postponed
+        jobs = await self.persist("ledger", self.ledger.next_jobs, min(FEED, trial.room or FEED), busy, inboxes, only)
+        trial.take(jobs)
+        return jobs
 
     def _reserve_now(self, job: Job) -> bool:
         """Whether the job need not wait for room in the slab; one that can never have it fails."""
@@ -203,7 +221,9 @@ class Pipeline:
         if self.slab.fits(job.version.size):
             job.extent = self.slab.try_reserve(job.version.size)
             return job.extent is not None
-        job.failure = Failure(Reason.BYTES, f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}")
+        told = f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
+        how = f"{advise(f'slab_bytes = {job.version.size}')}; so much shared memory is kept for images"
+        job.failure = Failure(Reason.BYTES, f"{told}. {how}")
         return True
 
     async def _take_up(self, jobs: list[Job]) -> None:
@@ -279,7 +299,7 @@ class Pipeline:
     async def advance(self, lane: Lane, worker: Worker, jobs: Sequence[Job], reply: Reply) -> None:
         self.metrics.replied(lane.name, worker.device, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
-            job.format, job.width, job.height = outcome.format, outcome.width, outcome.height
+            job.format, job.width, job.height, job.pages = outcome.format, outcome.width, outcome.height, outcome.pages
             job.outputs |= outcome.outputs
             if outcome.reason:
                 job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
@@ -359,6 +379,8 @@ class Pipeline:
         del self.in_flight[job.id]
         if replaced:
             return
+        if self._trial:
+            self._trial.leave(ending)
         self.metrics.ended(ending)
         if ending.failure:
             log.warning(

@@ -36,6 +36,10 @@ class Segment:
     stages: tuple[str, ...]
     devices: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        return "+".join(self.stages)
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

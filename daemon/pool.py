@@ -19,9 +19,9 @@ import msgspec
 import structlog
 
 from daemon.child import Worker
-from daemon.errors import NoWorkersLeft, WorkerLost
+from daemon.errors import ModelsUnusable, NoWorkersLeft, WorkerLost
 from daemon.messages import Item, Ready, Reply, Setup
-from daemon.metrics import Metrics
+from daemon.metrics import Loss, Metrics
 from daemon.mps import Server
 from daemon.sections import PipelineSection
 from daemon.snapshot import WorkerState
@@ -48,6 +48,7 @@ class Seat:
     quick_deaths: int = 0
     lone_deaths: int = 0
     last_cause: str = ""
+    unusable: bool = False  # its stages cannot be built, says the cause
 
     @property
     def healthy(self) -> bool:
@@ -70,7 +71,7 @@ class Pool:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep every seat filled until stopped. Started when each seat has a worker that is ready, or is closed.
 
-        Raises NoWorkersLeft when no seat is left open.
+        Raises NoWorkersLeft when no seat is left open; ModelsUnusable where a stage cannot be built.
         """
         opened = [anyio.Event() for _ in self.seats]
         try:
@@ -141,6 +142,8 @@ class Pool:
                 batches=seat.worker.answered if seat.worker else 0,
                 cause=seat.last_cause,
                 shared=seat.worker is not None and seat.worker.shared,
+                stages=[spec.name for spec in seat.setup.stages],
+                stages_loaded=seat.worker.stages_loaded if seat.worker else [],
             )
             for seat in self.seats
         ]
@@ -160,8 +163,11 @@ class Pool:
             opened.set()
         if self._stopping:
             return
-        log.error("seat closed: its workers keep dying", worker=seat.setup.name, device=seat.device, cause=seat.last_cause)
+        why = "a stage cannot be built" if seat.unusable else "its workers keep dying"
+        log.error(f"seat closed: {why}", worker=seat.setup.name, device=seat.device, cause=seat.last_cause)
         if all(other.state == "closed" for other in self.seats):
+            if seat.unusable:
+                raise ModelsUnusable(seat.last_cause)
             raise NoWorkersLeft(f"No worker is left for {self.name}: {seat.last_cause}.")
 
     async def _fill(self, seat: Seat, opened: anyio.Event) -> None:
@@ -234,7 +240,8 @@ class Pool:
             seat.quick_deaths += 1
         if not worker.curable and not worker.shared:
             seat.quick_deaths = QUICK_DEATHS
-        seat.last_cause = worker.epitaph()
-        reason = "sharing" if followed else "timeout" if worker.timed_out else "died" if worker.loaded else "load"
-        self._metrics.worker_restarts.labels(seat.device, reason).inc()
+        seat.last_cause, seat.unusable = worker.epitaph(), worker.unusable
+        loss = Loss.DIED if worker.loaded else Loss.LOAD
+        loss = Loss.SHARING if followed else Loss.TIMEOUT if worker.timed_out else loss
+        self._metrics.worker_restarts.labels(seat.device, loss.value).inc()
         log.warning("worker lost", worker=worker.name, device=seat.device, cause=seat.last_cause)

@@ -9,6 +9,7 @@ from types import TracebackType
 import rich.progress
 from rich.console import Console
 
+from daemon.log import say_line
 from daemon.snapshot import Snapshot
 
 LINE_SECONDS = 10.0
@@ -32,7 +33,8 @@ class Progress:
             )
             self._task = self._bar.add_task(unit, total=total, rate="")
         self._shown = shown
-        self._loading = False
+        self._loading = ""  # what was said of it last
+        self.notices: dict[str, str] = {}  # of the daemon's stages, once it has shown anything
 
     def __enter__(self) -> Progress:
         if self._bar:
@@ -48,31 +50,32 @@ class Progress:
         """Since the work began; for a daemon, since its models were loaded."""
         return time.monotonic() - self._started
 
-    def step(self, done: int, total: int | None = None) -> None:
-        """So many are done by now, of so many."""
+    def step(self, done: int, total: int | None = None, *, note: str = "") -> None:
+        """So many are done by now, of so many. note: what else is to be seen beside that."""
         total = total or self._total
         rate = done / self.seconds if self.seconds else 0.0
+        note = f", {note}" if note else ""
         if self._bar:
-            self._bar.update(self._task, completed=done, total=total, rate=f"{rate:,.1f} {self._unit}/s")
+            self._bar.update(self._task, completed=done, total=total, rate=f"{rate:,.1f} {self._unit}/s{note}")
         elif self._shown and time.monotonic() - self._lined_at >= LINE_SECONDS:
             self._lined_at = time.monotonic()
             of = f" of {total}" if total else ""
             left = f", {(total - done) / rate:.0f} s to go" if total and rate else ""
-            print(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}", file=sys.stderr)
+            say_line(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
 
     def show(self, snapshot: Snapshot) -> None:
         """The daemon's progress since it started."""
-        ended = snapshot.ended_in_this_run
+        ended, self.notices = snapshot.ended_in_this_run, snapshot.notices
         if snapshot.loading:
-            self._tell_loading(snapshot.pending)
+            self._tell_loading(snapshot.pending, snapshot.loading_sentence())
         else:
-            self.step(ended, ended + snapshot.pending)
+            self.step(ended, ended + snapshot.pending, note=snapshot.some_loading())
 
-    def _tell_loading(self, waiting: int) -> None:
-        """In the bar, or once as a line: loading takes from seconds to minutes."""
+    def _tell_loading(self, waiting: int, sentence: str) -> None:
+        """In the bar, or a line for each step: loading takes from seconds to minutes."""
         if self._bar:
-            self._bar.update(self._task, total=waiting or None, rate="loading models")
-        elif self._shown and not self._loading:
-            print("loading models", file=sys.stderr)
-        self._loading = True
+            self._bar.update(self._task, total=waiting or None, rate=sentence)
+        elif self._shown and sentence != self._loading:
+            say_line(sentence)
+        self._loading = sentence
         self._started = time.monotonic()

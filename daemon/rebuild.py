@@ -128,15 +128,19 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         format=source.format,
         width=source.width,
         height=source.height,
+        pages=source.pages,
         outputs={stage: Output(bytes(parts[STAGES[stage].key]), sidecar.timings[stage]) for stage in sidecar.models},
-        models=[Model(stage, fingerprint, sidecar.notice) for stage, fingerprint in sidecar.models.items()],
+        models=[
+            Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)  # it names no stage; OCR's weights have none
+            for stage, fingerprint in sidecar.models.items()
+        ],
         bin=sidecar.bin.name if sidecar.bin else "",
         criteria=b"" if sidecar.status else bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]),
         reason=sidecar.reason,
         detail=sidecar.detail,
     )
     numbers = {"id": (1, sidecar.id), "bytes": (0, source.bytes), "attempts": (0, sidecar.attempts)}
-    numbers |= {"width": (0, source.width), "height": (0, source.height)}
+    numbers |= {"width": (0, source.width), "height": (0, source.height), "pages": (1, source.pages)}
     for name, (least, number) in numbers.items():
         if not least <= number <= MOST:
             raise ValueError(f"its {name} is {number}; it must be from {least} to {MOST}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -20,8 +20,9 @@ from daemon.errors import LedgerDamaged
 from daemon.hints import command
 from daemon.jobs import JobStatus, Version
 from daemon.messages import Output
-from daemon.schema import OLDER, WITH_CHECKSUMS, damaged, explain, read_version, set_factories
-from daemon.sidecar import SCHEMA, timestamp
+from daemon.reading import Connections
+from daemon.schema import WITH_CHECKSUMS, damaged, explain, read_version
+from daemon.sidecar import SCHEMA, describe_source, timestamp
 from daemon.statements import SQL, run_rows
 from daemon.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 from stages.registry import STAGES
@@ -63,6 +64,7 @@ class Record:
     criteria: bytes
     reason: str
     detail: str
+    pages: int = 1  # pictures in the file, of which the first was read
     doubt: str = ""  # what of it is damaged in the ledger; such a record is not published
 
     @property
@@ -78,7 +80,7 @@ class Record:
 
     def document(self) -> dict[str, Any]:
         """The record as it stands in its sidecar; for an image without a result, with its reason instead."""
-        document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": self._source()}
+        document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": describe_source(self.inbox_path, self)}
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
@@ -109,22 +111,9 @@ class Record:
             return checksums.of_done(image, self.models, self.bin, self.criteria or b"{}")
         return checksums.of_failed(image, self.reason, self.detail, self.attempts)
 
-    def _source(self) -> dict[str, Any]:
-        inbox = self.inbox_path.decode(errors="replace")
-        source: dict[str, Any] = {"inbox": inbox, "path": self.path.decode(errors="replace")}
-        if source["path"].encode() != self.path:
-            source["path_base64"] = base64.b64encode(self.path).decode()
-        source["bytes"] = self.version.size
-        if self.digest:
-            source["digest"] = f"sha256:{self.digest.hex()}"
-        if self.width:
-            source |= {"width": self.width, "height": self.height, "format": self.format}
-        source["seen_at"] = timestamp(self.seen_at)
-        return source
-
 
 class Reader:
-    """A read-only connection to a ledger, beside the daemon's own or without a daemon."""
+    """Reads a ledger, beside the daemon's own connection or without a daemon. Any thread may use it."""
 
     def __init__(self, path: Path) -> None:
         """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
@@ -132,19 +121,19 @@ class Reader:
         if not path.exists():
             raise FileNotFoundError(path)
         self.path = path
+        self._connections = Connections(path)
         try:
-            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-            set_factories(self._connection)
-            if read_version(path, self._connection) < WITH_CHECKSUMS:
-                self._connection.executescript(OLDER)
-            elif known:
-                identity.compare(path, known, identity.identity_of(self._connection))
-            self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._connection.execute(SQL["models"])}
+            with self._connections.lend() as connection:
+                if known and read_version(path, connection) >= WITH_CHECKSUMS:
+                    identity.compare(path, known, identity.identity_of(connection))
+            self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
         except sqlite3.DatabaseError as error:
+            self.close()
             raise explain(path, error) from error
 
     def close(self) -> None:
-        self._connection.close()
+        """Threads that are reading finish what they read; whoever begins to read after this gets ReaderClosed."""
+        self._connections.close()
 
     def counts(self) -> dict[JobStatus, int]:
         """Versions by state; of those that FAILED only the newest of their file, as the others need nobody's attention."""
@@ -162,14 +151,19 @@ class Reader:
     def inboxes(self) -> dict[int, bytes]:
         return {row["id"]: row["path"] for row in self._rows("inboxes")}
 
+    def has_results(self, inbox: int) -> bool:
+        """Whether some file of it has a sidecar, or a reason among the failed."""
+        return bool(self._rows("has_results", inbox))
+
     def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
         """Every version of these files that the ledger knows."""
-        rows = run_rows(self._connection, "versions", [(path,) for path in paths], inbox)
+        with self._connections.lend() as connection:
+            rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
 
     def find(self, name: str) -> list[Record]:
         """The newest version of each file that answers to a name, by the most exact way in which any does."""
-        return list(self.assemble(next(filter(None, self._called(name)), [])))
+        return self.assemble(next(filter(None, self._called(name)), []))
 
     def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
         """By number, path, a link to it, path in an inbox, where the daemon moved it, and by the end of its path."""
@@ -184,7 +178,7 @@ class Reader:
             yield self._rows("find_by_location", path)
         yield self._rows("find_by_end", b"/" + given, b"/" + given)
 
-    def newest(self, status: JobStatus | None, limit: int) -> Iterator[Record]:
+    def newest(self, status: JobStatus | None, limit: int) -> list[Record]:
         """Files whose newest version is in this state, or in any; the newest first."""
         return self.assemble(self._rows("newest", status, status, limit))
 
@@ -204,11 +198,19 @@ class Reader:
         return sum(row["images"] for row in sets if others.intersection(msgspec.json.decode(row["models"])))
 
     def find_number(self, number: int) -> Record | None:
-        return next(self.assemble(self._rows("find_by_id", number)), None)
+        return next(iter(self.assemble(self._rows("find_by_id", number))), None)
 
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
         """Every file whose newest version is DONE, and every image that was moved; oldest first, a few in memory at a time."""
         return self._walk("finished", bin_name, bin_name, chunk)
+
+    def answers_of_each_model(self, stage: str, bin_name: str = "") -> list[bytes]:
+        """One answer of each model of a stage that made some result which `finished` tells."""
+        used = {
+            number for row in self._rows("finished_models", bin_name, bin_name) for number in msgspec.json.decode(row["models"])
+        }
+        found = [self._rows("first_answer", number) for number in sorted(used) if self.models[number].stage == stage]
+        return [row["payload"] for rows in found for row in rows]
 
     def published(self) -> Iterator[Record]:
         """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
@@ -238,23 +240,25 @@ class Reader:
 
     def check_file(self, go_on: GoOn = lambda: True) -> None:
         """Read the file from end to end, without checksums. Raises LedgerDamaged."""
-        if found := find_fault_in_file(self._connection, go_on):
+        with self.lend() as connection:
+            found = find_fault_in_file(connection, go_on)
+        if found:
             raise damaged(self.path, found)
 
     def damaged_rows(self, go_on: GoOn = lambda: True) -> Iterator[str]:
         """Every stored result, and every format and size, whose checksum does not hold."""
-        for digest, model in find_damaged(self._connection, self.models, go_on):
-            yield self.name_of(digest, model)
+        with self.lend() as connection:
+            for digest, model in find_damaged(connection, self.models, go_on):
+                yield self.name_of(digest, model)
 
     def name_of(self, digest: bytes, model: int | None) -> str:
         """A row of what is stored of some bytes, in words."""
         what = "format and size" if model is None else f"the result of {self.models.get(model, UNKNOWN).stage}"
         return f"{what} of the bytes sha256:{digest.hex()}"
 
-    @property
-    def connection(self) -> sqlite3.Connection:
-        """Read-only."""
-        return self._connection
+    def lend(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A connection that reads, for this thread alone."""
+        return self._connections.lend()
 
     def _doubtful_endings(self, go_on: GoOn) -> Iterator[str]:
         last = 0
@@ -266,22 +270,24 @@ class Reader:
     def back_up(self, file: Path) -> None:
         """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""
         try:
-            with contextlib.closing(sqlite3.connect(file)) as copy:
-                self._connection.backup(copy)
+            with contextlib.closing(sqlite3.connect(file)) as copy, self._connections.lend() as connection:
+                connection.backup(copy)
         except sqlite3.OperationalError as error:
             raise OSError(str(error)) from error
 
     def _walk(self, statement: str, *parameters: object, with_results: bool = True) -> Iterator[Record]:
         last = 0
         while rows := self._rows(statement, last, *parameters):
-            yield from assemble(self._connection, rows, self.models, with_results=with_results)
+            yield from self.assemble(rows, with_results=with_results)
             last = rows[-1]["id"]
 
-    def assemble(self, rows: Iterable[sqlite3.Row]) -> Iterator[Record]:
-        return assemble(self._connection, list(rows), self.models)
+    def assemble(self, rows: Iterable[sqlite3.Row], *, with_results: bool = True) -> list[Record]:
+        with self._connections.lend() as connection:
+            return list(assemble(connection, list(rows), self.models, with_results=with_results))
 
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
-        return self._connection.execute(SQL[statement], parameters).fetchall()
+        with self._connections.lend() as connection:
+            return connection.execute(SQL[statement], parameters).fetchall()
 
 
 def assemble(
@@ -323,7 +329,7 @@ def ledger_of(connection: sqlite3.Connection) -> Path:
 def _join(row: sqlite3.Row, stored: Stored, models: dict[int, Model]) -> Record:
     used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
     outputs = stored.results.get(row["digest"], {})
-    format, width, height = stored.contents.get(row["digest"], ("", 0, 0))
+    format, width, height, pages = stored.contents.get(row["digest"], ("", 0, 0, 1))
     return Record(
         id=row["id"],
         inbox=row["inbox"],
@@ -345,4 +351,5 @@ def _join(row: sqlite3.Row, stored: Stored, models: dict[int, Model]) -> Record:
         criteria=row["criteria"] or b"{}",
         reason=row["reason"] or "",
         detail=row["detail"] or "",
+        pages=pages,
     )

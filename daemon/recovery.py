@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from daemon.claims import claim_outputs
 from daemon.config import Config
 from daemon.control import open_reader
 from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, WrongArgument
@@ -22,12 +23,13 @@ from daemon.evidence import Evidence
 from daemon.files import STDOUT, written_whole
 from daemon.hints import command
 from daemon.jobs import JobStatus
+from daemon.names import remember_names
 from daemon.rebuild import Finding, folders_of, list_sidecars, rebuild, stat_regular
 from daemon.records import Reader, Record
 from daemon.schema import trouble_named
 from daemon.sinks import Sink, open_sinks, sidecar_paths, sync_folders, write_sidecar
 from daemon.soundness import MOST
-from daemon.state import IDENTITY, LEDGER, lock_state
+from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
 
 
 def verify(config: Config) -> Iterator[Finding]:
@@ -47,13 +49,15 @@ def repair(config: Config) -> Iterator[Finding]:
     """
     _check_source(config)
     try:
-        with lock_state(config.state.path):
+        with lock_state(config.state.path), claim_outputs(config, make=False):
             with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
                 reader.check_file()
                 yield from _compare(reader, config, mend=True)
+                remember_names(config)
                 return
             with trouble_named(config.state.path / LEDGER):
                 yield from rebuild(config)
+            remember_names(config)
     except LedgerUnusable:  # is an OSError too, and says more
         raise
     except OSError as error:
@@ -134,7 +138,7 @@ def back_up(config: Config, file: Path, *, force: bool = False) -> None:
     """
     if file == STDOUT:
         raise WrongArgument("A backup is a database, which cannot be written to standard output; name a file.")
-    with open_reader(config) as reader, written_whole(file, reader.path, force=force) as partial:
+    with closed_to_others(), open_reader(config) as reader, written_whole(file, reader.path, force=force) as partial:
         reader.back_up(partial)
 
 

@@ -38,9 +38,9 @@ def choose(records: Iterable[Record], config: Config) -> Choice:
 
 def choose_stale(reader: Reader, config: Config) -> Choice:
     """Of all images those whose models, bin or criteria would be others now. Raises ModelsUnusable, ConfigError."""
-    specs, _ = resolve_models(config, list_gpus())
+    specs = resolve_models(config, list_gpus())
     fingerprints = {stage: spec.fingerprint for stage, spec in specs.items()}
-    return choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config)), config)
+    return choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())), config)
 
 
 def _stale(records: Iterable[Record], fingerprints: dict[str, str], judge: Judge) -> Iterator[Record]:
@@ -51,14 +51,14 @@ def _is_stale(record: Record, fingerprints: dict[str, str], judge: Judge) -> boo
     used = {model.stage: model.fingerprint for model in record.models}
     if record.doubt or not used.items() <= fingerprints.items():
         return True
-    job = _job_of(record)
+    job = job_of(record)
     if used != fingerprints and not judge.is_decided(job):  # a stage would be asked that was not
         return True
     (ending,) = judge.endings([job])
     return (ending.bin, ending.criteria) != (record.bin, record.criteria)
 
 
-def _job_of(record: Record) -> Job:
+def job_of(record: Record) -> Job:
     """As it would be with all its results."""
     return Job(
         id=record.id,
@@ -68,6 +68,8 @@ def _job_of(record: Record) -> Job:
         version=record.version,
         attempts=0,
         seen_at=record.seen_at,
+        digest=record.digest,
+        format=record.format,
         width=record.width,
         height=record.height,
         outputs=record.outputs,

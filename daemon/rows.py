@@ -15,7 +15,7 @@ from stages.base import Reason
 
 def content_row(known: Job | Record) -> tuple[Any, ...]:
     """As `keep_content` takes it."""
-    fields = (known.digest, known.format, known.width, known.height)
+    fields = (known.digest, known.format, known.width, known.height, known.pages)
     return (*fields, checksums.of_content(*fields))
 
 

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
+from daemon.errors import SCARCE, ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError, find_scarcity
 from daemon.hints import command
 from daemon.soundness import find_fault
 from daemon.statements import SQL
@@ -20,6 +20,7 @@ APPLICATION_ID = 0x56495344  # "VISD"
 MIGRATIONS = [
     "ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;",
     """
+    ALTER TABLE content ADD COLUMN pages INTEGER NOT NULL DEFAULT 1;
     ALTER TABLE content ADD COLUMN checksum INTEGER;
     ALTER TABLE result ADD COLUMN checksum INTEGER;
     ALTER TABLE image ADD COLUMN checksum INTEGER;
@@ -28,10 +29,9 @@ MIGRATIONS = [
     """,
 ]
 WITH_CHECKSUMS = 3  # the first schema that has them, and an id
-# By these names an older ledger is read as if it had them.
-OLDER = "".join(
-    f"CREATE TEMP VIEW {table} AS SELECT *, NULL AS checksum FROM main.{table};" for table in ("content", "result", "image")
-)
+# By these names an older ledger is read as if it had what came with them.
+ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
+OLDER = "".join(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table};" for table, columns in ADDED.items())
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY)
@@ -122,6 +122,10 @@ def _code(error: sqlite3.DatabaseError) -> int:
 
 
 def unusable(path: Path, error: Exception) -> LedgerUnusable:
+    if isinstance(error, sqlite3.DatabaseError) and _code(error) == sqlite3.SQLITE_CANTOPEN and (lack := find_scarcity()):
+        trouble = LedgerUnusable(f"{path} cannot be used: {SCARCE[lack]}.")
+        trouble.errno = lack
+        return trouble
     return LedgerUnusable(f"{path} cannot be used: {error}. Is it a file that may be read and written, on a disk with room?")
 
 

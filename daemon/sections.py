@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from stages.base import Limits
 from stages.binning import Thresholds
@@ -19,6 +19,7 @@ from stages.registry import ORDER
 # Temporary and partial names of the programs that people upload and edit with.
 IGNORED = [".*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.crdownload", "*.download", "*.swp", "*.filepart"]
 LEAST_SLAB_BYTES = 1 << 20
+MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # by unit
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -71,6 +72,15 @@ Device = Annotated[str, AfterValidator(_canonical_device)]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _check_number(cls, value: object, field: ValidationInfo) -> object:
+        """Neither infinite nor more than timers, the ledger and the kernel can count with."""
+        most = next((most for unit, most in MOST.items() if (field.field_name or "").endswith(unit)))
+        if isinstance(value, int | float) and not -most <= value <= most:  # nor NaN
+            raise ValueError(f"should be a number, and {most:,} at most")
+        return value
 
 
 class Inbox(Section):
@@ -127,10 +137,46 @@ class StateSection(Section):
     path: Path = Field(Path("state"), description="The daemon's own folder: ledger, lock, control socket, compile caches.")
 
 
+def _check_hours(text: str) -> str:
+    """ "HH:MM-HH:MM", or nothing."""
+    found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", text)
+    if text and not found:
+        raise ValueError(f'"{text}" is no time of the day; write a beginning and an end, for example "02:00-05:00", or ""')
+    if found and found.group(1, 2) == found.group(3, 4):
+        raise ValueError(f'"{text}" has no length; write "" for any time')
+    return text
+
+
+class UpkeepSection(Section):
+    quiet_hours: Annotated[str, AfterValidator(_check_hours)] = Field(
+        "02:00-05:00",
+        description="When upkeep may begin, in local time, once no image is in flight; it may cross midnight. Empty: any time.",
+    )
+    verify_days: float = Field(
+        7, ge=0, description="Every so many days the whole ledger is read and checked, while work goes on; 0: never."
+    )
+    vacuum_days: float = Field(
+        7,
+        ge=0,
+        description="Every so many days the ledger's file is made smaller, if a quarter of it is free; it stops when images "
+        "come. 0: never.",
+    )
+    prune_days: float = Field(0, ge=0, description="Every so many days what `visiond prune` removes goes; 0: never.")
+    prune_age_days: float = Field(
+        90, ge=1, description="How long ago a version must have been replaced, or gone, for that; --older-than of the command."
+    )
+    backup_folder: str = Field(
+        "",
+        description="Where copies of the ledger go, each named by its date; best on another disk. Empty: none.",
+    )
+    backup_days: float = Field(1, gt=0, description="Every so many days a copy is made, if there is a folder for it.")
+    backups_kept: int = Field(7, ge=1, description="The newest so many copies are kept, the older ones removed.")
+
+
 class SegmentTable(Section):
     stages: list[str] = Field(min_length=1, description="Stages of this segment, in order.")
     devices: list[Device] = Field(min_length=1, description='Devices that hold it, for example ["cuda:0", "cuda:1"].')
-    workers_per_device: int = Field(1, ge=1, le=1024, description="Processes on each of them.")
+    workers_per_device: int = Field(1, ge=1, le=256, description="Processes on each of them.")
 
 
 class PipelineSection(Section):
@@ -150,7 +196,7 @@ class PipelineSection(Section):
     workers_per_device: int = Field(
         0,
         ge=0,
-        le=1024,
+        le=256,
         description="Worker processes on each device; 0: one on a CPU, or where stages are spread over devices; else "
         "as many as a GPU's memory, the host's (4 GB for each worker) and the cores allow.",
     )
@@ -161,7 +207,7 @@ class PipelineSection(Section):
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
     decoders_per_worker: int = Field(
-        0, ge=0, le=1024, description="Disposable decoder processes for each worker; 0: chosen by cores."
+        0, ge=0, le=256, description="Disposable decoder processes for each worker; 0: chosen by cores."
     )
     slab_bytes: Annotated[ByteCount, AfterValidator(_check_slab)] = Field(
         0, description="Shared memory for images in flight: the byte budget; 0: 1 GiB for each GPU, 256 MiB without one."
@@ -200,10 +246,7 @@ class StageSection(Section):
         "where any other is slower, for ocr many times.",
     )
     batch_size: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU.",
+        0, ge=0, le=65_536, description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU."
     )
     options: dict[str, Any] = Field({}, description="The backend's own settings; docs/configuration.md has all of them.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -9,30 +10,36 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 import anyio
 import structlog
 from anyio import to_thread
 
+from daemon import lines, signals
 from daemon.config import Config
+from daemon.endings import LONGEST_PAUSE_SECONDS
 from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.files import tell_lost_ledger
 from daemon.guard import guard
 from daemon.hints import command
 from daemon.jobs import JobStatus
-from daemon.layout import Layout, judge_of, size_slab
+from daemon.layout import Layout, judge_of, open_slab
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.mounts import is_there, tell_missing
+from daemon.names import check_names
+from daemon.notices import list_notices
 from daemon.pipeline import Pipeline
 from daemon.pool import Pool
 from daemon.records import Reader
 from daemon.sinks import Journal, Sink
-from daemon.slab import Slab
 from daemon.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER
 from daemon.status import Status
 from daemon.systemd import Notifier
+from daemon.upkeep import Upkeep
+from daemon.walk import count_unread
 from daemon.watcher import Watcher
 from daemon.web import serve
 
@@ -50,12 +57,14 @@ Show = Callable[[Snapshot], None]
 class Service:
     """One run of the daemon, in a state folder that is locked for it."""
 
-    def __init__(self, config: Config, *, once: bool = False, show: Show | None = None) -> None:
+    def __init__(self, config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None) -> None:
         self.config = config
         self.once = once
+        self.limit = limit  # images, with once; 0: all
         self.show = show
         self.loaded = False  # the models are
-        self.told_to_stop = False
+        self.stopped_by = 0  # the signal
+        self.pipeline: Pipeline | None = None  # once it is open
         self.outdated = 0  # files that were DONE at the start, by other models than the present ones
         self.url = ""  # of the pages, once they are served
         self.metrics = Metrics()
@@ -64,18 +73,22 @@ class Service:
     async def run(self) -> None:
         """Start up, work until SIGTERM, SIGINT, SIGHUP or (with once) the end of the work, shut down. Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._obey_signals, pipeline)
-                tasks.start_soon(self._load_models, tasks, pools)
-                tasks.start_soon(self._report, pipeline, status)
-                tasks.start_soon(guard, pipeline.ledger, self.config.pipeline.rescan_seconds)
-                await pipeline.run(once=self.once)  # files are admitted and read while the models load
-                self.notifier.stopping()
-                if not self.once:
-                    leave_within(LEAVE_SECONDS)
-                for pool in pools:
-                    pool.stop()
-                tasks.cancel_scope.cancel()
+            self.pipeline = pipeline
+            with signals.listening() as orders:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._obey, orders, pipeline)
+                    tasks.start_soon(self._load_models, tasks, pools)
+                    tasks.start_soon(self._report, pipeline, status)
+                    tasks.start_soon(guard, pipeline.ledger, self.config.pipeline.rescan_seconds)
+                    if status.upkeep:
+                        tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
+                    await pipeline.run(once=self.once, limit=self.limit)  # files are admitted and read while the models load
+                    self.notifier.stopping()
+                    if not self.once:
+                        leave_within(LEAVE_SECONDS)
+                    for pool in pools:
+                        pool.stop()
+                    tasks.cancel_scope.cancel()
             if self.show:
                 self.show(status.snapshot())
             if not self.once:
@@ -85,6 +98,9 @@ class Service:
             if self.once and (obstacles := pipeline.watcher.obstacles()):
                 leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
                 raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
+            if self.once and (unread := pipeline.watcher.unread()):
+                lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
+                raise InboxUnreadable(f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them.")
             if self.once and (obstacles := pipeline.publisher.obstacles()):
                 mend = f"Its result is written; when that is mended, `{command('run', '--once')}` does the rest."
                 raise InboxUnwritable(f"{'; '.join(obstacles)}. {mend}")
@@ -98,6 +114,8 @@ class Service:
             layout = await to_thread.run_sync(Layout.of, config)
             segments = layout.placement.segments
             log.info("placement", segments=[list(segment.stages) for segment in segments], why=layout.placement.why)
+            for line in list_notices(layout.notices().items()):
+                log.warning("models carry a notice", notice=line)
             if warning := await to_thread.run_sync(tell_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER)
@@ -106,15 +124,18 @@ class Service:
                 log.warning(ledger.remark)
             ledger.commit_seconds = metrics.commit_seconds.observe
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], layout.models())
+            await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
             reader = Reader(ledger.path)
             stack.callback(reader.close)
+            await to_thread.run_sync(check_names, config, reader)
             self.outdated = await to_thread.run_sync(reader.count_made_by_others, layout.models()) if self.once else 0
-            slab = Slab(size_slab(config, layout.gpus))
+            slab = open_slab(config, layout.gpus)
             stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
             sinks = {number: Sink.of(inbox, config) for number, inbox in inboxes.items()}
+            watcher.limit_paths({number: sink.longest_path for number, sink in sinks.items()})
             if config.output.bins in ("link", "copy"):
                 bins = await to_thread.run_sync(reader.bins)
                 for sink in sinks.values():
@@ -124,13 +145,14 @@ class Service:
                 watcher,
                 slab,
                 lanes,
-                judge_of(config),
+                judge_of(config, {number: sink.inbox for number, sink in sinks.items()}),
                 sinks,
                 metrics,
                 journal=Journal(file) if (file := config.output.journal) else None,
                 reuse_results=config.pipeline.reuse_results,
             )
-            status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts))
+            status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts), layout.notices())
+            status.upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, status.forget)
             control = config.state.path / CONTROL
             async with serve(config, status, metrics, ledger, control, pages_matter=not self.once) as self.url:
                 yield pipeline, [lane.pool for lane in lanes], status
@@ -144,24 +166,19 @@ class Service:
         self.notifier.ready()
         log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once, pages=self.url)
 
-    async def _obey_signals(self, pipeline: Pipeline) -> None:
-        """The first SIGTERM, SIGINT or SIGHUP drains, the second or the end of the time for it stops at once."""
-        orders = [signal.SIGTERM, signal.SIGINT]
-        orders += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # as nohup has it
-        with anyio.open_signal_receiver(*orders) as signals:
-            async for signum in signals:
-                self.told_to_stop = True
-                log.info("draining", signal=signum.name, in_flight=len(pipeline.in_flight))
-                self.notifier.stopping()
-                if not self.loaded:  # what is in hand waits for the models
-                    raise Hurried
-                pipeline.drain()
-                with anyio.move_on_after(self.config.pipeline.drain_seconds):
-                    async for another in signals:
-                        if another != signal.SIGHUP:  # a closed terminal sends two: one by the shell, one by the kernel
-                            break
-                leave_within(LEAVE_SECONDS)
-                raise Hurried
+    async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline) -> None:
+        """The first order drains, the second or the end of the time for it stops at once."""
+        order = await orders.get()
+        self.stopped_by = order
+        log.info("draining", signal=order.name, in_flight=len(pipeline.in_flight))
+        self.notifier.stopping()
+        if self.loaded:  # else what is in hand waits for the models
+            pipeline.drain()
+            with anyio.move_on_after(self.config.pipeline.drain_seconds):
+                while await orders.get() == signal.SIGHUP:  # a closed terminal sends two: one by the shell, one by the kernel
+                    pass
+        leave_within(LEAVE_SECONDS, signals.SHELL_OFFSET + order if self.once else os.EX_OK)
+        raise Hurried
 
     async def _report(self, pipeline: Pipeline, status: Status) -> None:
         """Feed the watchdog while there is progress, and tell systemd how things stand."""
@@ -188,6 +205,7 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
 
     def leave() -> None:
         log.warning("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
+        lines.drain()
         os._exit(status)
 
     timer = threading.Timer(seconds, leave)
@@ -195,9 +213,10 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
     timer.start()
 
 
-async def run_service(config: Config, *, once: bool = False, show: Show | None = None) -> Counter[JobStatus]:
-    """Run the daemon; returns how many images ended how. Errors that task groups have wrapped come out as themselves."""
-    service = Service(config, once=once, show=show)
+async def run_service(config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None) -> Counter[JobStatus]:
+    """Run the daemon; returns how many images ended how, and how many are PENDING. Errors that task groups have wrapped come
+    out as themselves."""
+    service = Service(config, once=once, limit=limit, show=show)
     try:
         await service.run()
     except BaseExceptionGroup as group:
@@ -207,9 +226,12 @@ async def run_service(config: Config, *, once: bool = False, show: Show | None =
             raise error from (None if isinstance(error, VisiondError) else group)
         log.warning("stopped before the drain was over; what was in hand stays pending")
     pending = int(service.metrics.value("visiond_images_pending"))
-    if once and service.told_to_stop and pending:
-        raise Unfinished(f"Stopped: {pending:,} images are still pending; `{command('run', '--once')}` goes on with them.")
-    return service.metrics.outcomes
+    found_all = service.pipeline is not None and service.pipeline.found_all
+    if once and service.stopped_by and (pending or not found_all):
+        left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
+        left += "" if found_all else ", and not every file was found"
+        raise Unfinished(f"Stopped: {left}; `{command('run', '--once')}` goes on with the rest.", service.stopped_by)
+    return service.metrics.outcomes + Counter({JobStatus.PENDING: pending})
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -2,14 +2,17 @@
 
 A file is whole when it arrived by rename, or when size, times and inode have not changed for `settle_seconds`. On a local
 file system the change time says so at first sight; on a network mount, whose clock is another machine's,
-only watching does.
+only watching does. So too for a while after the clock was set: a file that grows may look old by it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from daemon.jobs import File, Version
+
+STEP_SECONDS = 0.5  # by which the clock must have moved beside the monotonic one to have been set
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Settling:
         self.limit = limit
         self.overflowed = False
         self._waiting: dict[bytes, _Wait] = {}
+        self._offset: float | None = None  # of the clock, from the monotonic one
+        self._set_at = -math.inf  # when the clock was seen to have been set (monotonic)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -53,7 +58,8 @@ class Settling:
         if wait is None or wait.version != file.version:
             wait = _Wait(file.version, now, now)
         age = clock - file.version.ctime_ns / 1e9
-        quiet = max(now - wait.since, age if patience.trusts_clock else 0.0)
+        trusted = patience.trusts_clock and now - self._last_set(now, clock) >= patience.settle_seconds
+        quiet = max(now - wait.since, age if trusted else 0.0)
         if renamed or not file.regular or quiet >= patience.settle_seconds:
             self._waiting.pop(file.path, None)
             return True
@@ -63,6 +69,14 @@ class Settling:
         else:
             self.overflowed = True
         return False
+
+    def _last_set(self, now: float, clock: float) -> float:
+        """When the clock was set for the last time, as far as that was seen (monotonic)."""
+        offset = clock - now
+        if self._offset is not None and abs(offset - self._offset) > STEP_SECONDS:
+            self._set_at = now
+        self._offset = offset
+        return self._set_at
 
     def due(self, now: float) -> list[bytes]:
         """Paths of files that it is time to look at again."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from daemon.jobs import Version
 from stages.base import Caption, Clip, Objects, Ocr
 from stages.binning import Bin
 
@@ -17,7 +18,7 @@ TIMINGS = "By stage: the seconds of the batch that the image was in, divided by 
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The file. `path_base64` is there when its name is not UTF-8; size and format when it could be read as an image."""
+    """The file. `path_base64` if its name is not UTF-8; size, format and, if several, `pages` if it could be read."""
 
     inbox: str  # its folder, absolute
     path: str  # in the inbox
@@ -27,6 +28,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     width: int = 0  # pixels of the upright image
     height: int = 0
     format: str = ""  # "JPEG", "PNG", …
+    pages: int = 1  # pictures in the file, of which the first was read; at most 10,000 are counted
     seen_at: str  # RFC 3339, UTC
 
 
@@ -49,6 +51,43 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     detail: str = ""
     attempts: int = 0
     finished_at: str | None = None
+
+
+class Described(Protocol):
+    """What is known of an image's file."""
+
+    @property
+    def path(self) -> bytes: ...  # relative to the inbox
+    @property
+    def version(self) -> Version: ...
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def pages(self) -> int: ...
+    @property
+    def seen_at(self) -> float: ...
+
+
+def describe_source(inbox: bytes, image: Described) -> dict[str, Any]:
+    """`source` as it stands in the sidecar. inbox: its folder."""
+    source: dict[str, Any] = {"inbox": inbox.decode(errors="replace"), "path": image.path.decode(errors="replace")}
+    if source["path"].encode() != image.path:
+        source["path_base64"] = base64.b64encode(image.path).decode()
+    source["bytes"] = image.version.size
+    if image.digest:
+        source["digest"] = f"sha256:{image.digest.hex()}"
+    if image.width:
+        source |= {"width": image.width, "height": image.height, "format": image.format}
+    if image.pages > 1:
+        source["pages"] = image.pages
+    source["seen_at"] = timestamp(image.seen_at)
+    return source
 
 
 def path_of(source: Source) -> bytes:

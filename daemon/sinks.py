@@ -31,11 +31,13 @@ from daemon.records import Record
 from daemon.sections import Inbox
 from daemon.sidecar import Source, path_of
 from daemon.sources import second_name, temporary_name
+from daemon.walk import LONGEST_PATH
 
 log = structlog.get_logger()
 Answer = TypeVar("Answer")
 
 _libc = ctypes.CDLL(None, use_errno=True)
+ADDED_TO_PATHS = 128  # bytes at most
 LONGEST_NAME = 255  # bytes, of every common file system
 _DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, *SCARCE)  # may pass
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -78,6 +80,12 @@ class Sink:
         if (mode, fate) == ("copy", "delete"):  # which is a move, and one that overwrites nothing
             mode, fate = "move", "keep"
         return cls(os.fsencode(inbox.path), results, failed, done, bins, mode, fate)
+
+    @property
+    def longest_path(self) -> int:
+        """Bytes that the path of a file in the inbox may have, so that all that is published of it has a path too: with a bin's
+        name, a number, or a temporary name behind it."""
+        return LONGEST_PATH - max(map(len, (self.results, self.failed, self.done, self.bins))) - ADDED_TO_PATHS
 
     def publish(self, record: Record) -> Placed:
         """Write the sidecar or the reason, fill the bin, put the source where it belongs; it may be called again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +25,31 @@ FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
 def lock_state(folder: Path) -> Iterator[None]:
     """Hold the folder for this process alone, until the end of the context or of the process.
 
+    Nobody else may look into it, and what this process makes meanwhile is closed to all but its owner and group.
+
     Raises AlreadyRunning, ConfigError.
     """
+    with closed_to_others(), _locked(folder):
+        yield
+
+
+@contextlib.contextmanager
+def closed_to_others() -> Iterator[None]:
+    """Files and folders that are made meanwhile, by any thread or child, can be read by their owner and group alone. A stricter
+    umask stays."""
+    before = os.umask(0o077)
+    os.umask(before | 0o027)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _shut(folder)
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError([f"state.path: {folder} cannot be used: {error.strerror}."]) from error
@@ -42,6 +64,13 @@ def lock_state(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _shut(folder: Path) -> None:
+    """To all others, whom an older visiond let in. What its group may do is the administrator's business."""
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXO:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
 
 
 def _holder_of(fd: int) -> str:

@@ -14,8 +14,10 @@ _CHUNKS = (128, 32, 8, 1)  # few sizes, so that the statements stay in SQLite's 
 def _parse(text: str) -> dict[str, str]:
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
     statements = {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
-    is_newest = statements.pop("is_newest")
-    return {name: body.replace(":is_newest", is_newest) for name, body in statements.items()}
+    for condition in ("is_newest", "is_spare"):
+        text = statements.pop(condition)
+        statements = {name: body.replace(f":{condition}", text) for name, body in statements.items()}
+    return statements
 
 
 SQL = _parse(resources.files("daemon").joinpath("ledger.sql").read_text())

@@ -10,6 +10,8 @@ from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.pipeline import Pipeline
 from daemon.snapshot import Snapshot, WorkerState
+from daemon.upkeep import Upkeep
+from daemon.walk import SHOWN, count_unread
 
 RATE_SECONDS = 30.0  # over which the rate is taken
 
@@ -17,11 +19,22 @@ RATE_SECONDS = 30.0  # over which the rate is taken
 class Status:
     """Keeps the counts and the rate, and judges health."""
 
-    def __init__(self, pipeline: Pipeline, ledger: Ledger, metrics: Metrics, counts: dict[JobStatus, int]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        metrics: Metrics,
+        counts: dict[JobStatus, int],
+        notices: dict[str, str] | None = None,
+    ) -> None:
+        """notices: by stage."""
         self._pipeline = pipeline
         self._ledger = ledger
         self._metrics = metrics
         self._counts = counts
+        self.upkeep: Upkeep | None = None
+        self._notices = notices or {}
+        metrics.noticed(self._notices)
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
         metrics.pending.set(counts[JobStatus.PENDING])
@@ -48,16 +61,20 @@ class Status:
             images_per_second=round(rate, 2),
             eta_seconds=pending / rate if rate else None,
             obstacles=pipeline.persist.obstacles() + pipeline.bystanders(),
+            unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
+            unread=[line for folders in unread for line in folders.lines()][:SHOWN],
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
             workers=self._workers(),
+            notices=self._notices,
             uptime_seconds=round(time.monotonic() - self._started, 1),
+            upkeep=self.upkeep.chores() if self.upkeep else [],
         )
 
     async def refresh(self) -> None:
         """Bring the figures up to date that have to be asked for; called before a scrape."""
         oldest = await self._ledger.oldest_pending()
-        self._metrics.oldest_pending.set(time.time() - oldest if oldest else 0.0)
+        self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)  # the clock may have been set back
         for lane in self._pipeline.lanes:
             workers = lane.pool.health()
             states = [worker.state for worker in workers]
@@ -91,6 +108,10 @@ class Status:
         self._counts[status] -= images
         self._pipeline.wake()
 
+    def forget(self, status: JobStatus) -> None:
+        """A version that ended so was pruned. Of those that FAILED only the newest were counted, which stay."""
+        self._counts[status] -= status is not JobStatus.FAILED
+
     def obstacles(self) -> list[str]:
         """Why images do not get through at present. Empty when they do."""
         return self.holdups() + self._pipeline.bystanders()
@@ -103,6 +124,10 @@ class Status:
             if not any(seat.healthy for seat in lane.pool.seats)
         ]
         return stuck + self._pipeline.persist.obstacles()
+
+    def warnings(self) -> list[str]:
+        """What is passed over while all else goes on: folders in an inbox that cannot be read."""
+        return [f"{count_unread(unread)}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()]
 
     def _workers(self) -> list[WorkerState]:
         return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]

@@ -27,7 +27,7 @@ class Key(NamedTuple):
 class Stored(NamedTuple):
     """What is known of some digests. damaged: rows whose checksum does not hold."""
 
-    contents: Mapping[bytes, tuple[str, int, int]]
+    contents: Mapping[bytes, tuple[str, int, int, int]]  # format, width, height, pages
     results: Mapping[bytes, Mapping[int, Output]]
     damaged: set[Key]
 
@@ -35,12 +35,12 @@ class Stored(NamedTuple):
 def read_stored(connection: sqlite3.Connection, digests: Iterable[bytes], models: Mapping[int, Named]) -> Stored:
     """Contents and results, but for what is damaged. What has no content has no results."""
     wanted = [(digest,) for digest in digests]
-    contents: dict[bytes, tuple[str, int, int]] = {}
+    contents: dict[bytes, tuple[str, int, int, int]] = {}
     results: dict[bytes, dict[int, Output]] = {}
     damaged: set[Key] = set()
     for row in run_rows(connection, "contents", wanted):
         if _is_whole_content(row):
-            contents[row["digest"]] = (row["format"], row["width"], row["height"])
+            contents[row["digest"]] = (row["format"], row["width"], row["height"], row["pages"])
         else:
             damaged.add(Key(row["digest"], None))
     for row in run_rows(connection, "results", wanted) if contents or damaged else ():
@@ -52,7 +52,7 @@ def read_stored(connection: sqlite3.Connection, digests: Iterable[bytes], models
 
 
 def _is_whole_content(row: sqlite3.Row) -> bool:
-    fields = (row["digest"], row["format"], row["width"], row["height"])
+    fields = (row["digest"], row["format"], row["width"], row["height"], row["pages"])
     return checksums.holds(row["checksum"], checksums.of_content, *fields)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fnmatch
 import os
 import re
 import stat
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -29,6 +29,7 @@ from daemon.mounts import ANSWER_SECONDS, is_network_mount
 from daemon.records import Reader
 from daemon.sections import Inbox
 from daemon.settle import Patience, Settling
+from daemon.walk import LONGEST_PATH, Unread, Walk, compile_ignored
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -62,6 +63,8 @@ class Folder:
     ignored: re.Pattern[bytes]
     polls: bool = False
     heard: bool = False  # it has answered once
+    longest: int = LONGEST_PATH  # bytes of a file's path in it
+    unread: Unread = field(init=False)  # folders in it that cannot be read
     trouble: str = ""  # why it cannot be read
     given_up: str = ""  # why it is waited for no longer
     scanned_at: float = 0.0  # monotonic
@@ -72,6 +75,14 @@ class Folder:
     settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(LOOKS))
     looks: list[float] = field(default_factory=list)  # when those threads began that are looking into it (monotonic)
+
+    def __post_init__(self) -> None:
+        self.unread = Unread(self.root)
+
+    @property
+    def label(self) -> str:
+        """In the metrics."""
+        return self.settings.name or str(self.number)
 
     @property
     def patience(self) -> Patience:
@@ -126,6 +137,8 @@ class Watcher:
         self.heard_of: Callable[[], None] = lambda: None  # called when an inbox has answered for the first time
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
         self._inotify: Inotify | None = None
+        for folder in self._folders:
+            metrics.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
 
     async def run(self, admit: Admit, *, once: bool = False) -> None:
         """Watch until cancelled; with `once`, until all that is there has been found whole."""
@@ -149,6 +162,15 @@ class Watcher:
     def obstacles(self) -> list[str]:
         """What keeps files from being found. Empty when nothing does."""
         return [obstacle for folder in self._folders if (obstacle := folder.obstacle())]
+
+    def unread(self) -> list[Unread]:
+        """Of each inbox the folders that cannot be read, where there are some."""
+        return [folder.unread for folder in self._folders if len(folder.unread)]
+
+    def limit_paths(self, longest: Mapping[int, int]) -> None:
+        """By inbox: how long the path of a file in it may be, in bytes."""
+        for folder in self._folders:
+            folder.longest = longest[folder.number]
 
     def answering(self) -> set[int]:
         """The inboxes that can be read from without waiting for a dead mount."""
@@ -207,11 +229,12 @@ class Watcher:
             try:
                 network = await folder.look(is_network_mount, folder.settings.path)
             except OSError as error:
-                self._complain(folder, b"", error)
+                self._answer(folder, error)
                 return
             folder.polls |= network and folder.settings.watch == "auto"
             self.heard_of()
         if not subtree:
+            folder.unread.begin_scan()
             folder.settling.overflowed = False  # what was left out until now is met again on this walk
         chunks = self._walk(folder, subtree)
         while (files := await folder.look(next, chunks, None)) is not None:
@@ -223,6 +246,7 @@ class Watcher:
             if len(folder.settling) and folder.hints.empty():
                 folder.push(Hint(b""))  # the folder itself: so `_follow` learns that something settles
         if not subtree:
+            folder.unread.end_scan()
             folder.scan_seconds = time.monotonic() - started
             folder.scanned_at = time.monotonic()
             self._metrics.scan_seconds.observe(folder.scan_seconds)
@@ -232,50 +256,27 @@ class Watcher:
         look like a dead mount. Runs in a thread."""
         found: list[File] = []
         yielded_at = time.monotonic()
-        for file in self._list(folder, subtree):
-            if file:
-                found.append(file)
+        own = (partial(self._watch, folder), partial(self._answer, folder))
+        for entry in Walk(folder.root, folder.ignored, folder.settings.recursive, folder.unread, folder.longest, *own).files(
+            subtree
+        ):
+            if entry:
+                found.append(_file(folder.number, *entry))
             if len(found) >= CHUNK or time.monotonic() > yielded_at + CHUNK_SECONDS:
                 yield self._unknown(folder, found)
                 found, yielded_at = [], time.monotonic()
         yield self._unknown(folder, found)
 
-    def _list(self, folder: Folder, subtree: bytes) -> Iterator[File | None]:
-        """Every file, and None for what is none of ours. A folder that vanishes meanwhile is no error."""
-        pending = [subtree]
-        while pending:
-            relative = pending.pop()
-            self._watch(folder, relative)
-            try:
-                with os.scandir(os.path.join(folder.root, relative)) as entries:
-                    for entry in entries:
-                        path = os.path.join(relative, entry.name) if relative else entry.name
-                        if folder.ignored.fullmatch(entry.name):
-                            yield None
-                        elif entry.is_dir(follow_symlinks=False):
-                            if folder.settings.recursive:
-                                pending.append(path)
-                            yield None
-                        else:
-                            yield _file(folder.number, path, entry.stat)
-                folder.trouble = folder.trouble if relative else ""
-            except OSError as error:
-                self._complain(folder, relative, error)
-            yield None
-
     def _unknown(self, folder: Folder, files: list[File]) -> list[File]:
         known = self._reader.versions(folder.number, [file.path for file in files])
         return [file for file in files if (file.path, file.version) not in known]
 
-    def _complain(self, folder: Folder, relative: bytes, error: OSError) -> None:
-        """Say once that an inbox cannot be read; a sub-folder may vanish or be closed to us without a word each time."""
-        where, known = os.fsdecode(os.path.join(folder.root, relative)), folder.trouble
-        if not relative:
-            folder.trouble = cause_of(error)
-        if relative or known:
-            log.debug("folder cannot be read", path=where, error=error.strerror)
-        else:
-            log.warning("inbox cannot be read; it is tried again at every scan", path=where, error=folder.trouble)
+    def _answer(self, folder: Folder, error: OSError | None) -> None:
+        """Say once that an inbox cannot be read."""
+        if error and not folder.trouble:
+            path = os.fsdecode(folder.root)
+            log.warning("inbox cannot be read; it is tried again at every scan", path=path, error=cause_of(error))
+        folder.trouble = cause_of(error) if error else ""
 
     # The hints: events
 
@@ -331,8 +332,8 @@ class Watcher:
         path = os.path.join(relative, name) if relative else name
         if not event.mask & Mask.ISDIR:
             folder.push(Hint(path, renamed=bool(event.mask & Mask.MOVED_TO)))
-        elif event.mask & (Mask.CREATE | Mask.MOVED_TO) and folder.settings.recursive:
-            folder.want_scan(path)  # files may be in it already
+        elif folder.settings.recursive and (event.mask & (Mask.CREATE | Mask.MOVED_TO) or path in folder.unread.causes):
+            folder.want_scan(path)  # files may be in it already, or its rights have changed
 
     async def _follow(self, folder: Folder) -> None:
         """Look at what the hints name, and again at what had not settled."""
@@ -360,8 +361,8 @@ class Watcher:
 
     def _look(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
         """Each file as it is now, where the ledger does not know this version. Runs in a thread."""
-        files = [_file(folder.number, path, _stat_of(folder, path)) for path in paths]
-        return self._unknown(folder, [file for file in files if file])
+        found = [(path, status) for path in paths if len(path) <= folder.longest and (status := _status_of(folder, path))]
+        return self._unknown(folder, [_file(folder.number, path, status) for path, status in found])
 
     def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
         now, clock = time.monotonic(), time.time()
@@ -369,9 +370,7 @@ class Watcher:
 
 
 def _open_folder(number: int, inbox: Inbox) -> Folder:
-    patterns = [os.fsencode(fnmatch.translate(pattern)) for pattern in inbox.ignore]
-    ignored = re.compile(b"|".join(b"(?:" + pattern + b")" for pattern in patterns) or b"(?!)", re.DOTALL)
-    return Folder(number, inbox, os.fsencode(inbox.path), ignored, polls=inbox.watch == "poll")
+    return Folder(number, inbox, os.fsencode(inbox.path), compile_ignored(inbox.ignore), polls=inbox.watch == "poll")
 
 
 def _due(folder: Folder) -> list[Hint]:
@@ -379,17 +378,14 @@ def _due(folder: Folder) -> list[Hint]:
     return [Hint(path) for path in folder.settling.due(time.monotonic())]
 
 
-def _stat_of(folder: Folder, path: bytes) -> Callable[..., os.stat_result]:
-    full = os.path.join(folder.root, path)
-    return lambda *, follow_symlinks: os.stat(full, follow_symlinks=follow_symlinks)
-
-
-def _file(number: int, path: bytes, status_of: Callable[..., os.stat_result]) -> File | None:
+def _status_of(folder: Folder, path: bytes) -> os.stat_result | None:
     """The file as it is now; None when it has gone or is a folder."""
     try:
-        status = status_of(follow_symlinks=False)
+        status = os.stat(os.path.join(folder.root, path), follow_symlinks=False)
     except OSError:
         return None
-    if stat.S_ISDIR(status.st_mode):
-        return None
+    return None if stat.S_ISDIR(status.st_mode) else status
+
+
+def _file(number: int, path: bytes, status: os.stat_result) -> File:
     return File(number, path, Version.of(status), stat.S_ISREG(status.st_mode))

@@ -9,6 +9,7 @@ import contextlib
 import hmac
 import html
 import os
+import shlex
 import socket
 import ssl
 import stat
@@ -36,6 +37,7 @@ from daemon.errors import ConfigError
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
+from daemon.notices import list_notices
 from daemon.sections import Http
 from daemon.soundness import MOST
 from daemon.state import socket_address
@@ -57,7 +59,7 @@ INDEX = """\
 <html lang="en"><meta charset="utf-8"><title>visiond</title>
 <h1>visiond {version}</h1>
 <p>{sentence}</p>
-<ul>
+{notices}<ul>
 <li><a href="/api/status">/api/status</a>: counts, rate, time to go and workers, as JSON</li>
 <li><a href="/healthz">/healthz</a>: whether images can be processed</li>
 <li><a href="/readyz">/readyz</a>: whether images get through, and what is in their way</li>
@@ -120,7 +122,11 @@ class Pages:
         return Starlette(routes=self._reading(), middleware=guards)
 
     def control(self) -> Starlette:
-        return Starlette(routes=[*self._reading(), Route("/put-back/{status}", self.put_back, methods=["POST"])])
+        changing = [
+            Route("/put-back/{status}", self.put_back, methods=["POST"]),
+            Route("/prune", self.prune, methods=["GET", "POST"]),
+        ]
+        return Starlette(routes=[Route("/api/status", self.status_with_names), *self._reading(), *changing])
 
     def _reading(self) -> list[Route]:
         return [
@@ -132,8 +138,10 @@ class Pages:
         ]
 
     async def index(self, _request: Request) -> Response:
-        sentence = html.escape(self._status.snapshot().sentence())
-        return Response(INDEX.format(version=__version__, sentence=sentence), media_type="text/html")
+        snapshot = self._status.snapshot()
+        notices = "".join(f"<p><strong>{html.escape(line)}</strong></p>\n" for line in list_notices(snapshot.notices.items()))
+        page = INDEX.format(version=__version__, sentence=html.escape(snapshot.sentence()), notices=notices)
+        return Response(page, media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
         await self._status.refresh()
@@ -151,11 +159,20 @@ class Pages:
         return _json({"status": state, "problems": ailments}, 503 if dead else 200)
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while images get through; 503 and what is in their way when they do not."""
-        obstacles = self._status.obstacles()
-        return _json({"ready": not obstacles, "problems": obstacles}, 503 if obstacles else 200)
+        """200 while images get through; 503 and what is in their way when they do not. Folders that are passed over stop
+        nobody else's images, and often only their owner can open them: they are a warning; so is upkeep that failed."""
+        obstacles, warnings, upkeep = self._status.obstacles(), self._status.warnings(), self._status.upkeep
+        answer: dict[str, object] = {"ready": not obstacles, "problems": obstacles}
+        answer |= {"warnings": warnings} if warnings else {}
+        if failures := upkeep.failures() if upkeep else []:
+            answer["upkeep"] = failures
+        return _json(answer, 503 if obstacles else 200)
 
     async def status(self, _request: Request) -> Response:
+        """Whoever reads the pages learns no name of a file or a folder in an inbox."""
+        return _json(msgspec.structs.replace(self._status.snapshot(), unread=[]))
+
+    async def status_with_names(self, _request: Request) -> Response:
         return _json(self._status.snapshot())
 
     async def put_back(self, request: Request) -> Response:
@@ -177,6 +194,14 @@ class Pages:
         self._status.put_back(status, images)
         return _json({"images": images})
 
+    async def prune(self, request: Request) -> Response:
+        """POST, with the end of what is old, begins to prune; either way the answer is how that stands."""
+        upkeep = self._status.upkeep
+        assert upkeep is not None
+        if request.method == "POST":
+            upkeep.prune_soon(msgspec.json.decode(await request.body(), type=float))
+        return _json(upkeep.pruning)
+
 
 class RequireToken:
     """Answers 401 to whoever does not bring the token (RFC 6750)."""
@@ -195,20 +220,28 @@ class RequireToken:
 
 def read_token(http: Http) -> bytes:
     """Raises ConfigError when there is none, or when others may read it."""
-    try:
-        with open(http.token_file, "rb") as file:
-            token, mode = file.read().strip(), os.fstat(file.fileno()).st_mode
-    except OSError as error:
-        raise ConfigError([f"http.token_file: {http.token_file} cannot be read: {error.strerror}."]) from error
-    if mode & stat.S_IRWXO:
-        raise ConfigError([f"http.token_file: every user may read {http.token_file}; chmod o= {http.token_file}"])
+    token = read_secret("http.token_file", http.token_file).strip()
     if not token:
         raise ConfigError([f"http.token_file: {http.token_file} is empty; openssl rand -hex 32 > {http.token_file}"])
     return token
 
 
+def read_secret(key: str, name: str) -> bytes:
+    """A file that nobody else may read; its group may, as it does where systemd hands over a credential. Raises ConfigError."""
+    try:
+        with open(name, "rb") as file:
+            data, mode = file.read(), os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
+    if mode & stat.S_IRWXO:
+        fix = shlex.join(["chmod", "o=", name])
+        raise ConfigError([f"{key}: every user may read or change {name}, which is to be secret; {fix}"])
+    return data
+
+
 def load_certificate(http: Http) -> ssl.SSLContext:
-    """What a server needs for TLS. Raises ConfigError when the certificate or its key is of no use."""
+    """What a server needs for TLS. Raises ConfigError when the certificate or its key is of no use, or no secret."""
+    read_secret("http.tls_key" if http.tls_key else "http.tls_certificate", http.tls_key or http.tls_certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers(CIPHERS)
     try:

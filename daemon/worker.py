@@ -20,7 +20,7 @@ import traceback
 
 from daemon.chain import Chain
 from daemon.messages import LENGTH, Batch, Beat, Farewell, FromWorker, Ready, Setup, ToWorker, decode_to_worker, frame
-from stages.base import DeviceLost, OutOfMemory
+from stages.base import DeviceLost, OutOfMemory, StageUnusable
 from stages.processes import die_with
 
 BEAT_SECONDS = 1.0
@@ -62,7 +62,9 @@ def main() -> None:
     slab = memoryview(mmap.mmap(slab_fd, setup.slab_bytes, prot=mmap.PROT_READ))
     chain = Chain(setup, slab)
     try:
-        seconds = chain.load()
+        seconds = chain.load(channel.send)
+    except StageUnusable as error:
+        _leave(channel, str(error), curable=False, unusable=True)
     except Exception as error:  # noqa: BLE001 - it is told to the daemon
         traceback.print_exc()
         _leave(channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))
@@ -107,10 +109,10 @@ def _work(channel: Channel, chain: Chain, batches: queue.SimpleQueue[Batch | Non
         _leave(channel, f"{type(error).__name__}: {error}", curable=True)
 
 
-def _leave(channel: Channel, cause: str, *, curable: bool) -> None:
+def _leave(channel: Channel, cause: str, *, curable: bool, unusable: bool = False) -> None:
     """Say why, and go without touching the device again."""
     try:
-        channel.send(Farewell(cause, curable))
+        channel.send(Farewell(cause, curable, unusable))
     finally:
         os._exit(os.EX_SOFTWARE)
 

@@ -63,16 +63,21 @@ class DeviceLost(Exception):
     """The device's context is unusable (every CUDA error but out-of-memory is sticky): the process must go."""
 
 
+class StageUnusable(ValueError):
+    """A stage cannot be built from its weights and options, and a new try would not change that. Says why, for the user."""
+
+
 # Results. Boxes are pixels of the upright image (EXIF applied), x right, y down. They are encoded
 # to JSON once, in the worker, and go into the ledger and the sidecar as those bytes.
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One line of text: what it says, how sure (0..1), and its four corners, clockwise from top left."""
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of text: what it says, how sure (0..1), its corners, clockwise from top left; `guessed` if likely wrong."""
 
     text: str
     score: float
     box: tuple[Point, Point, Point, Point]
+    guessed: bool = False
 
 
 class Ocr(msgspec.Struct, frozen=True):
@@ -130,6 +135,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     dtype: str = "float32"  # "float32", "bfloat16" or "float16"
     batch_size: int = 16  # most images for one forward pass
     options: dict[str, Any] = {}  # the backend's own settings
+    notice: str = ""  # what to say beside its answers, of the weights that they come from
 
 
 @dataclass(slots=True)
@@ -180,6 +186,7 @@ class Header(msgspec.Struct, frozen=True):
     width: int
     height: int
     orientation: int  # EXIF orientation 1..8
+    pages: int = 1  # pictures in the file, of which the first is read
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -189,3 +196,8 @@ class Limits(msgspec.Struct, frozen=True):
     max_aspect_ratio: float = 50.0
     decode_seconds: float = 20.0  # CPU time of the disposable decoder for one image
     decode_bytes: int = 2 << 30  # its address space
+
+
+def advise(settings: str) -> str:
+    """How to allow what a limit has refused."""
+    return f"To allow it, set {settings} under [pipeline] in daemon.toml"

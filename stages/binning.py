@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -123,10 +124,15 @@ def load_rule(reference: str) -> Rule:
     module, _, function = reference.partition(":")
     try:
         rule = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
+        what = (
+            str(error) if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: {error}"
+        )
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if last.filename == __file__ or last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
         raise ValueError(
-            f'[binning] rules = "{reference}" cannot be loaded: {error}. '
-            'Write it as "module:function" and put the module on PYTHONPATH.'
+            f'[binning] rules = "{reference}" cannot be loaded: {what}{where}. '
+            'Write it as "module:function" and put the absolute path of the module\'s folder on PYTHONPATH.'
         ) from error
     if not callable(rule):
         raise ValueError(f'[binning] rules = "{reference}" is not a function.')

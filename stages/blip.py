@@ -15,7 +15,7 @@ from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPM
 
 from stages.base import Caption, Clip, Image, ImageError, Reason, Result, Stage
 from stages.captioner import Captioner
-from stages.checkpoints import load_model, load_tokenizer
+from stages.checkpoints import load_model, load_part, load_tokenizer
 from stages.clip import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.options import BlipOptions, read_options
@@ -29,7 +29,7 @@ class BlipStage(Stage):
     def load(self) -> None:
         self.options = read_options(self.spec, BlipOptions)
         folder, dtype = self.spec.files["model"], dtype_of(self.spec)
-        settings = BlipImageProcessor.from_pretrained(folder, local_files_only=True)
+        settings = load_part("image processor", BlipImageProcessor, folder)
         self.prepare = ImageProcessor(settings, self.device, dtype)
         self.tokenizer = load_tokenizer(folder)
         model = load_model(BlipForConditionalGeneration, folder, dtype, self.device)

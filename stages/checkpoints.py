@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from stages.base import StageUnusable
 from stages.devices import device_errors
 
 # A worker's log is no place for progress bars and configurations; what matters of a load is raised below.
@@ -22,20 +24,23 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) -> Model:
     """A model in eval mode. Reads safetensors only: no pickle, no remote code, no network.
 
-    Raises ValueError when the folder's weights are not those of such a model, OSError when it holds none.
+    Raises StageUnusable when the folder's weights are not those of such a model, or it holds none.
     """
     model: Model
-    model, report = kind.from_pretrained(
-        folder,
-        dtype=dtype,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        ignore_mismatched_sizes=True,  # they are told below, with what to do
-        output_loading_info=True,
-    )
+    try:
+        model, report = kind.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are told below, with what to do
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, LookupError, SafetensorError) as error:
+        raise StageUnusable(f"the {kind.__name__} in {folder} cannot be read: {first_line(error)}") from error
     if wrong := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
-        raise ValueError(
+        raise StageUnusable(
             f"{folder} does not hold a {kind.__name__}: {len(wrong)} of its weights are missing or of another shape, "
             f"{wrong[0]} first. Copy the whole folder again, or name another model."
         )
@@ -45,8 +50,20 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
 
 
 def load_tokenizer(folder: str) -> Any:
-    """The folder's tokenizer, of whichever class its tokenizer_config.json names."""
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    """The folder's tokenizer, of whichever class its tokenizer_config.json names. Raises StageUnusable."""
+    return load_part("tokenizer", AutoTokenizer, folder, trust_remote_code=False)
+
+
+def load_part(what: str, kind: Any, folder: str, **options: Any) -> Any:
+    """What is saved beside a model's weights: its tokenizer or image processor. Raises StageUnusable."""
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, **options)
+    except Exception as error:  # the tokenizers' library raises Exception itself for a damaged file
+        raise StageUnusable(f"the {what} in {folder} cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def convert_pickle(kind: type[PreTrainedModel], folder: Path) -> None:

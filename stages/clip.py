@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPModel
 
 from stages.base import Clip, Embedding, Image, ImageError, Result, Stage, Tag
-from stages.checkpoints import load_model, load_tokenizer
+from stages.checkpoints import load_model, load_part, load_tokenizer
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
 from stages.options import ClipOptions, read_options
 from stages.resize import ImageProcessor
@@ -33,7 +33,7 @@ class ClipStage(Stage):
         self.options = read_options(self.spec, ClipOptions)
         folder, dtype = self.spec.files["model"], dtype_of(self.spec)
         model = load_model(CLIPModel, folder, dtype, self.device)
-        settings = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
+        settings = load_part("image processor", CLIPImageProcessor, folder)
         self.prepare = ImageProcessor(settings, self.device, dtype)
         self.vision, self.projection = model.vision_model, model.visual_projection
         speed_up_patches(self.vision)

@@ -54,7 +54,9 @@ def find_boxes(
     quads = np.clip(np.round(quads / np.array(maps.shape[:0:-1], dtype=np.float32) * pages), 0, pages)
     quads = np.minimum(order_corners(quads), pages - 1)
     thick = is_thick(quads)
-    quads, owner = sort_rows(quads[thick], owner[thick])
+    quads, owner = quads[thick], owner[thick]
+    order = order_rows(quads[:, 0], owner)
+    quads, owner = quads[order], owner[order]
     return np.split(quads, np.searchsorted(owner, np.arange(1, len(maps))))
 
 
@@ -143,9 +145,11 @@ def is_thick(quads: Quads) -> NDArray[np.bool_]:
     return thick
 
 
-def sort_rows(quads: Quads, owner: NDArray[np.int64]) -> tuple[Quads, NDArray[np.int64]]:
-    """Map after map, from top to bottom, and from left to right among boxes whose tops follow each other closely."""
-    down = np.lexsort((quads[:, 0, 1], owner))
-    quads, owner = quads[down], owner[down]
-    begins = (np.diff(quads[:, 0, 1], prepend=0) >= ROW_GAP) | (np.diff(owner, prepend=0) > 0)
-    return quads[np.lexsort((quads[:, 0, 0], np.cumsum(begins)))], owner
+def order_rows(corners: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Boxes by their top left corners [N, 2]: map after map, from top to bottom, and from left to right among boxes whose tops
+    follow each other closely."""
+    down = np.lexsort((corners[:, 1], owner))
+    tops, left = corners[down, 1], corners[down, 0]
+    begins = (np.diff(tops, prepend=0) >= ROW_GAP) | (np.diff(owner[down], prepend=0) > 0)
+    order: NDArray[np.int64] = down[np.lexsort((left, np.cumsum(begins)))]
+    return order

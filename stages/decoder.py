@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stages.base import Header, ImageError, Limits, Reason
-from stages.processes import die_with
+from stages.base import Header, ImageError, Limits, Reason, advise
+from stages.processes import die_with, environment, python
 from stages.seccomp import keep_system_calls
 
 if TYPE_CHECKING:
     import numpy as np
 
-COMMAND = (sys.executable, "-P", "-m", "stages.decoder")  # -P: no code from the working directory
+COMMAND = tuple(python("-m", "stages.decoder"))
 MESSAGE_BYTES = 4096
 DETAIL_CHARACTERS = 300
 KEPT_BYTES = 32 << 20  # shared memory that a decoder holds on to between images
@@ -121,8 +121,9 @@ def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
             memory = memory or mmap.mmap(memory_fd, 0)
             reply = answer(msgspec.json.decode(message, type=Request), memory)
         except (MemoryError, OSError):  # OSError: no address space for the mapping
-            detail = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
-            reply = Reply(Reason.DECODER, detail, last=True)
+            told = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
+            more = f'decode_bytes = "{limits.decode_bytes >> 19} MiB"'
+            reply = Reply(Reason.DECODER, f"{told}. {advise(more)}", last=True)
         channel.send(msgspec.json.encode(reply))
         if reply.last:
             return
@@ -215,7 +216,7 @@ class Decoder:
             reply = msgspec.json.decode(message, type=Reply) if message else None
         except TimeoutError:
             self._stop()
-            raise ImageError(Reason.DECODER, f"took longer than {self._wall_seconds:g} s") from None
+            raise ImageError(Reason.DECODER, self._tell_slow(f"{self._wall_seconds:g} s in all, with ")) from None
         except msgspec.DecodeError:
             self._stop()
             raise ImageError(Reason.DECODER, "the decoder's memory was overwritten: its answer is garbled") from None
@@ -227,6 +228,10 @@ class Decoder:
         if reply.last or self._served >= LIFETIME:
             self._stop()
         return reply
+
+    def _tell_slow(self, all_of_it: str = "") -> str:
+        seconds = self.limits.decode_seconds
+        return f"took longer than {all_of_it}decode_seconds = {seconds:g}. {advise(f'decode_seconds = {2 * seconds:g}')}"
 
     @property
     def _wall_seconds(self) -> float:
@@ -266,7 +271,7 @@ class Decoder:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=handed,
-                env=_environment(),
+                env=environment({"MALLOC_ARENA_MAX": "1"}),  # one malloc arena keeps its address space small
             )
         return ours
 
@@ -280,7 +285,7 @@ class Decoder:
             return ImageError(Reason.DECODER, "the decoder stopped answering")
         code = self._stop()
         if code == -signal.SIGXCPU:
-            return ImageError(Reason.DECODER, f"took longer than decode_seconds = {self.limits.decode_seconds:g}")
+            return ImageError(Reason.DECODER, self._tell_slow())
         if code == -signal.SIGKILL:  # perhaps by the kernel, for want of memory
             return ImageError(Reason.DECODER, "the decoder was killed", transient=True)
         cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
@@ -297,13 +302,6 @@ class Decoder:
         code = self._process.wait(DEATH_SECONDS)
         self._process = None
         return code
-
-
-def _environment() -> dict[str, str]:
-    """The child finds this package wherever it is run from, and one malloc arena keeps its address space small."""
-    root = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}
 
 
 class Decoders:

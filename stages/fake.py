@@ -30,6 +30,7 @@ from stages.base import (
     Result,
     Stage,
     StageSpec,
+    StageUnusable,
     Tag,
 )
 from stages.options import FakeOptions, Fault, read_options
@@ -48,6 +49,8 @@ class FakeStage(Stage):
         self.faults = {marker.encode(): fault for marker, fault in self.options.fail.items()}
 
     def load(self) -> None:
+        if self.options.unusable:
+            raise StageUnusable(self.options.unusable)
         time.sleep(self.options.load_seconds)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:

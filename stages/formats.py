@@ -79,7 +79,7 @@ def identify(data: memoryview) -> str:
     if found is None:
         raise _refusal(bytes(data[:HEAD]))
     if found == "HEIF" and not heif_is_readable():
-        raise ImageError(Reason.FORMAT, "HEIC needs a plug-in: pip install pillow-heif, then restart visiond")
+        raise ImageError(Reason.FORMAT, "HEIC needs a plug-in: pip install 'visiond[heic]', then restart visiond")
     return found
 
 

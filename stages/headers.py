@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from stages.base import ImageError, Reason
 from stages.formats import HEAD, PNM
+from stages.scans import check_scans
 
 Size = tuple[int, int, int]  # width, height as stored, orientation
 
@@ -96,6 +97,7 @@ class Jpeg(NamedTuple):
     process: int  # the SOF marker's low byte: 0xC0 baseline, 0xC2 progressive, 0xC9 arithmetic, …
     components: bytes  # their identifiers
     transform: int | None  # of Adobe's APP14 segment: 0 RGB or CMYK, 1 YCbCr, 2 YCCK
+    pixels_at: int = 0  # where the first scan's compressed data begins
 
     @property
     def is_plain(self) -> bool:
@@ -123,7 +125,7 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
                 raise ImageError(Reason.HEADER, "the JPEG has pixels before its size")
             if bytes(data[-2:]) != EOI and EOI not in bytes(data[end:]):
                 raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker")
-            return frame._replace(orientation=orientation or 1, transform=transform)
+            return frame._replace(orientation=orientation or 1, transform=transform, pixels_at=end)
     raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
 
 
@@ -164,7 +166,9 @@ def _read_sof(marker: int, segment: memoryview) -> Jpeg:
 
 
 def read_jpeg(data: memoryview) -> Size:
-    return read_jpeg_frame(data)[:3]
+    frame = read_jpeg_frame(data)
+    check_scans(data, frame.pixels_at)
+    return frame[:3]
 
 
 # PNG (ISO/IEC 15948) -------------------------------------------------------------------------------------------------
@@ -182,14 +186,6 @@ def png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
             raise ImageError(Reason.TRUNCATED, f"the PNG ends inside a chunk ({ascii(kind)[2:-1]})")
         yield kind, at + 8, end
         at = end + 4
-
-
-def check_png(data: memoryview) -> None:
-    """Compare the checksums of the chunks that make the picture; ImageError(DECODER) where one is wrong."""
-    for kind, start, end in png_chunks(data):
-        is_critical = kind[:1].isupper()
-        if is_critical and zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            raise ImageError(Reason.DECODER, f"the checksum of a PNG chunk is wrong ({ascii(kind)[2:-1]})")
 
 
 def read_png(data: memoryview) -> Size:

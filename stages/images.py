@@ -8,15 +8,17 @@ cannot do, through disposable decoder children.
 from __future__ import annotations
 
 import functools
+import math
 import struct
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from stages.base import Header, ImageError, Limits, Reason
+from stages.base import Header, ImageError, Limits, Reason, advise
 from stages.formats import identify
 from stages.headers import READERS, read_jpeg_frame
+from stages.pages import count_pages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +36,8 @@ class DecodeJpegs(Protocol):
 
 
 MAX_SIDE = 2**31 - 1  # what a PNG may state at most; more is a damaged header
+# Measured with 108 million pixels, JPEG and PNG, upright and turned: what a decoder takes at most, and with it a worker.
+DECODER_PIXEL_BYTES, PIXEL_BYTES = 12, 20
 
 
 def inspect(data: memoryview, limits: Limits) -> Header:
@@ -50,7 +54,7 @@ def inspect(data: memoryview, limits: Limits) -> Header:
     if orientation > 4:
         width, height = height, width
     _judge(width, height, limits)
-    return Header(name, width, height, orientation)
+    return Header(name, width, height, orientation, count_pages(name, data))
 
 
 def _judge(width: int, height: int, limits: Limits) -> None:
@@ -58,9 +62,21 @@ def _judge(width: int, height: int, limits: Limits) -> None:
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise ImageError(Reason.HEADER, f"the header states an impossible size of {size} pixels")
     if width * height > limits.max_pixels:
-        raise ImageError(Reason.PIXELS, f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}")
+        told = f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}"
+        raise ImageError(Reason.PIXELS, f"{told}. {_how_to_allow(width * height, limits)}")
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
-        raise ImageError(Reason.ASPECT, f"{size} is longer than max_aspect_ratio = {limits.max_aspect_ratio:g} allows")
+        ratio = math.ceil(max(width, height) / min(width, height))
+        told = f"{size} is longer than max_aspect_ratio = {limits.max_aspect_ratio:g} allows"
+        raise ImageError(Reason.ASPECT, f"{told}. {advise(f'max_aspect_ratio = {ratio}')}")
+
+
+def _how_to_allow(pixels: int, limits: Limits) -> str:
+    settings = f"max_pixels = {pixels}"
+    needed = -(-pixels * DECODER_PIXEL_BYTES >> 28) + 1  # in steps of 256 MiB, one of them for the decoder itself
+    if needed << 28 > limits.decode_bytes:
+        settings += f' and decode_bytes = "{needed * 256} MiB"'
+    memory = pixels * PIXEL_BYTES / 1e9
+    return f"{advise(settings)}; such an image takes {memory:.1f} GB of memory"
 
 
 def decode(

@@ -30,17 +30,23 @@ class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     files: dict[str, str] = {}  # role → path of a file or folder, relative to the pack
     options: dict[str, Any] = {}
     dtype: str | None = None
+    notice: str = ""  # of this stage's weights, where it is not the pack's
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     name: str
     description: str = ""
     trained: bool = True
-    notice: str = ""  # shown wherever results are shown
+    notice: str = ""  # shown wherever results of its stages are shown
     stages: dict[str, StageEntry] = {}
     digests: dict[str, str] = {}  # relative path → "sha256:…", every file of the pack
     revision: dict[str, str] = {}  # where it was pulled from: repository → commit
     card: dict[str, Any] = {}  # how it was trained and what it scored: stages/training/card.py tells it in README.md
+
+    def notice_of(self, stage: str) -> str:
+        """What to say beside a stage's answers; empty for one that is not of this pack."""
+        entry = self.stages.get(stage)
+        return (entry.notice or self.notice) if entry else ""
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -12,7 +12,7 @@ from stages.base import StageSpec
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=100_000)]
 Side = Annotated[int, Meta(ge=32, le=4096)]
 Fault = Literal["error", "transient", "raise", "oom", "lost", "segfault", "exit", "hang"]
 
@@ -49,6 +49,13 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     map_side: Annotated[
         Side, Meta(description="Pixels. The least shorter side that the detector sees; smaller is enlarged (limit_side_len).")
     ] = 736
+    orientation: Annotated[
+        bool,
+        Meta(
+            description="Whether to read pages that stand upside down or on their side, too. A page whose text is not sure is "
+            "then also read the other way round, and the surer reading is taken."
+        ),
+    ] = False
 
 
 class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +90,7 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(pattern=r"\{\}", description="The text that stands for a label, which takes the place of the {} in it."),
     ] = "a photo of a {}"
     top_k: Annotated[
-        int, Meta(ge=0, description="Tags of an image, the likeliest; their scores add up to 1 over all labels.")
+        int, Meta(ge=0, le=100_000, description="Tags of an image, the likeliest; their scores add up to 1 over all labels.")
     ] = 5
 
 
@@ -91,10 +98,11 @@ class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Captions."""
 
     max_new_tokens: Annotated[
-        int, Meta(ge=1, description="Most tokens of a caption, a word or a part of one each, the prompt's not counted.")
+        int,
+        Meta(ge=1, le=100_000, description="Most tokens of a caption, a word or a part of one each, the prompt's not counted."),
     ] = 20
     force_tokens: Annotated[
-        int, Meta(ge=0, description="Exactly so many new tokens, for benchmarks; 0: until the caption ends.")
+        int, Meta(ge=0, le=100_000, description="Exactly so many new tokens, for benchmarks; 0: until the caption ends.")
     ] = 0
     prompt: Annotated[str, Meta(description="What every caption begins with; empty: the model begins.")] = ""
 
@@ -104,7 +112,7 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     "error" and "transient" are that image's answer; "raise" is raised like a bug in a stage, "oom" as OutOfMemory for
     a batch of more than `oom_above` images, "lost" as DeviceLost; "segfault" and "exit" end the process; "hang" keeps
-    it for ever, with the interpreter lock held.
+    it for ever, with the interpreter lock held. unusable: why the stage cannot be built. notice: as of a pack's weights.
     """
 
     load_seconds: float = 0.0
@@ -112,3 +120,5 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_per_image_seconds: float = 0.0
     fail: dict[str, Fault] = {}
     oom_above: int = 0
+    unusable: str = ""
+    notice: str = ""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from stages import registry
+from stages import recognition, registry
 from stages.base import StageSpec
 from stages.hub import Hub, pull
 from stages.manifest import (
@@ -34,13 +34,15 @@ MINI = Path(__file__).parent / "mini"
 STANDARD = "standard"
 
 # Options that change how fast or whether an answer comes, but not which.
-SILENT_OPTIONS = {"load_seconds", "latency_seconds", "latency_per_image_seconds", "fail", "oom_above", "allow_pickle"}
-
-# What a transformers model needs beside its config.json: one file of each.
-MODEL_PARTS = {
-    "weights": ("model.safetensors", "model.safetensors.index.json"),
-    "image processor": ("preprocessor_config.json", "processor_config.json"),
-    "tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json"),
+SILENT_OPTIONS = {
+    "load_seconds",
+    "latency_seconds",
+    "latency_per_image_seconds",
+    "fail",
+    "oom_above",
+    "allow_pickle",
+    "unusable",
+    "notice",
 }
 
 
@@ -62,8 +64,8 @@ class Pack:
 
     @property
     def notice(self) -> str:
-        """To be shown wherever its results are; empty for weights that mean something."""
-        return self.manifest.notice
+        """To be shown wherever its stages' results are; empty for weights that mean something."""
+        return self.manifest.notice or " ".join(sorted({entry.notice for entry in self.manifest.stages.values()} - {""}))
 
     @property
     def size_bytes(self) -> int:
@@ -126,14 +128,17 @@ def open_plain(path: Path, models_folder: Path) -> Pack:
 def recognise(path: Path) -> dict[str, StageEntry]:
     """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors, or one model by itself.
 
-    Raises PackError when it provides none.
+    Raises PackError when it provides none, or one that no stage takes.
     """
-    if path.is_file() and path.suffix == ".pt":
-        return {"yolo": StageEntry("ultralytics", {"weights": path.name})}
     if path.is_file():
-        if path.suffix != ".safetensors" or not (path.parent / "yolo.json").is_file():
+        if path.suffix == ".pt":
+            entry = StageEntry("ultralytics", {"weights": path.name})
+        elif path.suffix == ".safetensors" and (path.parent / "yolo.json").is_file():
+            entry = StageEntry("ultralytics", {"weights": path.name, "config": "yolo.json"})
+        else:
             raise PackError(f"{path} is to be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it.")
-        return {"yolo": StageEntry("ultralytics", {"weights": path.name, "config": "yolo.json"})}
+        check_kind("yolo", {role: path.parent / file for role, file in entry.files.items()})
+        return {"yolo": entry}
     stages: dict[str, StageEntry] = {}
     if (path / "yolo.safetensors").is_file() and (path / "yolo.json").is_file():
         stages["yolo"] = StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"})
@@ -144,36 +149,41 @@ def recognise(path: Path) -> dict[str, StageEntry]:
     if blip:
         stages["blip"] = StageEntry("transformers", {"model": blip, **({"clip": clip} if clip else {})})
     if not stages:
-        raise PackError(
-            f"{path} holds no weights that are known here: there should be a {MANIFEST}, or clip/, blip/ or "
-            "yolo.safetensors with yolo.json."
-        )
+        raise PackError(describe_unknown(path))
+    for stage, entry in stages.items():
+        check_kind(stage, {role: path / file for role, file in entry.files.items()})
     return stages
 
 
 def find_model(path: Path, kind: str) -> str | None:
     """Where a transformers model of that kind lies: in a sub-folder of that name, or in the folder itself."""
-    for place in (kind, "."):
-        config = path / place / "config.json"
-        if config.is_file() and read_model_type(config) == kind:
-            check_model(config.parent)
-            return place
-    return None
+    if (path / kind / "config.json").is_file():
+        return kind
+    config = path / "config.json"
+    return "." if config.is_file() and recognition.read_config(config).get("model_type") == kind else None
 
 
-def check_model(folder: Path) -> None:
-    """Raises PackError when a transformers model lacks what is saved beside its config.json."""
-    for what, files in MODEL_PARTS.items():
-        if not any((folder / file).is_file() for file in files):
-            raise PackError(f"{folder} has no {what}: none of {', '.join(files)}. Save it there with save_pretrained.")
+def describe_unknown(path: Path) -> str:
+    if (path / "config.json").is_file():
+        model_type, name = recognition.name_model(path)
+        wanted = " and ".join(f"{name} for {stage}" for stage, (name, _) in recognition.CLASSES.items())
+        return f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json); visiond takes {wanted}.'
+    if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
+        return f"{path} has weights, but no config.json that says of what. Save the whole model there with save_pretrained."
+    return (
+        f"{path} holds no weights that are known here: there should be a {MANIFEST}, or clip/, blip/ or yolo.safetensors with "
+        "yolo.json."
+    )
 
 
-def read_model_type(config: Path) -> str:
-    """What a transformers config.json says it is of. Raises PackError when it is no JSON object."""
-    try:
-        return str(msgspec.json.decode(config.read_bytes(), type=dict[str, Any]).get("model_type", ""))
-    except msgspec.DecodeError as error:
-        raise PackError(f"{config} cannot be read: {error}. Copy the folder again.") from error
+def check_kind(stage: str, files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
+    """Raises PackError when files hold another kind of model than the stage takes, are not whole, or may not be read."""
+    if stage == "yolo":
+        recognition.check_yolo(files, allow_pickle=allow_pickle)
+    elif stage in recognition.CLASSES:
+        recognition.check_transformers(stage, files["model"])
+        if "clip" in files:
+            recognition.check_transformers("clip", files["clip"])
 
 
 def verify(pack: Pack, names: Iterable[str] | None = None) -> None:
@@ -195,14 +205,19 @@ def verify(pack: Pack, names: Iterable[str] | None = None) -> None:
 
 
 def resolve(
-    pack: Pack, stage: str, overrides: Mapping[str, Any] | None = None, *, files: Mapping[str, Path] | None = None
+    pack: Pack,
+    stage: str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    files: Mapping[str, Path] | None = None,
+    notice: str = "",
 ) -> StageSpec:
-    """A stage with its verified files and its fingerprint.
+    """A stage with its verified files, its fingerprint and the notice of its weights.
 
     overrides: backend, model (another pack or folder of weights for this stage), dtype, batch_size and options, as in
         [stages.*]; what is missing, empty, 0 or "auto" is the pack's.
-    files: role → path, in place of the pack's.
-    Raises UnknownName, or PackError when the pack has no such stage or a file is missing or altered.
+    files: role → path, in place of the pack's. notice: theirs, which is told where the pack has none.
+    Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, altered or not what the stage takes.
     """
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
     if "model" in wanted:
@@ -214,6 +229,8 @@ def resolve(
     digests = {role: check_files(pack, path) for role, path in paths.items()}
     dtype = wanted.get("dtype") or entry.dtype or "float32"
     options = {**entry.options, **wanted.get("options", {})}
+    if backend != "fake":
+        check_kind(stage, paths, allow_pickle=options.get("allow_pickle") is True)
     return StageSpec(
         name=stage,
         backend=backend,
@@ -222,6 +239,7 @@ def resolve(
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,
+        notice=str(options.get("notice", "")) if backend == "fake" else pack.manifest.notice_of(stage) or notice,
     )
 
 
@@ -229,10 +247,14 @@ def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mappi
     """Every stage in turn. The captions' CLIP follows the clip stage's, so that their embeddings are comparable."""
     specs: list[StageSpec] = []
     clip: dict[str, Path] = {}
+    notice = ""
     for stage in stages:
-        spec = resolve(pack, stage, overrides.get(stage), files=clip if stage == "blip" else None)
+        if stage == "blip":
+            spec = resolve(pack, stage, overrides.get(stage), files=clip, notice=notice)
+        else:
+            spec = resolve(pack, stage, overrides.get(stage))
         if stage == "clip" and "model" in spec.files:
-            clip = {"clip": Path(spec.files["model"])}
+            clip, notice = {"clip": Path(spec.files["model"])}, spec.notice
         specs.append(spec)
     return specs
 

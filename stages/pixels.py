@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import math
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import cast
 
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -23,7 +24,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.base import Header, ImageError, Reason
-from stages.headers import check_png
+from stages.headers import png_chunks
 
 OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "JPEG": JpegImageFile,  # and not jpeg_factory: of several pictures (MPO) the first
@@ -61,8 +62,15 @@ def prepare() -> None:
         import pillow_heif
     except ImportError:
         return
-    pillow_heif.register_heif_opener()
-    OPENERS["HEIF"] = lambda file: Image.open(file, formats=("HEIF",))
+    pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False, depth_images=False, aux_images=False)
+    OPENERS["HEIF"] = _open_heif
+
+
+def _open_heif(file: io.BytesIO) -> Image.Image:
+    try:
+        return Image.open(file, formats=("HEIF",))
+    except UnidentifiedImageError as error:  # its own words name an object in memory
+        raise ImageError(Reason.DECODER, "HEIF: the plug-in finds no picture in the file") from error
 
 
 def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
@@ -70,9 +78,8 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
 
     Raises ImageError: HEADER when the picture's size is not the header's, TRUNCATED, DECODER; MemoryError.
     """
-    if header.format == "PNG":
-        check_png(data)
-    with OPENERS[header.format](io.BytesIO(data)) as image:
+    file = keep_picture(data) if header.format == "PNG" else io.BytesIO(data)
+    with OPENERS[header.format](file) as image:
         orientation = 1 if header.format in TURNED_BY_PILLOW else header.orientation
         size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
         if image.size != size:
@@ -86,6 +93,24 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
             told = f"{header.width}×{header.height}"
             raise ImageError(Reason.HEADER, f"the header says {told}, the pixels are {upright.size}")
         _write_strips(upright, out)
+
+
+def keep_picture(data: memoryview) -> io.BytesIO:
+    """A PNG of only the chunks that make its first picture. Texts, profiles and further frames are no pixels: whatever is wrong
+    with them, or too large in them, no decoder is to see it.
+
+    Raises ImageError: TRUNCATED, and DECODER where the checksum of a chunk that is kept is wrong.
+    """
+    picture = io.BytesIO()
+    picture.write(data[:8])
+    for kind, start, end in png_chunks(data):
+        if kind[:1].islower() and kind != b"tRNS":
+            continue
+        if zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise ImageError(Reason.DECODER, f"the checksum of a PNG chunk is wrong ({ascii(kind)[2:-1]})")
+        picture.write(data[start - 8 : end + 4])
+    picture.seek(0)
+    return picture
 
 
 def _load(image: Image.Image, file_bytes: int) -> None:

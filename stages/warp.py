@@ -96,7 +96,7 @@ def cut_with_cv2(pages: Sequence[Tensor], lines: Lines, height: int, columns: in
 
 def crop_quad(page: NDArray[np.uint8], corners: NDArray[np.float32], width: int, height: int) -> NDArray[np.uint8]:
     (left, top), (right, bottom) = corners[0].astype(int), corners[2].astype(int)
-    if np.array_equal(corners, [[left, top], [right, top], [right, bottom], [left, bottom]]):
+    if left < right and top < bottom and np.array_equal(corners, [[left, top], [right, top], [right, bottom], [left, bottom]]):
         return np.ascontiguousarray(page[top:bottom, left:right])  # the warp of an upright box copies its pixels
     warp = cv2.getPerspectiveTransform(corners, frame(width, height))
     crop: NDArray[np.uint8] = cv2.warpPerspective(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.base import Detection, Image, ImageError, Objects, Result, Stage
+from stages.base import Detection, Image, ImageError, Objects, Result, Stage, StageUnusable
 from stages.binning import measure_dispersion
 from stages.devices import device_errors, dtype_of, group_places, has_kernels, hold_device, pixels_of, settle, split_batches
 from stages.letterbox import Letterbox, fill_canvases
@@ -34,7 +34,7 @@ class YoloStage(Stage):
         self.size = self.options.imgsz or int(config["imgsz"])
         self.stride = int(model.stride.max())
         if self.size % self.stride:
-            raise ValueError(f"yolo: imgsz is {self.size}; choose a multiple of {self.stride}.")
+            raise StageUnusable(f"yolo: imgsz is {self.size}; choose a multiple of {self.stride}.")
         with device_errors():
             self.model = model.fuse(verbose=False).to(self.device, dtype, memory_format=torch.channels_last)
         self.dtype, self.end2end = dtype, bool(model.end2end)

@@ -14,6 +14,7 @@ import copy
 import functools
 import json
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +26,12 @@ import PIL.Image
 import torch
 import torch.nn.functional as F
 import torchvision  # noqa: F401  ultralytics' non_max_suppression uses torchvision's where that is imported
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from stages.base import StageUnusable
+from stages.recognition import YOLO_CLASSES, YOLO_HEADS, YOLO_MODELS, YOLO_TAKEN, tell_pickle
 
 _SETTINGS = {
     "YOLO_AUTOINSTALL": "false",
@@ -62,24 +67,40 @@ with _unpatched():
 def load_network(files: Mapping[str, str], *, allow_pickle: bool = False) -> tuple[DetectionModel, dict[str, Any]]:
     """A network in eval mode and its config. files: "weights" and "config", or "weights" alone for a .pt file.
 
-    Raises ValueError when the weights may not be read, or are not of the model that the config describes.
+    Raises StageUnusable when the weights may not be read, are not of the model that the config describes, or of another kind.
     """
     weights = files["weights"]
     if weights.endswith(".pt"):
         if not allow_pickle:
-            raise ValueError(
-                f"{weights} is a pickle, which can run code when it is read. If you trust it, set allow_pickle = true under "
-                "[stages.yolo.options], or make safetensors of it once with stages.yolonet.convert_checkpoint."
-            )
+            raise StageUnusable(tell_pickle(weights))
         state, config = read_checkpoint(Path(weights))
     else:
-        state, config = load_file(weights), json.loads(Path(files["config"]).read_text())
-    model = build_network(config)
+        state, config = read_files(Path(weights), Path(files["config"]))
     try:
+        model = build_network(config)
         model.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"{weights} does not hold the weights of the model that its config describes: {error}") from error
-    return model, config
+    except (RuntimeError, LookupError, TypeError, ValueError, OSError) as error:  # whatever ultralytics makes of a wrong config
+        what = " ".join(str(error).split())
+        raise StageUnusable(f"{weights} does not hold the weights of the model that its config describes: {what}") from error
+    return take_detection_model(model, weights), config
+
+
+def read_files(weights: Path, config: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State and config from safetensors and the JSON beside them. Raises StageUnusable."""
+    try:
+        return load_file(weights), json.loads(config.read_text())
+    except (SafetensorError, ValueError, OSError) as error:
+        raise StageUnusable(f"{weights} or {config.name} cannot be read: {error}. Copy them again.") from error
+
+
+def take_detection_model(model: object, source: str | Path) -> DetectionModel:
+    """Raises StageUnusable for any but a plain detection model: a class or head derived from it answers something else."""
+    kind = type(model).__name__
+    if kind not in YOLO_MODELS or not isinstance(model, DetectionModel):
+        raise StageUnusable(f"{source} is {YOLO_CLASSES.get(kind, 'no YOLO model')} ({kind}); {YOLO_TAKEN}.")
+    if (head := type(model.model[-1]).__name__) not in YOLO_HEADS:
+        raise StageUnusable(f"{source} is a YOLO model with a {head} head; {YOLO_TAKEN}.")
+    return model
 
 
 def speed_up_convolutions(model: nn.Module) -> None:
@@ -134,17 +155,17 @@ def write_files(state: dict[str, Tensor], config: Mapping[str, Any], folder: Pat
 def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State and config of a detection model's .pt file.
 
-    Raises FileNotFoundError, or ValueError when it is no detection checkpoint of known classes.
+    Raises FileNotFoundError, or StageUnusable when it is no detection checkpoint of known classes.
     """
     if not checkpoint.is_file():  # ultralytics would look for it on the network
         raise FileNotFoundError(f"there is no file {checkpoint}.")
     try:
         content, _ = torch_safe_load(str(checkpoint), safe_only=True)
-    except TypeError as error:
-        raise ValueError(f"{checkpoint} is no ultralytics checkpoint: {error}") from error
-    model = content.get("ema") or content.get("model")
-    if not isinstance(model, DetectionModel):
-        raise ValueError(f"{checkpoint} holds a {type(model).__name__}, not a detection model.")
+    except (TypeError, RuntimeError, ImportError, AttributeError, pickle.UnpicklingError) as error:
+        what = " ".join(str(error).split()).removeprefix("ERROR ❌️ ")
+        raise StageUnusable(f"{checkpoint} is no ultralytics checkpoint: {what}") from error
+    held = (content.get("ema") or content.get("model")) if isinstance(content, dict) else content
+    model = take_detection_model(held, checkpoint)
     size = content.get("train_args", {}).get("imgsz", 640)
     structure = {key: value for key, value in model.yaml.items() if key not in ("yaml_file", "channels")}
     names = [model.names[index] for index in range(len(model.names))]

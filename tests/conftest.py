@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import hypothesis
 import pytest
 import structlog
 
+from daemon import log
 from daemon.child import Worker
 from daemon.ledger import Ledger
 from daemon.pool import Pool
@@ -35,9 +37,10 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(autouse=True)
-def _unconfigured_log() -> None:
+def _unconfigured_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is logged in this process goes to the streams of the test that runs, not of one that has had a daemon here."""
     structlog.reset_defaults()
+    monkeypatch.setattr(log, "_as_json", False)
 
 
 @pytest.fixture
@@ -45,6 +48,15 @@ def inbox(tmp_path: Path) -> Path:
     folder = tmp_path / "inbox"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def humble() -> list[str]:
+    """What a command begins with that may read only what it has the rights to."""
+    prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if prefix and not shutil.which(prefix[0]):
+        pytest.skip("root may read everything, and there is no setpriv to take that from it")
+    return prefix
 
 
 @pytest.fixture

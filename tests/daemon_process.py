@@ -167,7 +167,7 @@ class Place:
     ) -> subprocess.CompletedProcess[str]:
         """`visiond` with these arguments and this place's configuration, to its end. prefix: a command that runs it."""
         return subprocess.run(
-            [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
+            [*prefix, sys.executable, "-P", "-m", "daemon", *map(str, arguments)],
             env={**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)},
             cwd=self.folder,
             stdout=stdout,
@@ -316,19 +316,27 @@ class Gate:
 class Daemon:
     """`visiond run` at a place, from its start to its end. At the end of the context no process of it may be left."""
 
-    def __init__(self, place: Place, *options: str, ready: bool = True, prefix: Sequence[str] = (), **environment: str) -> None:
-        """prefix: a command that runs the daemon in its own stead."""
+    def __init__(
+        self,
+        place: Place,
+        *options: str,
+        ready: bool = True,
+        prefix: Sequence[str] = (),
+        stderr: int | None = None,
+        **environment: str,
+    ) -> None:
+        """prefix: a command that runs the daemon in its own stead. stderr: a descriptor in place of the log's file."""
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
         self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
         environment = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "daemon", "run", *options, "--config", str(place.config)],
+                [*prefix, sys.executable, "-P", "-m", "daemon", "run", *options, "--config", str(place.config)],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
                 start_new_session=True,
             )
         self._ready = ready

@@ -102,6 +102,20 @@ def arithmetic_jpeg() -> bytes:
     return data[: scan_start(data)] + bytes(64) + b"\xff\xd9"
 
 
+def without_bytes(start: float, end: float, **options: Any) -> bytes:
+    """A photograph's JPEG with zeros in the place of a part of its compressed pixels, and its end marker."""
+    data = jpeg(Image.effect_noise((320, 240), 60).convert("RGB"), **{"quality": 80} | options)
+    first = data.index(b"\xff\xda") + 14
+    size = len(data) - 2 - first
+    start, end = first + int(start * size), first + int(end * size)
+    return data[:start] + bytes(end - start) + data[end:]
+
+
+def flat_jpeg(**options: Any) -> bytes:
+    """White all over, so that a code of zeros is all that there is, thousands of them in a row."""
+    return jpeg(Image.new("RGB", (900, 700), "white"), optimize=True, **options)
+
+
 def ycck_jpeg() -> bytes:
     """Adobe's inverted CMYK under the YCbCr transform, read but not written by Pillow: its flag is set by hand."""
     planes = ImageChops.invert(picture()).convert("YCbCr").split()
@@ -126,6 +140,15 @@ def raw_png(width: int, height: int, idat: bytes, extra: bytes = b"", kind: tupl
 
 def png(image: Image.Image | None = None, **options: Any) -> bytes:
     return encode(image or picture(), "PNG", **options)
+
+
+def png_with_text(text: bytes, checksum: int | None = None) -> bytes:
+    """A compressed text chunk before the pixels."""
+    data, content = png(), b"Comment\0\0" + zlib.compress(text, 9)
+    added = chunk(b"zTXt", content)
+    if checksum is not None:
+        added = added[:-4] + struct.pack(">I", checksum)
+    return data[:33] + added + data[33:]
 
 
 def damage(data: bytes, at: int) -> bytes:
@@ -176,11 +199,33 @@ def animation(image_format: str) -> bytes:
     return encode(frames[0], image_format, save_all=True, append_images=frames[1:], duration=50)
 
 
+def looped_tiff() -> bytes:
+    """Two pages, and the second one's next page is the first."""
+    data = bytearray(encode(picture(), "TIFF", save_all=True, append_images=[picture()]))
+    first = at = int.from_bytes(data[4:8], "little")
+    for page in range(2):
+        entries = int.from_bytes(data[at : at + 2], "little")
+        following = at + 2 + 12 * entries
+        if page:
+            data[following : following + 4] = first.to_bytes(4, "little")
+        at = int.from_bytes(data[following : following + 4], "little")
+    return bytes(data)
+
+
 def gif_without_picture() -> bytes:
     return b"GIF89a" + struct.pack("<HHBBB", 96, 64, 0, 0, 0) + b";"
 
 
-def heic() -> bytes:
+def heic(**options: Any) -> bytes:
+    """As pillow-heif writes it, which has to be installed."""
+    import pillow_heif
+
+    file = io.BytesIO()
+    pillow_heif.from_pillow(picture()).save(file, quality=95, chroma=444, **options)
+    return file.getvalue()
+
+
+def avif_named_heic() -> bytes:
     return encode(picture(), "AVIF").replace(b"avif", b"heic").replace(b"mif1", b"mif2")
 
 
@@ -220,11 +265,15 @@ BAD: list[Input] = [
     Input("pdf.jpg", literal(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n"), Reason.NOT_AN_IMAGE),
     Input("svg.jpg", literal(b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'), Reason.FORMAT),
     Input("psd.jpg", literal(b"8BPS\0\1" + bytes(20)), Reason.FORMAT),
-    *([] if heif_is_readable() else [Input("heic without its plug-in", heic, Reason.FORMAT)]),
+    *([] if heif_is_readable() else [Input("heic without its plug-in", avif_named_heic, Reason.FORMAT)]),
     Input("jpeg of 12 bits", lambda: patch_sof(jpeg(), 0xC1, precision=12), Reason.FORMAT),
     Input("jpeg cut in half", half(partial(jpeg, picture(640, 480))), Reason.TRUNCATED),
     Input("jpeg without end marker", lambda: jpeg()[:-2], Reason.TRUNCATED),
     Input("jpeg header only", lambda: jpeg()[: scan_start(jpeg())], Reason.TRUNCATED),
+    Input("jpeg, second half zeros", partial(without_bytes, 0.5, 1), Reason.TRUNCATED),
+    Input("jpeg, second half zeros, progressive", partial(without_bytes, 0.3, 1, progressive=True), Reason.TRUNCATED),
+    Input("jpeg, second half zeros, tables of its own", partial(without_bytes, 0.5, 1, optimize=True), Reason.TRUNCATED),
+    Input("jpeg, a hole of zeros", partial(without_bytes, 0.4, 0.6), Reason.TRUNCATED),
     Input("jpeg of 30 bytes", lambda: jpeg()[:30], Reason.TRUNCATED),
     Input("jpeg of 0 × 0", partial(set_jpeg_size, 0, 0), Reason.HEADER),
     Input("jpeg of 65500 × 1", lambda: jpeg(Image.new("RGB", (65500, 1))), Reason.ASPECT),
@@ -271,7 +320,12 @@ ODD: list[Input] = [
     Input("jpeg, broken colour profile", partial(jpeg, icc_profile=b"no profile" * 20), None),
     *(Input(f"jpeg, malformed EXIF: {what}", partial(jpeg, exif=exif), None) for what, exif in EXIF_MESS.items()),
     *(Input(f"jpeg, EXIF orientation {turn}", partial(oriented, turn), None) for turn in range(1, 9)),
+    Input("jpeg, white, profile of zeros", flat_jpeg, None),
+    Input("jpeg, white, progressive, profile of zeros", partial(flat_jpeg, progressive=True), None),
     Input("png", png, None),
+    Input("png, text of 3 MB", lambda: png_with_text(bytes(3 << 20)), None),
+    Input("png, text with a bad checksum", lambda: png_with_text(b"text", 0), None),
+    Input("png, animated", lambda: animation("PNG"), None),
     Input("png of 1 × 1", lambda: png(Image.new("RGB", (1, 1), "red")), None),
     Input("png, broken colour profile", lambda: raw_png(9, 9, zlib.compress(bytes(90)), BROKEN_PROFILE), None),
     Input("png, 1-bit", lambda: png(picture().convert("1")), None),
@@ -293,6 +347,7 @@ ODD: list[Input] = [
     Input("tiff, compressed", lambda: tiff(compression="tiff_lzw"), None),
     Input("tiff, big", partial(tiff, big_tiff=True), None),
     Input("tiff, several pages", lambda: animation("TIFF"), None),
+    Input("tiff, pages in a ring", looped_tiff, None),
     Input("tiff, cmyk", lambda: tiff(picture().convert("CMYK")), None),
     Input("tiff, 16-bit grey", lambda: tiff(grey_16()), None),
     Input("tiff, float", lambda: tiff(picture().convert("L").convert("F")), None),
@@ -303,6 +358,7 @@ ODD: list[Input] = [
     Input("pgm, 16-bit", lambda: pnm(5, 2, 1, 65535, b"\x80\0\xff\xff"), None),
     Input("pbm", lambda: encode(picture().convert("1"), "PPM"), None),
     Input("avif", lambda: encode(picture(), "AVIF", quality=95), None),
+    *([Input("heic", heic, None)] if heif_is_readable() else []),
     *(Input(f"avif, turned as EXIF {turn}", partial(oriented, turn, "AVIF"), None) for turn in range(2, 9)),
 ]
 

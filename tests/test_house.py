@@ -96,9 +96,14 @@ class Class:
 
 
 def test_the_daemon_and_its_commands_load_no_torch() -> None:
-    program = f"import sys, daemon.service, daemon.cli; print(*({HEAVY!r} & sys.modules.keys()))"
+    program = f"import sys, daemon.service, daemon.commands; print(*({HEAVY!r} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout.split() == []
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "stages.processes"])
+def test_python_is_started_in_one_way_so_that_no_child_takes_code_from_the_working_directory(module: str) -> None:
+    assert not [node for node in ast.walk(parse(module)) if isinstance(node, ast.Attribute) and node.attr == "executable"]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -129,6 +129,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Files that events missed", "Found by a later scan: whether events can be relied on here.", "short",
               {"found {{instance}}": "visiond_reconcile_found_total{M}",
                "overflows {{instance}}": "visiond_watch_overflows_total{M}"}, width=6),
+        Panel("Folders that cannot be read", "Passed over, with all files in them: `visiond status` names them.", "short",
+              {"{{instance}} {{inbox}}": "visiond_unread_folders{M}"}, width=24),
     ],
     "Processes": [
         Panel("Memory", "Resident memory of the daemon and of each worker.", "bytes",
@@ -137,11 +139,13 @@ ROWS: dict[str, list[Panel]] = {
     ],
     "Failures": [
         Panel("Failed by reason", "Images that FAILED since the daemon started.", "short",
-              {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="failed"})'}, width=8, stacked=True),
+              {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="failed"})'}, width=6, stacked=True),
         Panel("Skipped by reason", "Files that are no images, since the daemon started.", "short",
-              {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="skipped"})'}, width=8, stacked=True),
+              {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="skipped"})'}, width=6, stacked=True),
         Panel("Tries made again", "Tries that ended in an error that may pass, since the daemon started.", "short",
-              {"{{reason}}": "sum by (reason) (visiond_retries_total{M})"}, width=8, stacked=True),
+              {"{{reason}}": "sum by (reason) (visiond_retries_total{M})"}, width=6, stacked=True),
+        Panel("Upkeep failed", "Tasks that failed since the daemon started; `visiond status` says why.", "short",
+              {"{{task}}": "sum by (task) (visiond_upkeep_failures_total{M})"}, width=6, stacked=True),
     ],
 }
 # fmt: on

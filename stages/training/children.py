@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from stages.processes import locked_folder
+from stages.processes import locked_folder, python
 
 GRACE_SECONDS = 10.0  # between asking and killing; torchrun ends its ranks meanwhile, which have groups of their own
 
@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[int]:
 
 def start_child(command: Sequence[str], output: Path, environment: Mapping[str, str], lock: int) -> Child:
     """In a group of its own, which Ctrl-C does not reach: `end_children` has to. lock: a descriptor to keep open."""
-    bound = [sys.executable, "-m", "stages.processes", str(os.getpid()), *command]
+    bound = python("-m", "stages.processes", str(os.getpid()), *command)
     with output.open("wb") as file:
         return subprocess.Popen(
             bound, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, pass_fds=(lock,), process_group=0

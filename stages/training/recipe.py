@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from stages.manifest import MANIFEST, Manifest, PackError
+from stages.processes import environment, python
 from stages.training.cache import Plan, write_cache
 from stages.training.card import Card, draw_curves, read_card, read_training, write_card
 from stages.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
@@ -180,13 +181,13 @@ def start_job(options: Options, kind: str, job: Any, lock: int) -> Child:
     file = folder / "job.json"
     file.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=1))
     module = ["-m", "stages.training.detector" if kind == "yolo" else "stages.training.job", str(file)]
-    command = [sys.executable, *module]
+    command = python(*module)
     if options.processes > 1 and kind != "yolo":
         launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(options.processes)]
         port = 29500 + KINDS.index(kind)
-        command = [sys.executable, *launch, "--main_process_port", str(port), *module]
-    environment = os.environ | {"YOLO_CONFIG_DIR": str(options.workdir), "TOKENIZERS_PARALLELISM": "true"}
-    return start_child(command, folder / "output.txt", environment, lock)
+        command = python(*launch, "--main_process_port", str(port), *module)
+    settings = {"YOLO_CONFIG_DIR": str(options.workdir), "TOKENIZERS_PARALLELISM": "true"}
+    return start_child(command, folder / "output.txt", environment(settings), lock)
 
 
 def watch(options: Options, running: Mapping[str, Child], tell: Say) -> None:

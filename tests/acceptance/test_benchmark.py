@@ -18,7 +18,7 @@ OPTIONS = ["--pack", "mini", "--cold", "1", "--warm", "0", "--sample", "1", "--s
 
 
 def run_bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "daemon", "bench", "--folder", str(folder), *options]
+    command = [sys.executable, "-P", "-m", "daemon", "bench", "--folder", str(folder), *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=350)
 
 

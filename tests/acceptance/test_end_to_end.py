@@ -34,7 +34,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     folder = tmp_path_factory.mktemp("scenes")
     write_samples(folder / "inbox", COUNT, UNSEEN)
     (folder / "daemon.toml").write_text(CONFIG)
-    command = [sys.executable, "-m", "daemon", "run", "--once", "--config", str(folder / "daemon.toml")]
+    command = [sys.executable, "-P", "-m", "daemon", "run", "--once", "--config", str(folder / "daemon.toml")]
     subprocess.run(command, check=True, timeout=300)
     truths = read_truth(folder / "inbox" / TRUTH)
     return [(truth, json.loads((folder / "results" / f"{truth.file}.json").read_bytes())) for truth in truths]

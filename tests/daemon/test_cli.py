@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli import app
+from daemon.commands import app
 from daemon.display import StandardError
 from stages.packs import MINI
 from tests.daemon_process import Daemon, Place, counts_of, picture
@@ -195,7 +195,7 @@ def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path:
 
 PRINTING = (
     *("status", "list --json", "show 00001.ppm", "show 00001.ppm --json", "export -", "export - -f jsonl", "gpus", "plan"),
-    *("check", "check --json", "verify", "models list", "--version", "--help"),
+    *("check --quick", "check --quick --json", "verify", "models list", "--version", "--help"),
 )
 
 
@@ -367,7 +367,7 @@ def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path
 
 def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
-    assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check")
+    assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check", "--quick")
 
 
 def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from daemon.config import Config, load, parse
 from daemon.errors import ConfigError
+from daemon.sections import Section
 from stages.base import Limits
 from stages.binning import Thresholds
+from stages.registry import ORDER
 
 
 def problems_of(document: dict[str, Any], folder: Path = Path("/srv")) -> list[str]:
@@ -110,6 +112,53 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 def test_a_size_below_its_least_is_refused() -> None:
     [problem] = problems_of({"pipeline": {"slab_bytes": "1 kB"}})
     assert problem == "pipeline.slab_bytes: should be 0 or at least 1 MiB: larger images are refused (it is '1 kB')"
+
+
+NOT_NUMBERS = [math.inf, -math.inf, math.nan, 1e308, -1e308, 2**63, 2**64, -(2**63) - 1, 10**400]
+
+
+def number_keys() -> list[tuple[str, ...]]:
+    """Every key of the configuration that takes a number, as a path; [[inbox]] and the segments are lists."""
+    found: list[tuple[str, ...]] = []
+
+    def walk(model: Any, path: tuple[str, ...]) -> None:
+        for name, field in model.model_fields.items():
+            inner = next(iter(getattr(field.annotation, "__args__", ())), field.annotation)
+            if isinstance(inner, type) and issubclass(inner, Section):
+                walk(inner, (*path, name))
+            elif field.annotation in (int, float):
+                found.append((*path, name))
+
+    walk(Config, ())
+    return found
+
+
+def document_of(path: tuple[str, ...], value: object) -> dict[str, Any]:
+    """Where the key has this value."""
+    document: Any = value
+    for name in reversed(path):
+        document = {name: document}
+        if name == "inbox":
+            document = {name: [document[name]]}
+        elif name == "segment":
+            document = {name: [{"stages": list(ORDER), "devices": ["cpu"]} | document[name]]}
+    return dict(document)
+
+
+@pytest.mark.parametrize("path", number_keys(), ids=".".join)
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)[:8])
+def test_what_cannot_be_counted_with_is_refused_by_name(path: tuple[str, ...], value: float) -> None:
+    problems = problems_of(document_of(path, value))
+    assert [path[-1] in problem for problem in problems] == [True]
+
+
+def test_the_keys_that_take_numbers_are_found() -> None:
+    keys = {path[-1] for path in number_keys()}
+    assert {"priority", "settle_seconds", "slab_bytes", "text_area_threshold", "batch_size", "max_aspect_ratio"} <= keys
+    assert len(number_keys()) >= 29
+    for path in number_keys():
+        load_default = document_of(path, 256 << 20 if path[-1].endswith("_bytes") else 1)
+        assert parse(load_default, Path("/srv"))
 
 
 # Refusing

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -13,19 +14,20 @@ import structlog
 
 from daemon.endings import LONGEST_PAUSE_SECONDS, Judge
 from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.ledger import Ledger
 from daemon.messages import Output
 from stages import fake
 from stages.base import Reason
 from stages.binning import Rule, Thresholds, load_rule
 from stages.registry import ORDER
-from tests.makers import make_job, make_outputs
+from tests.makers import done, make_job, make_outputs
 
-NOW = 1e6
+NOW, STEADY = 1e6, 2e6
 DOCS = (Path(__file__).parents[2] / "docs" / "results.md").read_text().partition("### A rule of your own")[2]
 
 
 def end(job: Job, **settings: Any) -> Ending:
-    [ending] = Judge(Thresholds(), clock=lambda: NOW, **settings).endings([job])
+    [ending] = Judge(Thresholds(), clock=lambda: NOW, steady=lambda: STEADY, **settings).endings([job])
     assert ending.job is job
     assert ending.at == NOW
     return ending
@@ -92,9 +94,31 @@ def test_the_docs_rule_sorts_as_the_docs_say(load: Callable[[str, str], Rule]) -
     rule = load(text, tomllib.loads(table)["binning"]["rules"].partition(":")[2])
     told = fake.ocr_answer(1, 640, 480)
     receipt = answered(0)
+    street, sign = answered(0), answered(5, path=b"old/signs/a.jpg")
+    street.outputs["blip"] = Output(b'{"text":"a street","similarity":0.5}', 0.0)
+    sign.outputs["yolo"] = answered(0).outputs["yolo"]
     receipt.outputs["ocr"] = Output(msgspec.json.encode(told).replace(b"line 1.0", b"TOTAL: 12.90"), 0.0)
-    assert [end(job, rule=rule).bin for job in (receipt, answered(3), answered(0))] == ["receipts", "pets", "C"]
-    assert end(make_job(outputs=make_outputs(0, ["yolo"])), rule=rule).bin == "C"
+    assert [end(job, rule=rule).bin for job in (receipt, answered(3), sign, street, answered(0))] == [
+        "receipts",
+        "pets",
+        "signs",
+        "streets",
+        "C",
+    ]
+    assert end(make_job(outputs=make_outputs(0, ["yolo", "clip", "blip"])), rule=rule).bin == "C"
+
+
+@pytest.mark.anyio
+async def test_a_rule_is_shown_what_the_sidecar_will_have_under_its_names(ledger: Ledger, inbox: Path) -> None:
+    shown: list[dict[str, Any]] = []
+    ending = done(answered(path=b"in/a.jpg"))
+    end(ending.job, rule=lambda record: shown.append(record) or "A", inboxes={1: os.fsencode(inbox)})
+    sidecar = msgspec.json.decode(ledger.record_of(ending).sidecar)
+    [record] = shown
+    assert {key: record[key] for key in ("id", "source", "ocr", "objects", "clip", "caption", "timings")} == {
+        key: sidecar[key] for key in ("id", "source", "ocr", "objects", "clip", "caption", "timings")
+    }
+    assert (record["yolo"], record["blip"]) == (record["objects"], record["caption"])
 
 
 def test_the_docs_name_every_key_of_the_record() -> None:
@@ -109,7 +133,7 @@ def pick(record):
     return read(record)
 
 def read(record):
-    return record["objects"]["count"]
+    return record["faces"]["count"]
 
 def divide(record):
     return int("x")
@@ -118,9 +142,9 @@ def divide(record):
 
 def test_a_rule_that_raises_fails_the_image_for_good_and_says_how_and_where(load: Callable[[str, str], Rule]) -> None:
     ending = end(answered(), rule=load(RULES, "pick"))
-    known = "bin, blip, clip, height, ocr, path, width, yolo"
+    known = "bin, blip, caption, clip, height, id, objects, ocr, path, source, timings, width, yolo"
     assert ending.status is JobStatus.FAILED
-    assert ending.failure == Failure(Reason.RULE, f"KeyError: 'objects' (users_rules.py, line 6); the record has {known}")
+    assert ending.failure == Failure(Reason.RULE, f"KeyError: 'faces' (users_rules.py, line 6); the record has {known}")
     detail = end(answered(), rule=load(RULES, "divide")).failure.detail
     assert detail == "ValueError: invalid literal for int() with base 10: 'x' (users_rules.py, line 9)"
 
@@ -167,12 +191,12 @@ def test_an_error_that_stays_fails_at_once() -> None:
 def test_an_error_that_may_pass_is_tried_again_each_time_twice_as_late() -> None:
     endings = [end(stumbled(attempts), max_attempts=9, retry_seconds=5.0) for attempts in range(4)]
     assert {ending.status for ending in endings} == {JobStatus.PENDING}
-    assert [ending.not_before - NOW for ending in endings] == [5.0, 10.0, 20.0, 40.0]
+    assert [ending.not_before - STEADY for ending in endings] == [5.0, 10.0, 20.0, 40.0]
     assert [ending.attempts for ending in endings] == [1, 2, 3, 4]
 
 
 def test_the_pause_has_a_bound() -> None:
-    assert end(stumbled(attempts=40), max_attempts=100).not_before == NOW + LONGEST_PAUSE_SECONDS
+    assert end(stumbled(attempts=40), max_attempts=100).not_before == STEADY + LONGEST_PAUSE_SECONDS
 
 
 def test_after_the_last_attempt_the_image_fails() -> None:

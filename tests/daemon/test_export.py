@@ -7,7 +7,10 @@ import csv
 import dataclasses
 import os
 import re
+import sqlite3
+import struct
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,13 @@ import msgspec
 import pyarrow.parquet
 import pytest
 
-from daemon import export
+from daemon import export, parquet
 from daemon.errors import NotWritable, WrongArgument
 from daemon.export import COLUMNS, export_records, parse_ratio, row_of
 from daemon.jobs import Job, Placed
 from daemon.ledger import Ledger
 from daemon.messages import Output
-from daemon.records import Reader, Record
+from daemon.records import Model, Reader, Record
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
 pytestmark = pytest.mark.anyio
@@ -114,7 +117,7 @@ def test_a_name_that_is_not_utf_8_has_its_bytes_beside_it() -> None:
 def test_the_docs_tell_every_column_in_its_order() -> None:
     text = (Path(__file__).parents[2] / "docs" / "results.md").read_text().partition("## Export")[2].partition("## Bins")[0]
     told = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
-    assert [name for names in told for name in names] == list(COLUMNS)
+    assert [name for names in told for name in names] == [*COLUMNS, *parquet.FURTHER]
 
 
 # Files
@@ -146,16 +149,27 @@ async def test_columns_and_types_are_those_that_are_published(reader: Reader, tm
     write(reader, tmp_path / "all.csv", "csv")
     write(reader, tmp_path / "all.parquet", "parquet")
     table = pyarrow.parquet.read_table(tmp_path / "all.parquet")
-    assert table.column_names == list(read_rows(tmp_path / "all.csv")[0]) == list(COLUMNS)
-    kinds = {"int64": int, "double": float, "string": str, "list<element: string>": list}
-    assert {field.name: kinds[str(field.type)] for field in table.schema} == COLUMNS
+    assert list(read_rows(tmp_path / "all.csv")[0]) == list(COLUMNS)
+    assert table.column_names == [*COLUMNS, *parquet.FURTHER]
+    kinds = {"int64": int, "double": float, "string": str, "list<element: string>": list, "timestamp[ms, tz=UTC]": datetime}
+    assert {name: kinds[str(table.schema.field(name).type)] for name in COLUMNS} == COLUMNS
+    line = "list<element: struct<text: string, score: double, box: list<element: list<element: double>>>>"
+    detection = "list<element: struct<label: string, score: double, box: list<element: double>>>"
+    vector = "fixed_size_list<element: float>[16]"
+    assert [str(table.schema.field(name).type) for name in parquet.FURTHER] == [
+        line,
+        detection,
+        "list<element: double>",
+        vector,
+    ]
 
 
 async def test_all_formats_tell_the_same(reader: Reader, tmp_path: Path) -> None:
     for suffix in ("csv", "jsonl", "parquet"):
         write(reader, tmp_path / f"all.{suffix}", suffix)
     expected = [row_of(record) for record in reader.finished()]
-    assert read_rows(tmp_path / "all.parquet") == expected
+    moments = [row | {"finished_at": datetime.fromisoformat(row["finished_at"])} for row in expected]
+    assert [{name: row[name] for name in COLUMNS} for row in read_rows(tmp_path / "all.parquet")] == moments
     assert read_rows(tmp_path / "all.csv") == [
         {key: "" if value is None else str(cell(value)) for key, value in row.items()} for row in expected
     ]
@@ -163,7 +177,7 @@ async def test_all_formats_tell_the_same(reader: Reader, tmp_path: Path) -> None
 
 
 async def test_a_table_of_many_row_groups_is_whole(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "CHUNK", 4)
+    monkeypatch.setattr(parquet, "CHUNK", 4)
     assert write(reader, tmp_path / "all.parquet", "parquet") == 21
     assert pyarrow.parquet.ParquetFile(tmp_path / "all.parquet").num_row_groups == 6
     assert len(read_rows(tmp_path / "all.parquet")) == 21
@@ -223,6 +237,79 @@ async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(ledger: 
     [row] = read_rows(tmp_path / "a.csv")
     assert (row["path"], row["caption"]) == (f"'{start}.jpg", f"'{start}")
     assert row["clip_similarity"] == "-0.5"  # a number stays one
+
+
+# What Parquet alone has
+
+
+def embed(*values: float) -> Output:
+    """CLIP's answer with such an embedding."""
+    raw = base64.b64encode(struct.pack(f"<{len(values)}e", *values)).decode()
+    answer = {"embedding": {"dim": len(values), "dtype": "float16", "base64": raw}, "tags": [{"label": "cup", "score": 0.25}]}
+    return Output(msgspec.json.encode(answer), 0.0)
+
+
+async def export_embeddings(ledger: Ledger, file: Path, *answers: Output | None) -> tuple[str, list[Any], list[str]]:
+    """The type of the column, its values, and what was said. Each answer is of a model and in a file of its own."""
+    for number, answer in enumerate(answers):
+        models = [Model("clip", f"clip-{number}", "") if model.stage == "clip" else model for model in MODELS]
+        await ledger.register([(INBOX, 0)], models)
+        await ledger.admit([make_file(b"%d.jpg" % number, inbox=2)])
+        [job] = await ledger.next_jobs(1, ())
+        job.outputs = make_outputs(stages=["ocr"]) | ({"clip": answer} if answer else {})
+        await complete(ledger, dataclasses.replace(done(job), bin="A"))
+    said: list[str] = []
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        export_records(reader, file, "parquet", "", {}, lambda done, total: None, warn=said.append)
+    table = pyarrow.parquet.read_table(file)
+    return str(table.schema.field("embedding").type), table.column("embedding").to_pylist(), said
+
+
+async def test_embeddings_of_one_length_are_lists_of_that_size_and_null_without_the_stage(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    kind, values, said = await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2, 0.25))
+    assert (kind, values, said) == ("fixed_size_list<element: float>[2]", [[0.5, -1.0], None, [2.0, 0.25]], [])
+
+
+async def test_embeddings_of_several_lengths_are_plain_lists_and_it_is_said(ledger: Ledger, tmp_path: Path) -> None:
+    kind, values, said = await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2))
+    assert (kind, values) == ("list<element: float>", [[0.5, -1.0], None, [2.0]])
+    assert said[0].startswith("Embeddings of several lengths (1, 2): the column embedding has plain lists")
+
+
+async def test_a_model_that_no_exported_image_has_any_more_makes_no_other_length(ledger: Ledger, tmp_path: Path) -> None:
+    await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), embed(2))
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute("UPDATE image SET status = 4 WHERE id = 2")
+    kind, values, said = await export_embeddings(ledger, tmp_path / "b.parquet")
+    assert (kind, values, said) == ("fixed_size_list<element: float>[2]", [[0.5, -1.0]], [])
+
+
+def test_an_embedding_of_a_model_that_came_during_the_export_is_null(tmp_path: Path) -> None:
+    record = make_record(INBOX, outputs=make_outputs() | {"clip": embed(1, 2, 3)})
+    with (tmp_path / "a.parquet").open("wb") as out:
+        export._write_parquet(out, iter([record]), [2])
+    assert read_rows(tmp_path / "a.parquet")[0]["embedding"] is None
+
+
+async def test_boxes_and_scores_are_those_of_the_sidecars(reader: Reader, tmp_path: Path) -> None:
+    for suffix in ("jsonl", "parquet"):
+        write(reader, tmp_path / f"all.{suffix}", suffix)
+    sidecars, rows = read_rows(tmp_path / "all.jsonl"), read_rows(tmp_path / "all.parquet")
+    assert [row["text_lines"] for row in rows] == [sidecar["ocr"]["lines"] for sidecar in sidecars]
+    assert [row["detections"] for row in rows] == [sidecar["objects"]["detections"] for sidecar in sidecars]
+    assert [row["tag_scores"] for row in rows] == [[tag["score"] for tag in sidecar["clip"]["tags"]] for sidecar in sidecars]
+    assert any(row["text_lines"] for row in rows)
+    assert any(row["detections"] for row in rows)
+
+
+async def test_without_its_stage_each_of_these_is_null(tmp_path: Path) -> None:
+    record = make_record(INBOX, outputs=make_outputs(stages=["blip"]), models=[MODELS[3]])
+    with (tmp_path / "a.parquet").open("wb") as out:
+        export._write_parquet(out, iter([record]), [])
+    [row] = read_rows(tmp_path / "a.parquet")
+    assert {row[name] for name in parquet.FURTHER} == {None}
 
 
 # Mixes

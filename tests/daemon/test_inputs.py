@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import socket
 from pathlib import Path
 
@@ -126,15 +125,6 @@ def test_what_does_not_claim_to_be_an_image_is_skipped_and_so_is_what_is_no_regu
 
 def test_a_sparse_file_of_100_gigabytes_fails_before_it_is_read(mixed: tuple[Place, Verdict]) -> None:
     assert mixed[1].reasons("FAILED")[b"sparse.jpg"] == Reason.BYTES
-
-
-@pytest.fixture
-def humble() -> list[str]:
-    """What a command begins with that may read only what it has the rights to."""
-    prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-    if prefix and not shutil.which(prefix[0]):
-        pytest.skip("root may read everything, and there is no setpriv to take that from it")
-    return prefix
 
 
 def test_a_file_that_may_not_be_read_fails_and_is_not_tried_again(tmp_path: Path, humble: list[str]) -> None:

@@ -17,10 +17,12 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
+from daemon.clock import steady_seconds
 from daemon.errors import ConfigError, LedgerDamaged, LedgerUnusable
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
-from daemon.ledger import GROUP, Ledger
+from daemon.ledger import Ledger
 from daemon.records import Model, Reader, Record
+from daemon.writer import GROUP
 from stages.base import Reason
 from stages.registry import ORDER
 from tests.daemon_process import PATIENCE
@@ -183,6 +185,26 @@ async def test_an_image_to_be_tried_again_waits_for_its_time_and_then_goes_first
     assert [job.attempts for job in again] == [1, 1, 0]
     pause = await ledger.seconds_to_next_try()
     assert pause == pytest.approx(HOUR, abs=60)
+
+
+async def test_after_a_restart_nothing_waits_longer_than_its_own_pause(ledger: Ledger) -> None:
+    jobs = await admit(ledger, b"first.jpg", b"third.jpg", b"soon.jpg")
+    jobs[1].attempts = 2
+    now = steady_seconds()
+    await ledger.end([postponed(job, at) for job, at in zip(jobs, (now + HOUR, now + HOUR, now + 1), strict=True)])
+    await ledger.bound_waits(retry_seconds=100.0, longest_seconds=300.0)
+    rows = ledger._connection.execute("SELECT not_before FROM image ORDER BY id").fetchall()
+    assert [row[0] - now for row in rows] == pytest.approx([100, 300, 1], abs=30)
+
+
+async def test_what_is_put_back_is_due_whatever_the_clock_says(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await ledger.end([failed(job)])
+    await ledger.mark_emitted([Placed(job.id)])
+    with monkeypatch.context() as forward:
+        forward.setattr("daemon.ledger.time.time", lambda: 4e9)
+        assert await ledger.put_back(JobStatus.FAILED, [job.id]) == 1
+    assert paths(await ledger.next_jobs(9, ())) == [b"a.jpg"]
 
 
 async def test_what_is_in_hand_is_not_handed_out_again(ledger: Ledger) -> None:

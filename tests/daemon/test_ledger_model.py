@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +103,7 @@ class LedgerModel(RuleBasedStateMachine):
     def next_jobs(self, limit: int) -> None:
         held = {self.ids[number] for number in self.hand}
         pending = [(key, row) for key, row in self.rows.items() if row.status is JobStatus.PENDING and key not in held]
-        due = sorted((row.not_before, key) for key, row in pending if 0 < row.not_before < NEVER)
+        due = sorted((row.not_before, row.number, key) for key, row in pending if 0 < row.not_before < NEVER)
         fresh = sorted((-PRIORITIES[key[0]], row.number, key) for key, row in pending if not row.not_before and not row.handed)
         expected = [entry[-1] for entry in [*due, *fresh]][:limit]
         jobs = self.run(self.ledger.next_jobs(limit, self.hand.keys()))
@@ -138,7 +137,7 @@ class LedgerModel(RuleBasedStateMachine):
                 return failed(job)
             case JobStatus.PENDING:
                 self.pauses += 1
-                return postponed(job, NEVER if far else float(self.pauses))
+                return postponed(job, NEVER if far else 1.0 + self.pauses)
         return Ending(job, status, 2e9, job.attempts)
 
     @rule(data=st.data(), status=st.sampled_from([JobStatus.FAILED, JobStatus.DONE]))
@@ -146,11 +145,10 @@ class LedgerModel(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.ids) or [1]))
         key = self.ids.get(number, (0, b"", 0))
         row = self.rows.get(key)
-        before = time.time()
         back = self.run(self.ledger.put_back(status, [number]))
         assert back == (1 if row and row.status is status and row.emitted and row is self.versions(key)[-1] else 0)
         if row and back:
-            row.status, row.attempts, row.not_before = JobStatus.PENDING, 0, before
+            row.status, row.attempts, row.not_before = JobStatus.PENDING, 0, 1.0
             row.has_result = status is JobStatus.DONE
 
     @rule(count=st.integers(1, 3))

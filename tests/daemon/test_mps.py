@@ -46,7 +46,7 @@ touch "$CUDA_MPS_PIPE_DIRECTORY/control"
 exec sleep 600
 """
 PYTHON = """#!/bin/sh
-[ "$3" = try ] || exec {python} "$@"
+[ "$4" = try ] || exec {python} "$@"
 [ {status} = 0 ] || echo CUDA error {status} >&2
 exit {status}
 """

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 BABBLER = """#!{python}
 import socket, sys
-line = socket.socket(fileno=int(sys.argv[3]))
+line = socket.socket(fileno=int(sys.argv[4]))
 line.recv(1 << 20)
 line.sendall((1 << 31).to_bytes(4, "little"))
 line.recv(1)

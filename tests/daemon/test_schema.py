@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from daemon import identity, schema, soundness
-from daemon.errors import LedgerDamaged, LedgerTooNew
+from daemon.errors import LedgerDamaged, LedgerTooNew, LedgerUnusable
 from daemon.jobs import Admitted
 from daemon.ledger import Ledger
 from daemon.records import Reader
@@ -189,3 +191,15 @@ def test_a_newer_ledger_is_refused_by_every_command_and_left_untouched(older: Pa
     assert older.read_bytes() == before
     with pytest.raises(LedgerTooNew):
         Reader(older)
+
+
+def test_a_ledger_that_cannot_be_opened_for_want_of_descriptors_says_so(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(LedgerUnusable, match=r"may open no more files at once.*LimitNOFILE") as caught:
+            schema.connect(tmp_path / "ledger.sqlite")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert caught.value.errno == errno.EMFILE
+    assert "disk" not in str(caught.value)

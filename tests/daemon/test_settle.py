@@ -19,6 +19,7 @@ class Watch:
     settling: Settling = field(default_factory=lambda: Settling(limit=10))
     patience: Patience = LOCAL
     now: float = 0.0
+    ahead: float = 0.0  # of the clock, since it was set
 
     def at(self, now: float) -> Watch:
         self.now = now
@@ -28,7 +29,7 @@ class Watch:
         self, path: bytes = b"a.jpg", *, size: int = 1, changed: float = 0.0, renamed: bool = False, regular: bool = True
     ) -> bool:
         file = make_file(path, size=size, ctime_ns=int((NOON + changed) * 1e9), regular=regular)
-        return self.settling.is_whole(file, self.patience, 50.0 + self.now, NOON + self.now, renamed=renamed)
+        return self.settling.is_whole(file, self.patience, 50.0 + self.now, NOON + self.now + self.ahead, renamed=renamed)
 
     def due(self) -> list[bytes]:
         return self.settling.due(50.0 + self.now)
@@ -127,3 +128,29 @@ def test_a_full_table_still_follows_the_files_in_it() -> None:
     assert not watch.settling.overflowed
     assert not watch.at(2.5).sees(size=2, changed=1.0)
     assert watch.at(3.0).sees(size=2, changed=1.0)
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_after_the_clock_was_set_a_file_that_grows_is_not_taken_for_an_old_one(ahead: float) -> None:
+    watch = Watch()
+    assert watch.sees(b"before.jpg", changed=-2.0)
+    watch.ahead = ahead
+    assert not watch.at(1.0).sees(size=1, changed=0.9)  # written just before
+    assert not watch.at(2.0).sees(size=2, changed=2.0 + ahead)
+    assert not watch.at(3.9).sees(size=2, changed=2.0 + ahead)
+    assert watch.at(4.0).sees(size=2, changed=2.0 + ahead)
+
+
+def test_once_it_has_been_quiet_since_the_clock_was_set_first_sight_is_enough_again() -> None:
+    watch = Watch()
+    assert watch.sees(changed=-2.0)
+    watch.ahead = 3600.0
+    assert not watch.at(1.0).sees(b"young.jpg", changed=0.5)
+    assert watch.at(3.1).sees(b"old.jpg", changed=-1.0)
+
+
+def test_a_clock_that_is_nudged_is_trusted() -> None:
+    watch = Watch()
+    for second in range(60):
+        watch.ahead = 0.1 * second
+        assert watch.at(second).sees(changed=second + watch.ahead - 2.5)

@@ -77,7 +77,7 @@ def test_every_option_of_a_stage_is_told_with_its_kind_default_and_meaning(stage
 def test_an_option_that_may_be_left_out_has_its_kind_and_no_default() -> None:
     told = {key.name: (key.kind, key.default) for table in reference.list_options() for key in table.keys}
     assert told["labels"] == ("list of text", "")
-    assert told["imgsz"] == ("integer ≥ 1", "")
+    assert told["imgsz"] == ("integer from 1 to 100000", "")
     assert told["template"] == ("text", '"a photo of a {}"')
     assert told["unclip_ratio"] == ("number > 0 ≤ 10", "1.6")
 

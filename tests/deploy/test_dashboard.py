@@ -59,6 +59,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
     metrics.scan_seconds.observe(0.1)
     metrics.reconcile_found.inc()
     metrics.watch_overflows.inc()
+    metrics.unread_folders.labels("1").set(1)
     slab, ledger = Slab(1 << 20), Ledger(path)
     try:
         ledger.commit_seconds = metrics.commit_seconds.observe

@@ -117,6 +117,10 @@ def test_a_query_is_understood_and_answered(query: Query, prometheus: Prometheus
         wait_for(lambda: prometheus.ask(text), f"an answer to {text}")
 
 
+def test_the_first_worker_that_is_lost_is_an_increase(prometheus: Prometheus) -> None:
+    wait_for(lambda: prometheus.value('increase(visiond_worker_restarts_total{reason="died"}[1h])') > 0, "an increase")
+
+
 def test_throughput_is_seen(prometheus: Prometheus) -> None:
     (done,) = [query for query in queries() if query.panel == "Done"]
     wait_for(lambda: prometheus.value(filled(done)) > 0, "images done")

@@ -14,7 +14,7 @@ import typer
 
 from daemon import config
 from daemon.child import TERM_SECONDS
-from daemon.cli import app
+from daemon.commands import app
 from daemon.errors import ConfigError, LedgerTooNew, ModelsUnusable, VisiondError
 from daemon.sections import PipelineSection
 

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.daemon.test_inputs import mix, name_of
-from tests.daemon_process import Daemon, Place, counts_of, picture
-from tests.faults import damage, failures, kill, load, power
+from tests.daemon_process import SLACK_SECONDS, Daemon, Place, counts_of, picture
+from tests.faults import clocks, damage, failures, hang, kill, load, power, scarce, stop, traps, unread
+from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
 
 RATE_KEPT = 0.95
@@ -61,6 +62,11 @@ def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 def drain(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = kill.drain_daemons(kill.open_place(folder), sizes["kills"], sizes["files"], chance)
     return Figure(str(outcome), outcome.kept)
+
+
+def stop_at_any_moment(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    tally = stop.stop_at_any_moment(folder, chance, sizes["stops"], sizes["entries"])
+    return Figure("\n".join([str(tally), *tally.problems[:10]]), not tally.problems)
 
 
 def poison(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -192,6 +198,45 @@ def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) ->
     )
 
 
+def start_among_traps(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    laid, sprung, done = traps.spring(folder, real=bool(sizes["real"]))
+    return Figure(
+        "\n".join([f"{laid} traps, {len(sprung)} ran, {done} of 6 images DONE", *sprung[:10]]), not sprung and done == 6
+    )
+
+
+def leave_the_log_unread(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    kept, dropped, healthy, seconds, status, problems = unread.leave_unread(folder, sizes["bad"], sizes["good"], sizes["pairs"])
+    text = f"{kept:.1%} of the rate kept, {dropped} lines dropped and counted, stopped in {seconds:.1f} s with status {status}"
+    passed = kept >= RATE_KEPT and dropped > 0 and healthy and status == 0 and seconds < 10 and not problems
+    return Figure("\n".join([text, *problems[:10]]), passed)
+
+
+def set_the_clock(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    """Back and forth while a daemon lives, and between two lives."""
+    retry, rounds = float(sizes["retry_seconds"]), sizes["rounds"]
+    off = clocks.set_in_one_life(folder / "life", retry, [-HOUR, YEAR, *[-HOUR, YEAR] * (rounds - 1)])
+    late = [clocks.set_between_two_lives(folder / f"lives-{n}", retry, HOUR, 0) for n in range(rounds)]
+    late += [clocks.set_between_two_lives(folder / f"forward-{n}", retry, 0, YEAR) for n in range(rounds - 1)]
+    text = f"{len(off)} tries in one life off by {min(off):+.2f} to {max(off):+.2f} s, "
+    text += f"{len(late)} after another start late by {max(late):+.2f} s at most"
+    return Figure(text, max(map(abs, off)) < 2 + SLACK_SECONDS and max(late) < 2 + SLACK_SECONDS)
+
+
+def starve_of_files(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    limits = [64 * 2**step for step in range(sizes["limits"])]
+    found = {limit: scarce.work_with_few_files(folder / str(limit), limit, sizes["images"]) for limit in limits}
+    done, pauses = sum(f.done for f in found.values()), sum(f.pauses for f in found.values())
+    text = f"limits {', '.join(map(str, limits))}: {done} images DONE beside {scarce.CLIENTS} clients, {pauses} pauses"
+    kept = all(f.named and f.healthy and f.done == sizes["images"] for f in found.values())
+    return Figure(text, kept and not pauses)
+
+
+def kill_with_a_worker_that_hangs(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    left = hang.kill_while_a_worker_hangs(folder, sizes["kills"])
+    return Figure(f"{sizes['kills']} kills, {left} processes left after 5 s", not left)
+
+
 def by_tests(*names: str) -> Try:
     """What tests of `make test` try in full already."""
 
@@ -250,14 +295,28 @@ ROWS = [
         {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
     Row("24", "a newer ledger", "refused, untouched", by_tests(f"{DAEMON}test_schema.py", "-k", "newer_ledger"), {}),
     Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 2_000}),
+    Row("26", "SIGTERM at any moment of start, scan, load and work, one and ten inboxes", "exit 0, never a crash",
+        stop_at_any_moment, {"stops": 300, "entries": 20_000}, {"stops": 4, "entries": 1_000}),
+    Row("27", "a folder of traps named like every module", "none runs", start_among_traps, {"real": 1}, {"real": 0}),
+    Row("28", "a folder that may not be read, a path over PATH_MAX", "in log, status, metrics, check; `run --once` exits 74",
+        by_tests(f"{FAULTS}test_unread.py"), {}),
     Row("29", "ledger emptied, lost, cut, exchanged; deleted or replaced under the daemon", "refused, or noticed in a rescan",
         by_tests(f"{FAULTS}test_ledger_damage.py", "-k", "lost or running or another or restored or anew"), {}),
     Row("30", "a bit flips in a stored result", "found when read; repair keeps the true one", flip_results,
         {"flips": 24}, {"flips": 24}),
     Row("30", "a bit flips anywhere in the ledger", "refused, noticed or harmless; nothing false, nothing lost", flip_anywhere,
         {"flips": 24}, {"flips": 2}),
+    Row("31", "a log that nobody reads", "rate ≥ 95 %, /healthz answers, SIGTERM ends it, dropped lines counted",
+        leave_the_log_unread, {"bad": 1_500, "good": 6_000, "pairs": 3}, {"bad": 1_000, "good": 200, "pairs": 0}),
+    Row("32", "the clock set back an hour, forward a year", "retries due in their own time ± 2 s", set_the_clock,
+        {"retry_seconds": 2, "rounds": 2}, {"retry_seconds": 1, "rounds": 1}),
+    Row("33", "few descriptors, and clients that reconnect", "work goes on, cause named", starve_of_files,
+        {"limits": 3, "images": 2_000}, {"limits": 1, "images": 100}),
     Row("34", "numbers from outside at their bounds", "refused by name",
-        by_tests(f"{FAULTS}test_ledger_damage.py", f"{DAEMON}test_config.py", "-k", "number or bounded or bounds"), {}),
+        by_tests(f"{DAEMON}test_config.py", f"{DAEMON}test_state.py", f"{FAULTS}test_ledger_damage.py",
+                 "-k", "counted_with or more_memory or number or bounded or bounds"), {}),
+    Row("35", "daemon killed while a worker hangs, interpreter lock held", "no orphan after 5 s",
+        kill_with_a_worker_that_hangs, {"kills": 20}, {"kills": 1}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip

@@ -195,6 +195,15 @@ def test_without_the_token_nothing_is_told(guarded: Server, path: str, given: st
     assert (status, headers["www-authenticate"], body) == (401, "Bearer", "a token is needed\n")
 
 
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nowhere"])
+def test_every_answer_tells_browsers_to_do_nothing_with_it_and_names_no_server(guarded: Server, path: str) -> None:
+    for token in (TOKEN, "another"):
+        _, headers, _ = guarded.ask(path, Authorization=f"Bearer {token}")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "server" not in headers
+
+
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_with_the_token_everything_is_told(guarded: Server, scheme: str) -> None:
     status, _, body = guarded.ask("/metrics", Authorization=f"{scheme} {TOKEN}")
@@ -240,6 +249,8 @@ def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_pa
         ({"tls_certificate": "token"}, 0o600, "http.tls_certificate"),
         ({"tls_certificate": "none"}, 0o600, "http.tls_certificate"),
         ({"tls_key": "token"}, 0o600, "name its tls_certificate too"),
+        ({"tls_certificate": "certificate.pem", "tls_key": "token"}, 0o644, "every user may read"),
+        ({"tls_certificate": "token"}, 0o644, "every user may read"),
     ],
 )
 def test_a_token_or_certificate_that_is_of_no_use_is_refused(

@@ -64,7 +64,7 @@ def test_a_run_once_that_is_stopped_is_not_taken_for_one_that_did_all(tmp_path: 
     with pytest.raises(Unfinished, match=r"images are still pending; `visiond run --once") as end:
         anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True, show=stop))
     assert told[0] > 10
-    assert end.value.exit_status == 1
+    assert end.value.exit_status == 128 + signal.SIGTERM
     assert place.judge(finished=False).problems == []
 
 
@@ -72,15 +72,17 @@ def test_files_are_admitted_while_the_models_load_and_it_is_ready_only_then(tmp_
     place = Place(tmp_path, {"stages": {"clip": {"options": {"load_seconds": 60.0}}}})
     place.drop_many(range(20))
     with Daemon(place, ready=False, **OFTEN) as daemon:
-        told = "STATUS=0 done, 0 failed, 0 skipped, 20 pending, loading models"
+        told = "STATUS=0 done, 0 failed, 0 skipped, 20 pending, loading models: ocr, yolo loaded; clip, blip to go"
         daemon.wait_notice(told)
+        daemon.wait_event("model loaded", stage="yolo")
+        assert "loading: ocr, yolo loaded; clip, blip to go" in place.command("status").stdout
         assert "READY=1" not in [notice.text for notice in daemon.notify.notices]
         assert place.command("status").stdout.startswith(told.removeprefix("STATUS="))
         assert daemon.stop() == 0
     assert counts_of(place) == {"PENDING": 20}
     place.configure({"stages": {"clip": {"options": {"load_seconds": 0}}}})
     run = place.run_once()
-    assert "loading models" in run.stderr
+    assert "loading models: " in run.stderr
     assert run.stdout.startswith("20 done, 0 failed, 0 skipped in ")
     assert f"results are in {place.site.results}" in run.stdout
     place.assert_kept(DONE=20)
@@ -143,7 +145,7 @@ def test_a_terminal_that_closes_drains_it_though_it_says_so_twice_and_to_the_wor
         os.killpg(daemon.process.pid, signal.SIGHUP)
         daemon.wait_event("draining", signal="SIGHUP")
         os.killpg(daemon.process.pid, signal.SIGHUP)
-        assert daemon.wait_end() == (1 if once else 0)  # images are left
+        assert daemon.wait_end() == (128 + signal.SIGHUP if once else 0)  # images are left
         assert not list(daemon.events("worker lost"))
         assert not list(daemon.events("stopped before the drain was over; what was in hand stays pending"))
     assert counts_of(place)["DONE"]
@@ -226,7 +228,7 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_work
     place = Place(tmp_path, {"inbox": inboxes, "stages": {"clip": {"options": {"load_seconds": 60.0}}}})
     place.drop_many(range(3), "dead")
     with Daemon(place, ready=False, **OFTEN) as daemon:  # so that there are rows, which the next one would read first
-        daemon.wait_notice("STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models")
+        daemon.wait_notice("STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models: ocr, yolo loaded; clip, blip to go")
     place.configure({"stages": {"clip": {"options": {"load_seconds": 0}}}})
     environment = hang_system_calls(place, place.inbox("dead"))
     place.drop("late.ppm", picture(3), "dead")

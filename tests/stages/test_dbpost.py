@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from stages.dbpost import area, find_boxes, grow, order_corners, sort_rows
+from stages.dbpost import area, find_boxes, grow, order_corners, order_rows
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # third-party deprecations on import
@@ -85,9 +85,10 @@ def test_a_faint_box_counts_only_below_its_score() -> None:
 def test_boxes_are_read_row_by_row() -> None:
     origins = np.array([[200, 12], [10, 95], [5, 10], [100, 19], [50, 100]], dtype=np.float32)
     quads = origins[:, None] + np.array([[0, 0], [40, 0], [40, 8], [0, 8]], dtype=np.float32)
-    sorted_quads, owner = sort_rows(np.concatenate([quads, quads]), np.repeat([1, 0], 5))
-    assert sorted_quads[:, 0].tolist() == 2 * [[5, 10], [100, 19], [200, 12], [10, 95], [50, 100]]
-    assert owner.tolist() == 5 * [0] + 5 * [1]
+    quads, owner = np.concatenate([quads, quads]), np.repeat([1, 0], 5)
+    order = order_rows(quads[:, 0], owner)
+    assert quads[order, 0].tolist() == 2 * [[5, 10], [100, 19], [200, 12], [10, 95], [50, 100]]
+    assert owner[order].tolist() == 5 * [0] + 5 * [1]
 
 
 def test_an_area_is_the_same_in_either_direction() -> None:

@@ -27,21 +27,30 @@ LIMITS = Limits()
 
 
 @pytest.mark.filterwarnings("ignore:(Corrupt|Possibly corrupt) EXIF data")  # said by Pillow
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.name)
+@pytest.mark.parametrize("odd", [odd for odd in ODD if not odd.name.startswith("png, text")], ids=lambda odd: odd.name)
 def test_a_header_says_what_pillow_says(odd: Input) -> None:
     data = odd.make()
+    if odd.name == "heic":
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     image = Image.open(io.BytesIO(data))
     image.info.pop("xmp", None)  # an orientation in XMP alone counts for Pillow, for browsers and here it does not
     upright = ImageOps.exif_transpose(image)
     header = inspect(memoryview(data), LIMITS)
-    assert (header.width, header.height) == upright.size
+    assert (header.width, header.height, header.pages) == (*upright.size, pages_of(image))
+
+
+def pages_of(image: Image.Image) -> int:
+    """As Pillow counts them; it reads one picture of an MPO or HEIC here, and follows no ring."""
+    return 1 if image.format in ("MPO", "JPEG", "HEIF") else getattr(image, "n_frames", 1)
 
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_every_format_that_has_an_orientation_tells_it(image_format: str, orientation: int) -> None:
     data = memoryview(oriented(orientation, image_format))
-    assert inspect(data, LIMITS) == Header(image_format, 96, 64, orientation)
+    assert inspect(data, LIMITS) == Header(image_format, 96, 64, orientation, pages=1)
 
 
 @pytest.mark.parametrize("exif", EXIF_MESS.values(), ids=EXIF_MESS.keys())

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from stages import formats, images
 from stages.base import Header, ImageError, Limits, Reason
 from stages.decoder import Decoders
 from stages.images import Encoded, decode, inspect
-from tests.inputs import CATALOGUE, COLOURS, Input, encode, heic, huge_png, jpeg, oriented, picture, png, ycck_jpeg
+from tests.inputs import CATALOGUE, COLOURS, Input, avif_named_heic, encode, huge_png, jpeg, oriented, picture, png, ycck_jpeg
 
 LIMITS = Limits()
 ROOT = Path(__file__).parents[2]
@@ -73,16 +75,31 @@ def test_limits_are_inclusive() -> None:
 
 
 def test_a_refusal_names_the_size_and_the_setting() -> None:
-    with pytest.raises(ImageError, match=r"30000×30000 is 900,000,000 pixels, max_pixels is 100,000,000"):
+    with pytest.raises(ImageError, match=r"30000×30000 is 900,000,000 pixels, max_pixels is 100,000,000\.") as refused:
         inspect(memoryview(huge_png()), LIMITS)
+    assert 'set max_pixels = 900000000 and decode_bytes = "10752 MiB" under [pipeline]' in refused.value.detail
+    with pytest.raises(ImageError, match=r"max_aspect_ratio = 50 allows. To allow it, set max_aspect_ratio = 67 under"):
+        inspect(memoryview(png(Image.new("L", (3, 200)))), LIMITS)
+
+
+@pytest.mark.parametrize("size", [(90, 70), (100, 1)])
+def test_an_image_is_allowed_by_what_its_refusal_says(size: tuple[int, int]) -> None:
+    data = memoryview(png(Image.new("L", size)))
+    limits = Limits(max_pixels=50, max_aspect_ratio=1.2)
+    for _ in range(2):
+        with pytest.raises(ImageError) as refused:
+            inspect(data, limits)
+        (name, value), *_ = re.findall(r"set (max_\w+) = (\d+)", refused.value.detail)
+        limits = msgspec.structs.replace(limits, **{name: int(value)})
+    assert (inspect(data, limits).width, inspect(data, limits).height) == size
 
 
 def test_heic_is_refused_by_naming_the_plug_in_and_read_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "heif_is_readable", lambda: False)
-    with pytest.raises(ImageError, match="pip install pillow-heif"):
-        inspect(memoryview(heic()), LIMITS)
+    with pytest.raises(ImageError, match=r"pip install 'visiond\[heic\]'"):
+        inspect(memoryview(avif_named_heic()), LIMITS)
     monkeypatch.setattr(formats, "heif_is_readable", lambda: True)
-    assert inspect(memoryview(heic()), LIMITS) == Header("HEIF", 96, 64, 1)
+    assert inspect(memoryview(avif_named_heic()), LIMITS) == Header("HEIF", 96, 64, 1)
 
 
 def test_a_batch_keeps_its_order_round_a_broken_image(decoders: Decoders) -> None:

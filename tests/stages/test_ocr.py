@@ -18,7 +18,7 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from daemon import chain
-from stages.base import Image, Limits, Ocr, StageSpec
+from stages.base import Image, Limits, Line, Ocr, StageSpec
 from stages.ocr import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, lay_out
 from stages.onnxfile import WeightsError, weight_files
 from stages.options import OcrOptions
@@ -168,7 +168,85 @@ def test_the_lock_is_free_while_boxes_are_found(stage: OcrStage, monkeypatch: py
 def test_repeats_and_blanks_are_left_out() -> None:
     classes = np.array([[0, 1, 1, 0, 1, 2], [0, 0, 0, 0, 0, 0]])
     probabilities = np.array([[0.9, 0.8, 0.1, 0.9, 0.6, 1.0], [0.9] * 6], dtype=np.float32)
-    assert list(decode(classes, probabilities, ["", "a", "b"])) == [("aab", 0.8), ("", 0.0)]
+    assert list(decode(classes, probabilities, ["", "a", "b"])) == [("aab", 0.8, False), ("", 0.0, False)]
+
+
+@pytest.mark.parametrize(
+    ("classes", "probabilities", "guessed"),
+    [
+        ([1, 0, 2, 0, 0], [0.9, 1.0, 0.9, 1.0, 1.0], False),
+        ([1, 0, 2, 0, 0], [0.7, 1.0, 0.8, 1.0, 1.0], True),  # characters that are not sure
+        ([1, 0, 2, 0, 0], [0.9, 0.4, 0.9, 1.0, 1.0], True),  # something stood between them
+        ([1, 0, 2, 0, 0], [0.9, 1.0, 0.9, 0.1, 0.1], False),  # right of a line a GPU's steps mean nothing
+        ([1, 3, 2, 0, 0], [0.9, 0.9, 0.9, 1.0, 1.0], False),
+        ([3, 1, 3, 0, 3], [0.9, 0.9, 0.9, 1.0, 0.9], True),  # spaces round words that are not there
+    ],
+)
+def test_a_line_is_guessed_by_its_doubts(classes: list[int], probabilities: list[float], guessed: bool) -> None:
+    rows = np.array([classes, classes]), np.array([probabilities, probabilities], dtype=np.float32)
+    assert [reading.guessed for reading in decode(*rows, ["", "a", "b", " "])] == [guessed] * 2
+
+
+FONT = Path(str(find_spec("matplotlib").origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+READ = [
+    "Total amount due 1,204.50 EUR",
+    "please return this form before March",
+    "Größe, façade, señor, piñata",
+    "08:45 2026-11-22 +49 30 1234",
+]
+UNREAD = [
+    "תודה רבה חשבונית סכום כולל",
+    "Բարեւ աշխարհ շնորհակալություն",
+    "ευχαριστώ παρακαλώ λογαριασμός",
+    "дякую вулиця 2024 магазин площа",
+]
+
+
+def draw_lines(lines: list[str], turns: int = 0) -> Image:
+    page = Pillow.new("RGB", (900, 90 * len(lines) + 20), "white")
+    for row, text in enumerate(lines):
+        ImageDraw.Draw(page).text((30, 20 + 90 * row), text, "black", ImageFont.truetype(str(FONT), 36))
+    return wrap_pixels(np.ascontiguousarray(np.rot90(np.array(page), -turns)))
+
+
+def test_lines_of_a_script_that_is_not_read_are_marked_as_guessed_and_no_others(stage: OcrStage) -> None:
+    lines = read(stage, draw_lines(READ))[0].lines
+    assert [(line.text, line.guessed) for line in lines] == [(text, False) for text in READ]
+    assert b"guessed" not in msgspec.json.encode(lines)  # as the results that were stored before
+    guesses = read(stage, draw_lines(UNREAD))[0].lines
+    assert guesses
+    assert all(line.guessed for line in guesses)
+    assert msgspec.json.decode(msgspec.json.encode(guesses), type=list[Line]) == guesses
+
+
+@pytest.fixture(scope="module")
+def turning() -> OcrStage:
+    return build_stage(orientation=True)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_turned_page_says_the_same_in_the_same_order(turns: int, stage: OcrStage, turning: OcrStage) -> None:
+    upright, page = draw_lines(READ), draw_lines(READ, turns)
+    answer = read(turning, page)[0]
+    assert [line.text for line in answer.lines] == READ
+    centres = np.mean([line.box for line in read(stage, upright)[0].lines], axis=1)
+    height, width = upright.height, upright.width
+    for _ in range(turns):
+        centres = np.stack([height - centres[:, 1], centres[:, 0]], axis=1)
+        height, width = width, height
+    assert np.abs(np.mean([line.box for line in answer.lines], axis=1) - centres).max() < 5  # pixels of the image as it is
+
+
+def test_pages_that_stand_in_all_ways_do_not_disturb_each_other(turning: OcrStage) -> None:
+    together = read(
+        turning, *[draw_lines(READ, turns) for turns in (2, 0, 3, 1)], wrap_pixels(np.full((99, 99, 3), 255, np.uint8))
+    )
+    assert [[line.text for line in answer.lines] for answer in together] == [READ] * 4 + [[]]
+
+
+def test_an_upright_page_is_read_the_same_whether_or_not_turned_ones_are(stage: OcrStage, turning: OcrStage) -> None:
+    pages = [draw_page(seed) for seed in (0, 3, 13)]
+    assert read(turning, *pages) == read(stage, *pages)
 
 
 def test_lines_below_the_text_score_are_dropped(stage: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,3 +299,16 @@ def test_batch_mates_change_no_answer_on_a_gpu() -> None:
     for together, image in zip(read(stage, *images), images, strict=True):
         alone = read(stage, image)[0]
         assert [(line.text, line.box) for line in together.lines] == [(line.text, line.box) for line in alone.lines]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_gpu_marks_the_lines_that_the_cpu_marks_and_reads_turned_pages(dtype: str, stage: OcrStage) -> None:
+    pages = [draw_lines(READ), draw_lines(UNREAD), draw_page(3)]
+    marks = [[line.guessed for line in answer.lines] for answer in read(stage, *pages)]
+    turning = build_stage("cuda", dtype, orientation=True)
+    for answers in (read(turning, *map(to_cuda, pages)), [read(turning, to_cuda(page))[0] for page in pages]):
+        assert [[line.guessed for line in answer.lines] for answer in answers] == marks
+    turned = read(turning, *[to_cuda(draw_lines(READ, turns)) for turns in range(4)])
+    assert [[line.text for line in answer.lines] for answer in turned] == [READ] * 4

@@ -2,14 +2,27 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from stages.manifest import MANIFEST, Manifest, NotPulled, PackError, StageEntry, digest_folder, write_manifest
+from stages.manifest import MANIFEST, Manifest, NotPulled, PackError, StageEntry, digest_folder, read_manifest, write_manifest
 from stages.packs import MINI, Pack, find_ocr_files, open_pack, resolve, resolve_all, verify
 from stages.registry import ORDER, UnknownName
+
+YOLO_JSON = json.dumps({"model": "yolov8n.yaml", "nc": 1, "names": ["cup"], "imgsz": 320})
+
+
+def write(file: Path, text: str) -> None:
+    """A file with this text in it; as safetensors, one without tensors that has it as metadata."""
+    if file.suffix == ".safetensors":
+        header = json.dumps({"__metadata__": {"text": text}}).encode()
+        file.write_bytes(struct.pack("<Q", len(header)) + header)
+    else:
+        file.write_text(text)
 
 
 @pytest.fixture
@@ -19,9 +32,9 @@ def pack(tmp_path: Path) -> Pack:
     parts = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")
     for name in (f"{model}/{part}" for model in ("clip", "blip") for part in parts):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps({"model_type": name.partition("/")[0], "file": name}))
-    for name in ("yolo.safetensors", "yolo.json", "labels.txt"):
-        (folder / name).write_text(name)
+        write(folder / name, json.dumps({"model_type": name.partition("/")[0], "file": name}))
+    for name, text in (("yolo.safetensors", "yolo"), ("yolo.json", YOLO_JSON), ("labels.txt", "a label")):
+        write(folder / name, text)
     stages = {
         "yolo": StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"}, {"conf": 0.4}),
         "clip": StageEntry("transformers", {"model": "clip", "labels": "labels.txt"}),
@@ -115,7 +128,7 @@ def test_a_fingerprint_depends_on_contents_not_on_places(pack: Pack, tmp_path: P
     moved = tmp_path / "elsewhere" / "other"
     shutil.copytree(pack.folder, moved)
     assert resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint == resolve(pack, "clip").fingerprint
-    (moved / "clip/model.safetensors").write_text("other weights")
+    write(moved / "clip/model.safetensors", "other weights")
     (moved / "manifest.json").unlink()
     assert resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint != resolve(pack, "clip").fingerprint
 
@@ -144,8 +157,8 @@ def test_ocr_runs_on_the_weights_in_the_rapidocr_wheel(pack: Pack) -> None:
 
 
 def test_a_stage_that_a_pack_lacks_is_named(tmp_path: Path) -> None:
-    (tmp_path / "yolo.safetensors").write_text("x")
-    (tmp_path / "yolo.json").write_text("x")
+    write(tmp_path / "yolo.safetensors", "x")
+    write(tmp_path / "yolo.json", YOLO_JSON)
     with pytest.raises(PackError, match="has no weights for clip; it has yolo"):
         resolve(open_pack(tmp_path, tmp_path / "models"), "clip")
 
@@ -167,7 +180,7 @@ def test_a_folder_in_the_hubs_layout_is_recognised_and_its_digests_kept(pack: Pa
 def test_one_model_by_itself_can_take_a_stages_place(pack: Pack) -> None:
     other = pack.models_folder.parent / "other-clip"
     shutil.copytree(pack.folder / "clip", other)
-    (other / "model.safetensors").write_text("other weights")
+    write(other / "model.safetensors", "other weights")
     specs = {spec.name: spec for spec in resolve_all(pack, ("clip", "blip"), {"clip": {"model": str(other)}})}
     assert specs["clip"].files["model"] == str(other)
     assert specs["blip"].files == {"model": str(pack.folder / "blip"), "clip": str(other)}
@@ -182,10 +195,10 @@ def test_a_single_file_of_yolo_weights_can_take_its_place(pack: Pack) -> None:
 
 
 def test_a_file_that_is_no_yolo_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "best.safetensors").write_text("x")
+    write(tmp_path / "best.safetensors", "x")
     with pytest.raises(PackError, match=r"a yolo\.json beside it"):
         open_pack(tmp_path / "best.safetensors", tmp_path / "models")
-    (tmp_path / "yolo.json").write_text("{}")
+    write(tmp_path / "yolo.json", YOLO_JSON)
     found = open_pack(tmp_path / "best.safetensors", tmp_path / "models")
     assert resolve(found, "yolo").files["weights"] == str(tmp_path / "best.safetensors")
 
@@ -221,3 +234,32 @@ def test_a_manifest_that_is_none_is_refused(pack: Pack) -> None:
     pack.record.write_text('{"name": "x", "stagse": {}}')
     with pytest.raises(PackError, match="stagse"):
         open_pack("small", pack.models_folder)
+
+
+def test_each_stage_has_the_notice_of_the_weights_it_runs_on(pack: Pack, tmp_path: Path) -> None:
+    """OCR's weights are no pack's. The small pack is "made up"; the good one has nothing to say of itself."""
+    good = shutil.copytree(pack.folder, tmp_path / "good")
+    manifest = read_manifest(good / MANIFEST)
+    write_manifest(good / MANIFEST, msgspec.structs.replace(manifest, name="good", notice=""))
+
+    def notices(weights: Path, **models: Path) -> dict[str, str]:
+        overrides = {stage: {"model": str(model)} for stage, model in models.items()}
+        return {spec.name: spec.notice for spec in resolve_all(open_pack(weights, pack.models_folder), ORDER, overrides)}
+
+    made_up = dict.fromkeys(("yolo", "clip", "blip"), "made up")
+    assert notices(pack.folder) == {"ocr": ""} | made_up
+    assert notices(good) == dict.fromkeys(ORDER, "")
+    assert notices(pack.folder, yolo=good) == {"ocr": ""} | made_up | {"yolo": ""}
+    assert notices(good, yolo=pack.folder) == dict.fromkeys(ORDER, "") | {"yolo": "made up"}
+    assert notices(good, clip=pack.folder) == dict.fromkeys(ORDER, "") | {
+        "clip": "made up",
+        "blip": "made up",
+    }  # its similarity
+
+
+def test_a_part_of_a_pack_may_have_a_notice_of_its_own(pack: Pack) -> None:
+    manifest = read_manifest(pack.record)
+    stages = manifest.stages | {"yolo": msgspec.structs.replace(manifest.stages["yolo"], notice="a toy")}
+    write_manifest(pack.record, msgspec.structs.replace(manifest, notice="", stages=stages))
+    found = open_pack("small", pack.models_folder)
+    assert (found.notice, resolve(found, "yolo").notice, resolve(found, "clip").notice) == ("a toy", "a toy", "")

@@ -1,0 +1,106 @@
+"""This tree beside an earlier one, in turns on the same machine: did a change cost anything?
+
+    python -m benchmarks.pairs v0.1.0 --rounds 5                      fake stages: what the daemon itself costs
+    python -m benchmarks.pairs v0.1.0 --rounds 5 --job standard       the standard job; on a GPU
+    python -m benchmarks.pairs /path/to/an/older/tree …               a folder instead of a commit
+
+Prints each round as it ends, then the ratio of each pair: its median, least and most. Rounds begin with the one and the
+other tree by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.overhead import make_files
+from daemon.bench import Place
+
+ROOT = Path(__file__).parent.parent
+FAKES = """
+import sys, pathlib
+from benchmarks.overhead import run_daemon
+print(run_daemon(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))
+"""
+STANDARD = """
+import sys, pathlib
+from daemon.bench import Place, run_job
+print(run_job(Place(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), cold=False).images_per_second)
+"""
+
+
+@contextlib.contextmanager
+def open_tree(name: str) -> Iterator[Path]:
+    """A folder as it is; a commit in a folder of its own."""
+    if Path(name).is_dir():
+        yield Path(name).absolute()
+        return
+    archive = subprocess.run(["git", "-C", ROOT, "archive", name], stdout=subprocess.PIPE, check=True).stdout
+    with tempfile.TemporaryDirectory(prefix="visiond-pairs-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def run_tree(tree: Path, program: str, *arguments: Path) -> float:
+    """Images a second by a tree's own code, in processes of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    told = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return float(told.splitlines()[-1])
+
+
+def run_fakes(tree: Path, folder: Path, files: int, number: int) -> float:
+    """Fake stages over small files, all of them new."""
+    work = Path(tempfile.mkdtemp(prefix="visiond-pairs-", dir=folder))
+    try:
+        make_files(work / "inbox", files, number)
+        os.sync()
+        return run_tree(tree, FAKES, work / "inbox", work)
+    finally:
+        shutil.rmtree(work)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", help="a commit, or a folder")
+    parser.add_argument("--job", choices=("fakes", "standard"), default="fakes")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--images", type=int, default=1_000, help="of the standard job, each under several names")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    options = parser.parse_args()
+    rates: dict[str, list[float]] = {"before": [], "now": []}
+    with open_tree(options.before) as before:
+        trees = {"before": before, "now": ROOT}
+        if options.job == "standard":
+            place = Place(options.folder / "bench")
+            place.make_pack()
+            inbox = place.make_inbox(place.make_images(options.images), options.files // options.images)
+            print(f"first run, for the kernels: {run_tree(ROOT, STANDARD, place.folder, inbox):,.1f}/s", flush=True)
+        for number in range(options.rounds):
+            for name in sorted(trees, reverse=number % 2 == 1):
+                if options.job == "standard":
+                    rate = run_tree(trees[name], STANDARD, place.folder, inbox)
+                else:
+                    rate = run_fakes(trees[name], options.folder, options.files, number)
+                rates[name].append(rate)
+                print(f"round {number + 1}, {name}: {rate:,.1f} images/s", flush=True)
+    ratios = [now / then for now, then in zip(rates["now"], rates["before"], strict=True)]
+    spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    middles = ", ".join(f"{name} {statistics.median(found):,.1f}/s" for name, found in rates.items())
+    print(f"{options.job}, {options.files:,} files, {options.rounds} pairs: {middles}; now by before {spread}")
+
+
+if __name__ == "__main__":
+    main()

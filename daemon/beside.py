@@ -1,0 +1,73 @@
+"""Long reads of the ledger beside the daemon's work: in a thread and over a connection of their own, ended when told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from daemon.schema import trouble_named
+from daemon.stored import STEPS
+
+T = TypeVar("T")
+Stop = Callable[[], bool]  # whether to stop
+
+
+class Stopped(Exception):
+    """It was told to stop before it was done."""
+
+
+@contextlib.contextmanager
+def stopping(connection: sqlite3.Connection, stop: Stop) -> Iterator[None]:
+    """What this connection does within the context ends early, with Stopped, once `stop` says so."""
+    connection.set_progress_handler(stop, STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+            raise Stopped from error
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+@contextlib.contextmanager
+def opened_beside(path: Path, stop: Stop) -> Iterator[sqlite3.Connection]:
+    """A read-only connection of the calling thread's. Raises Stopped, LedgerDamaged, LedgerUnusable."""
+    with trouble_named(path):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        with contextlib.closing(connection), stopping(connection, stop):
+            yield connection
+
+
+async def run_beside(function: Callable[..., T], *arguments: object) -> T:
+    """Call `function(*arguments, stop)` in a thread of its own; when this is cancelled, `stop` says so from then on, and
+    nobody waits for the thread, not even the end of the process."""
+    loop, told = asyncio.get_running_loop(), threading.Event()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def resolve(result: object, error: BaseException | None) -> None:
+        if not answer.done():
+            if error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)
+
+    def work() -> None:
+        result, raised = None, None
+        try:
+            result = function(*arguments, told.is_set)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+            raised = error
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            loop.call_soon_threadsafe(resolve, result, raised)
+
+    threading.Thread(target=work, name="beside", daemon=True).start()
+    try:
+        return await answer  # type: ignore[no-any-return]
+    finally:
+        told.set()

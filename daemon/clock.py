@@ -1,0 +1,16 @@
+"""The time of day as it would be if nobody had set the clock since this process began.
+
+For what is waited for. A clock may be set back by an hour or forward by a year at any moment; how long something has lasted
+only the monotonic clock knows.
+"""
+
+from __future__ import annotations
+
+import time
+
+_BEGINNING = time.time() - time.monotonic()
+
+
+def steady_seconds() -> float:
+    """Unix seconds."""
+    return _BEGINNING + time.monotonic()

@@ -1,0 +1,384 @@
+"""The sub-commands of `visiond`. Each explains itself with an example; --json gives what programs can read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from daemon import __version__
+from daemon.bench_cli import bench
+from daemon.display import (
+    console,
+    errors,
+    forgive_standard_error,
+    print_chores,
+    print_error,
+    print_json,
+    print_listing,
+    print_notices,
+    print_put_back,
+    print_table,
+    print_unread,
+    quantity,
+    say,
+    show_record,
+    standard_output,
+    tell_why_failed,
+)
+from daemon.errors import ConfigError, VisiondError
+from daemon.jobs import JobStatus
+from daemon.log import is_json
+from daemon.models_cli import models_app, train_app
+from daemon.notices import list_notices
+from daemon.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
+from daemon.prune_cli import prune
+from daemon.recovery_cli import backup, repair, verify
+from daemon.run_cli import run
+from daemon.soundness import MOST
+
+app = typer.Typer(
+    name="visiond",
+    help="Takes every image of a drop folder through OCR, YOLO, CLIP and BLIP on all the GPUs, and loses none.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(models_app, name="models")
+app.add_typer(train_app, name="train")
+
+
+class Format(StrEnum):
+    csv = "csv"
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+class State(StrEnum):
+    pending = "pending"
+    done = "done"
+    failed = "failed"
+    skipped = "skipped"
+    gone = "gone"
+
+
+def main() -> None:
+    """Run a sub-command. An error of ours is a sentence, and an exit status as in sysexits.h."""
+    forgive_standard_error()
+    try:
+        with standard_output():
+            app()
+    except SystemExit as ending:
+        sys.exit(os.EX_USAGE if ending.code == 2 else ending.code)
+    except VisiondError as error:
+        for line in str(error).splitlines():
+            print_error(line)
+        sys.exit(error.exit_status)
+    except Exception as error:  # the top of the process
+        if not is_json():
+            raise
+        import structlog
+
+        structlog.get_logger().critical("visiond has a defect; please report it", exc_info=error)
+        sys.exit(os.EX_SOFTWARE)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if show:
+        print(f"visiond {__version__}")
+        raise typer.Exit
+
+
+app.command()(run)
+
+
+@app.command()
+def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Counts by state, rate, time to go and workers: from the running daemon, else from the ledger.
+
+    Example: visiond status
+    """
+    from daemon import control
+
+    snapshot = control.find_status(read_config(config))
+    if as_json:
+        print_json(snapshot)
+        return
+    console.print(snapshot.sentence())
+    if snapshot.failed:
+        tell_why_failed()
+    if snapshot.unread:
+        print_unread(snapshot)
+    for line in list_notices(snapshot.notices.items()):
+        console.print(f"[yellow]{say(line)}[/yellow]")
+    if snapshot.workers:
+        print_table(
+            ("worker", "device", "state", "batches", "last trouble"),
+            ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
+        )
+    if snapshot.upkeep:
+        print_chores(snapshot.upkeep)
+
+
+@app.command("list")
+def list_images(
+    status: Annotated[
+        State | None, typer.Option("--status", "-s", case_sensitive=False, help="Only files in this state.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST, help="The newest so many.")] = 50,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Files by the state of their newest version, newest first, with the reason where they have no result. Where it is not
+    for a terminal, a line for each: number, state, file, and bin or reason, with tabs between.
+
+    Example: visiond list --status failed
+    """
+    from daemon import control
+
+    with control.open_reader(read_config(config)) as reader:
+        records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
+    if as_json:
+        print_json([record.document() | {"location": record.location.decode(errors="replace")} for record in records])
+        return
+    print_listing(
+        ("id", "state", "file", "bin or reason"),
+        ((r.id, r.status.name, os.fsdecode(r.location), r.told) for r in records),
+    )
+    print_notices((model.stage, model.notice) for record in records for model in record.models)
+    if len(records) == limit:
+        errors.print(f"These are the newest {limit}; --limit shows more.")
+
+
+@app.command()
+def show(
+    image: Annotated[str, typer.Argument(help="The image's path, as it is or within its inbox, its name, or its number.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """All that is known of one image: results, every criterion of its bin, every stage's time.
+
+    Example: visiond show inbox/a.jpg
+    """
+    from daemon import control
+
+    with control.open_reader(read_config(config)) as reader:
+        record = control.find_whole(reader, image)
+    if as_json:
+        sys.stdout.buffer.write(record.sidecar)
+    else:
+        show_record(record)
+
+
+@app.command()
+def retry(
+    images: Annotated[list[str] | None, typer.Argument(help="Failed images, named as for `show`.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every failed image.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Failed images back to pending, with all their tries.
+
+    Example: visiond retry --all
+    """
+    from daemon import control
+
+    settings = read_config(config)
+    if bool(images) == every:
+        raise typer.BadParameter("name images or give --all, one of them")
+    with control.open_reader(settings) as reader:
+        ids = reader.failed_ids() if every else [control.find_ended(reader, n, JobStatus.FAILED).id for n in images or []]
+    print_put_back(control.put_back(settings, JobStatus.FAILED, ids), len(set(ids)))
+
+
+@app.command()
+def redo(
+    images: Annotated[list[str] | None, typer.Argument(help="Images that are done, named as for `show`.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every image that is done.")] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="Those whose models, bin or criteria would be others now.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Images that are done back to pending, to be annotated anew under the configuration as it is now. What a model that
+    has not changed said of them is used again, and the result that they have stays until there is another.
+
+    Example: visiond redo --stale
+    """
+    from daemon import control
+    from daemon.redo import choose, choose_stale
+
+    settings = read_config(config)
+    if bool(images) + every + stale != 1:
+        raise typer.BadParameter("name images or give --all or --stale, one of them")
+    with control.open_reader(settings) as reader:
+        if images:
+            choice = choose((control.find_ended(reader, name, JobStatus.DONE) for name in images), settings)
+        elif stale:
+            choice = choose_stale(reader, settings)
+        else:
+            choice = choose(reader.newest_done(with_results=False), settings)
+    print_put_back(control.put_back(settings, JobStatus.DONE, choice.ids), len(set(choice.ids)))
+    for why, count in choice.left.items():
+        errors.print(f"{quantity(count, 'image')} left as before: {why}.")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The file to write; - for standard output.")],
+    format: Annotated[
+        Format | None, typer.Option("--format", "-f", help="How; by default as the file's name ends, csv for -.")
+    ] = None,
+    bin: Annotated[str, typer.Option("--bin", help="Only images of this bin.")] = "",
+    ratio: Annotated[
+        str, typer.Option("--ratio", help="A mix of bins, e.g. A=0.4,B=0.4,C=0.2: as many images as it allows.")
+    ] = "",
+    force: ForceOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as parquet with boxes,
+    scores and embeddings too; as jsonl all there is. Of a file that changed in its inbox it is the newest version's, if that is
+    DONE. The columns text_boxes and text_area_ratio are what bin A was measured by, without doubtful lines and lone signs; text
+    has every line.
+
+    Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
+    """
+    from daemon import control
+    from daemon.export import export_records, format_of, parse_ratio
+    from daemon.files import STDOUT
+    from daemon.progress import Progress
+
+    chosen = format.value if format else format_of(file)
+    with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
+        written = export_records(
+            reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force, warn=lambda text: errors.print(say(text))
+        )
+        left_out = sum(reader.bin_counts().values()) - written if ratio else 0
+    if file != STDOUT:
+        print(f"{quantity(written, 'image')} in {file}")
+    if ratio:
+        errors.print(f"{quantity(left_out, 'image')} left out to keep the mix.")
+
+
+for command in (backup, verify, repair, prune):
+    app.command()(command)
+
+
+@app.command()
+def gpus(as_json: JsonOption = False) -> None:
+    """The GPUs that are there: memory, compute capability, load, processes.
+
+    Example: visiond gpus --json
+    """
+    from daemon.gpus import list_gpus
+
+    found = list_gpus()
+    if as_json:
+        print_json(found)
+    elif not found:
+        print("No NVIDIA GPU is visible; stages run on the CPU.")
+    else:
+        print_table(
+            ("device", "name", "total MiB", "used MiB", "free MiB", "capability", "busy", "processes"),
+            (
+                (
+                    gpu.device,
+                    gpu.name,
+                    gpu.total_bytes >> 20,
+                    gpu.used_bytes >> 20,
+                    gpu.free_bytes >> 20,
+                    gpu.compute_capability,
+                    "-" if gpu.utilisation is None else f"{gpu.utilisation:.0%}",
+                    ", ".join(map(str, gpu.processes)) or "-",
+                )
+                for gpu in found
+            ),
+        )
+
+
+@app.command()
+def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """The placement of stages on devices that `run` would take, and why.
+
+    Example: visiond plan
+    """
+    from daemon.layout import Layout
+
+    placement = Layout.of(read_config(config)).placement
+    if as_json:
+        print_json(placement)
+        return
+    print_table(("stages", "devices"), ((" → ".join(s.stages), ", ".join(s.devices)) for s in placement.segments))
+    print(placement.why)
+
+
+@app.command()
+def check(
+    config: ConfigOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not build the stages: files and folders only.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at configuration and machine, build each stage and try it on one page, and report each problem with its fix. Exits
+    78 when `run` would not work.
+
+    Example: visiond check --config /etc/visiond/daemon.toml
+    """
+    from daemon.check import Finding, examine
+
+    findings: list[Finding] = []
+    try:
+        for finding in examine(read_config(config), find_config(config), quick=quick):
+            findings.append(finding)
+            if not as_json:
+                colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
+                console.print(f"[{colour}]{finding.grade:8}[/{colour}]{say(finding.text)}")
+    except ConfigError as error:
+        if not as_json:
+            raise
+        findings += [Finding("error", line) for line in str(error).splitlines()]
+    if as_json:
+        print_json(findings)
+    raise typer.Exit(os.EX_CONFIG if any(finding.grade == "error" for finding in findings) else 0)
+
+
+@app.command()
+def samples(
+    folder: Annotated[Path, typer.Argument(help="Where to write them.")],
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 24,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="The same seed gives the same images.")] = 0,
+    standard: Annotated[
+        bool, typer.Option("--standard-job", help="The benchmark's images: 1280×960, 12 lines of text.")
+    ] = False,
+) -> None:
+    """Write synthetic images, with what is on them in .truth.jsonl, a hidden name that an inbox passes over.
+
+    Example: visiond samples inbox --count 100 --seed 1
+    """
+    from daemon.files import written_into
+    from daemon.progress import Progress
+    from stages.training import scenes
+
+    with written_into(folder), Progress("images", total=count) as progress:
+        write = scenes.standard_job if standard else scenes.write_samples
+        write(folder, count, seed, progress.step)
+    print(f"{quantity(count, 'image')} in {folder}")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where to work; what is there stays.")] = Path("demo"),
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sample images.")] = 24,
+) -> None:
+    """Sample images and two photographs through the daemon with the mini pack, and a table of what came out.
+
+    Example: visiond demo
+    """
+    from daemon.demo import run_demo
+
+    run_demo(folder, count)
+
+
+app.command()(bench)

@@ -1,0 +1,212 @@
+"""The log's way out: a thread writes the lines, so that nothing else waits for whoever reads them.
+
+A pipe that nobody reads is full after 64 KiB, and each write to it then waits for ever. Here only the thread waits. Meanwhile
+the lines are kept, up to a bound; what comes after that is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import queue
+import select
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TextIO
+
+import structlog
+
+MOST_BYTES = 1 << 18  # of lines that wait
+GROUP_BYTES = 1 << 16  # written at once
+DRAIN_SECONDS = 1.0  # for the last lines at the end
+
+Write = Callable[[bytes], None]
+
+_open: Lines | None = None
+_dropped = 0  # lines, in this process
+
+
+class Lines:
+    """Lines on their way to a stream, in order. Any thread may put some."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._lock = threading.RLock()  # never held while something waits; a finalizer may write a warning while we hold it
+        self._bytes = 0  # of what waits
+        self._untold = 0  # lines that were dropped and that the log has not spoken of yet
+        self._is_full = False  # until half of what waits is written, so that a gap is told once
+        self._closed = False
+        self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Never waits."""
+        if self._closed:
+            self._try_to_write(line, 1)
+            return
+        with self._lock:
+            is_notice = threading.current_thread() is self._thread
+            self._is_full |= self._bytes + len(line) > MOST_BYTES
+            if self._is_full and not is_notice:
+                self._drop(1)
+                return
+            self._bytes += len(line)
+            self._queue.put(line)
+
+    def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
+        """Wait until all lines are written, or so long; whether they are."""
+        written = threading.Event()
+        self._queue.put(written)
+        return written.wait(seconds)
+
+    def close(self) -> bool:
+        """Drain; whether all lines are written. What comes later is written at once."""
+        is_written = self.drain()
+        self._closed = True
+        self._queue.put(None)
+        return is_written
+
+    def _drop(self, lines: int) -> None:
+        global _dropped
+        _dropped += lines
+        self._untold += lines
+
+    def _write_all(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+            else:
+                self._write_group(item)
+
+    def _write_group(self, first: bytes) -> None:
+        """A line and those that wait behind it, then a word on those that were dropped."""
+        group, size, after = [first], len(first), None
+        while size < GROUP_BYTES and not self._queue.empty():
+            after = self._queue.get()
+            if not isinstance(after, bytes):
+                break
+            group.append(after)
+            size += len(after)
+            after = None
+        is_written = self._try_to_write(b"".join(group), len(group))
+        with self._lock:
+            self._bytes -= size
+            has_room = self._bytes <= MOST_BYTES // 2
+            told = self._untold if is_written and has_room else 0
+        if told:  # without our lock: who holds the logger's may wait for ours
+            structlog.get_logger().error("the log was not read in time; lines were dropped", lines=told)
+        with self._lock:
+            self._untold -= told
+            self._is_full &= not has_room
+        if isinstance(after, threading.Event):
+            after.set()
+        elif self._closed:
+            self._queue.put(None)
+
+    def _try_to_write(self, data: bytes, lines: int) -> bool:
+        try:
+            self._write(data)
+        except (OSError, ValueError):  # a closed terminal, a full disk
+            with self._lock:
+                self._drop(lines)
+            return False
+        return True
+
+
+class Stream(io.TextIOBase):
+    """In place of standard error: what is written to it becomes lines."""
+
+    def __init__(self, lines: Lines, original: TextIO) -> None:
+        self._lines = lines
+        self._original = original
+        self._begun = threading.local()  # each thread's line that has no end yet
+
+    def write(self, text: str) -> int:
+        whole, newline, rest = (getattr(self._begun, "line", "") + text).rpartition("\n")
+        self._begun.line = rest
+        if newline:
+            self._put(whole + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        if rest := getattr(self._begun, "line", ""):
+            self._begun.line = ""
+            self._put(rest)
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._original.isatty()
+
+    def fileno(self) -> int:
+        return self._original.fileno()
+
+    def _put(self, text: str) -> None:
+        self._lines.put(text.encode(self._original.encoding or "utf-8", "backslashreplace"))
+
+
+@contextlib.contextmanager
+def written_aside() -> Iterator[None]:
+    """Meanwhile whatever this process writes to standard error is written by a thread of its own. Not where a progress bar
+    draws on the terminal: then somebody looks on."""
+    global _open
+    original = sys.stderr
+    if hasattr(original, "rich_proxied_file"):
+        yield
+        return
+    lines = _open = Lines(_writer_to(original))
+    sys.stderr = Stream(lines, original)
+    try:
+        yield
+    finally:
+        sys.stderr, _open = original, None
+        if not lines.close():
+            _give_up()
+
+
+def drain() -> None:
+    """Before an end that runs no `finally`."""
+    if _open:
+        _open.drain()
+
+
+def dropped() -> int:
+    """How many lines nobody took in time, in this process."""
+    return _dropped
+
+
+def _writer_to(stream: TextIO) -> Write:
+    """By its descriptor where it has one: its own buffer has a lock, which the end of the process would wait for."""
+    try:
+        stream.flush()
+        return partial(_write_to, stream.fileno())
+    except (OSError, ValueError):
+
+        def write(data: bytes) -> None:
+            stream.write(data.decode(errors="backslashreplace"))
+            stream.flush()
+
+        return write
+
+
+def _write_to(fd: int, data: bytes) -> None:
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # somebody who has it too does not want to wait
+            ready = select.poll()
+            ready.register(fd, select.POLLOUT)
+            ready.poll()
+
+
+def _give_up() -> None:
+    """Nobody reads standard error: what is still written to it, a traceback perhaps, must not hold up the end."""
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stderr.fileno())
+        os.close(null)

@@ -1,0 +1,72 @@
+"""The inboxes' names. The ledger knows an inbox by its path, but its results lie under its name: when that changes, they stay
+behind, and when two inboxes exchange theirs, each has the other's. So the names are remembered beside the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import structlog
+
+from daemon.config import Config
+from daemon.errors import ConfigError
+from daemon.hints import command
+from daemon.records import Reader
+
+log = structlog.get_logger()
+
+FILE = "inboxes.json"
+
+
+def check_names(config: Config, reader: Reader) -> None:
+    """Raises ConfigError when an inbox that has results has another name than before; else remembers the names."""
+    if problems := find_renamed(config, reader):
+        raise ConfigError(problems)
+    remember_names(config)
+
+
+def find_renamed(config: Config, reader: Reader) -> list[str]:
+    """A sentence for each inbox whose results lie under another name."""
+    known, numbers = _read(config.state.path / FILE), {path: number for number, path in reader.inboxes().items()}
+    problems = []
+    for inbox in config.inbox:
+        before, number = known.get(str(inbox.path), inbox.name), numbers.get(os.fsencode(inbox.path))
+        if before != inbox.name and number is not None and reader.has_results(number):
+            fix = f"Give it that again, or run `{command('repair')}`, which writes them under the new one"
+            problems.append(
+                f"inbox {inbox.path}: its name was {_said(before)} until now and is {_said(inbox.name)} in this configuration, "
+                f"but its results lie under the old name. {fix}; links and copies in bins stay where they are."
+            )
+    return problems
+
+
+def remember_names(config: Config) -> None:
+    """Those of inboxes that are not configured now stay known."""
+    file = config.state.path / FILE
+    known = _read(file)
+    names = known | {str(inbox.path): inbox.name for inbox in config.inbox}
+    if names == known:
+        return
+    partial = file.with_suffix(".partial")
+    try:
+        partial.write_text(json.dumps(names, indent=1))
+        partial.replace(file)
+    except OSError as error:  # the next start tries again
+        log.warning("the inboxes' names could not be remembered", file=str(file), error=error.strerror)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> dict[str, str]:
+    """Name by path; nothing where there is no such file, or a crash has torn it."""
+    try:
+        names = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return names if isinstance(names, dict) else {}
+
+
+def _said(name: str) -> str:
+    return f'"{name}"' if name else "empty"

@@ -1,0 +1,25 @@
+"""What is to be said beside the answers of stages whose weights are a demonstration, or random. Light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+KINDS = ("demonstration", "random", "other")  # label of the metric, by a word of the notice
+
+
+def list_notices(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each notice, with the stages that it is of. pairs: of stage and notice, "" for none."""
+    stages: dict[str, list[str]] = {}
+    for stage, notice in dict.fromkeys(pairs):
+        if notice:
+            stages.setdefault(notice, []).append(stage)
+    return [f"{join_words(names)}: {notice}" for notice, names in stages.items()]
+
+
+def join_words(words: list[str]) -> str:
+    """ "yolo, clip and blip"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def kind_of(notice: str) -> str:
+    return next((kind for kind in KINDS if kind in notice), "other")

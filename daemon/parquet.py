@@ -1,0 +1,81 @@
+"""An export as Parquet: the columns of every export, and what fits into no cell of a CSV: embeddings, boxes and scores."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from daemon.errors import MissingLibrary
+
+CHUNK = 1024  # rows in a row group, and in memory: with their embeddings some megabytes
+
+FURTHER = ("text_lines", "detections", "tag_scores", "embedding")  # columns that Parquet alone has
+
+Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and the sidecar
+
+
+def write_table(out: BinaryIO, rows: Iterator[Row], columns: Mapping[str, type], sizes: Collection[int]) -> None:
+    """columns: those of every export, with their types. sizes: how long the embeddings are; with several lengths, or none, they
+    are plain lists, of one length lists of a fixed size. Raises MissingLibrary."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingLibrary("Parquet wants pyarrow: pip install 'visiond[parquet]', or take --format jsonl.") from error
+    size = next(iter(sizes)) if len(sizes) == 1 else 0
+    schema = _schema(columns, size)
+    with pyarrow.parquet.ParquetWriter(out, schema) as writer:
+        while chunk := list(itertools.islice(rows, CHUNK)):
+            plain = pyarrow.Table.from_pylist([_cells(*row) for row in chunk], schema.remove(len(schema) - 1))
+            vectors = [_vector(document) for _, document in chunk]
+            writer.write_table(plain.append_column(schema.field("embedding"), _embeddings(vectors, size)))
+
+
+def _schema(columns: Mapping[str, type], size: int) -> Any:
+    import pyarrow as pa
+
+    number = pa.float64()
+    types = {int: pa.int64(), float: number, str: pa.string(), list: pa.list_(pa.string()), datetime: pa.timestamp("ms", "UTC")}
+    corners = pa.list_(pa.list_(number))
+    line = pa.struct([("text", pa.string()), ("score", number), ("box", corners)])
+    detection = pa.struct([("label", pa.string()), ("score", number), ("box", pa.list_(number))])
+    further = (pa.list_(line), pa.list_(detection), pa.list_(number), pa.list_(pa.float32(), size or -1))
+    return pa.schema([*((name, types[kind]) for name, kind in columns.items()), *zip(FURTHER, further, strict=True)])
+
+
+def _cells(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """All columns but the embedding; what a stage did not say is null."""
+    further = {
+        "finished_at": datetime.fromisoformat(row["finished_at"]),
+        "text_lines": document["ocr"]["lines"] if "ocr" in document else None,
+        "detections": document["objects"]["detections"] if "objects" in document else None,
+        "tag_scores": [tag["score"] for tag in document["clip"]["tags"]] if "clip" in document else None,
+    }
+    return row | further
+
+
+def _vector(document: dict[str, Any]) -> Any:
+    """The embedding's values, half precision made single, which every reader of Parquet has; None without stage clip."""
+    if "clip" not in document:
+        return None
+    embedding = document["clip"]["embedding"]
+    kind = "<f2" if embedding["dtype"] == "float16" else "<f4"
+    return np.frombuffer(base64.b64decode(embedding["base64"]), kind).astype(np.float32)
+
+
+def _embeddings(vectors: list[Any], size: int) -> Any:
+    """size: of every vector; 0: of several lengths. One of another length, of a model that came during the export, is null."""
+    import pyarrow as pa
+
+    if not size:
+        return pa.array(vectors, pa.list_(pa.float32()))
+    fitting = [vector if vector is not None and len(vector) == size else None for vector in vectors]
+    nothing = np.zeros(size, np.float32)
+    values = np.concatenate([nothing if vector is None else vector for vector in fitting])
+    missing = pa.array([vector is None for vector in fitting])
+    return pa.FixedSizeListArray.from_arrays(pa.array(values), size, mask=missing)

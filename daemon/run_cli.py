@@ -1,0 +1,44 @@
+"""`visiond run`: the daemon itself, or one pass over what is in the inboxes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from daemon.display import print_outcomes, print_trial
+from daemon.jobs import JobStatus
+from daemon.options import ConfigOption, read_config
+
+
+def run(
+    config: ConfigOption = None,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Process what is in the inboxes, then exit: 0 if all succeeded, 1 if some images failed."),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="With --once: a trial with so many images; the others wait.")
+    ] = None,
+    allow_failed: Annotated[
+        bool, typer.Option("--allow-failed", help="With --once: exit 0 although images failed; `list` and `status` show them.")
+    ] = False,
+) -> None:
+    """Run the daemon. SIGTERM, Ctrl-C and a terminal that closes let what is in hand finish first; `run --once` then exits with
+    128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM) if images are left.
+
+    Example: visiond run --once --limit 20
+    """
+    from daemon import control
+    from daemon.progress import Progress
+
+    if not once and (limit or allow_failed):
+        raise typer.BadParameter("--limit and --allow-failed are for --once")
+    settings = read_config(config)
+    with Progress("images", shown=once) as progress:
+        outcomes = control.run(settings, once=once, limit=limit or 0, show=progress.show if once else None)
+    if once:
+        print_outcomes(outcomes, progress, settings)
+        if limit:
+            print_trial(outcomes[JobStatus.PENDING], limit)
+        raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)

@@ -1,0 +1,132 @@
+"""What would go to standard error past the log: from libraries, from Python itself, and from worker processes.
+
+With it in place every line of a JSON log is one JSON object, tracebacks included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import anyio
+import structlog
+
+log = structlog.get_logger()
+
+GATHER_SECONDS = 0.2  # what a process prints within that is one event, so that a traceback stays whole
+LONGEST_TEXT = 8192  # bytes of an event
+MOST_EVENTS, WINDOW_SECONDS = 20, 60.0  # of one process; what it prints beyond that is counted only
+TRACEBACK = "Traceback (most recent call last)"
+
+
+class _Handler(logging.Handler):
+    """Hands what a library logs to our own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001 - a library's arguments that do not fit its message
+            message = str(record.msg)
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+        log.log(level, message, logger=record.name, exc_info=record.exc_info or None)
+
+
+def catch() -> None:
+    """From now on the log has what libraries log, warnings, and errors that no code of ours can catch."""
+    logging.basicConfig(handlers=[_Handler()], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+
+    def report_thread(error: threading.ExceptHookArgs) -> None:
+        exc_info: Any = (error.exc_type, error.exc_value, error.exc_traceback)
+        log.error("a thread raised an error", thread=error.thread.name if error.thread else "", exc_info=exc_info)
+
+    def report_unraisable(error: sys.UnraisableHookArgs) -> None:
+        exc_info: Any = (error.exc_type, error.exc_value, error.exc_traceback)
+        log.error(error.err_msg or "an error could not be raised", object=repr(error.object), exc_info=exc_info)
+
+    threading.excepthook = report_thread
+    sys.unraisablehook = report_unraisable
+
+
+class Printed(asyncio.Protocol):
+    """What one worker process and its decoders print, as events of the log. It is always read, so that nobody waits to print;
+    what is too much is dropped and counted."""
+
+    def __init__(self, worker: str) -> None:
+        self.ended = asyncio.Event()
+        self._worker = worker
+        self._text = bytearray()
+        self._dropped = 0  # bytes
+        self._events: list[float] = []  # when the last ones were logged
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.BaseTransport | None = None
+
+    @classmethod
+    async def open(cls, worker: str) -> tuple[Printed, int]:
+        """The reader, and the descriptor that is to be the process's standard error; whoever calls closes that."""
+        reading, writing = os.pipe()
+        try:
+            file = os.fdopen(reading, "rb", 0)
+            _, printed = await asyncio.get_running_loop().connect_read_pipe(lambda: cls(worker), file)
+        except BaseException:
+            os.close(writing)
+            raise
+        return printed, writing
+
+    async def finish(self, seconds: float) -> None:
+        """The process has gone: take what is left, if nothing else keeps its end of the pipe open for so long."""
+        with anyio.move_on_after(seconds, shield=True):
+            await self.ended.wait()
+        self._flush()
+        self.close()
+
+    def close(self) -> None:
+        if self._transport:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self._may_log():
+            self._dropped += len(data)
+            return
+        self._text += data
+        if len(self._text) >= LONGEST_TEXT:
+            self._flush()
+        elif not self._timer:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._flush)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._flush()
+        self.ended.set()
+
+    def _may_log(self) -> bool:
+        self._events = [at for at in self._events if time.monotonic() - at < WINDOW_SECONDS]
+        return len(self._events) < MOST_EVENTS
+
+    def _flush(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        text, excess = (
+            bytes(self._text[:LONGEST_TEXT]).decode(errors="backslashreplace").strip(),
+            len(self._text) - LONGEST_TEXT,
+        )
+        self._text.clear()
+        self._dropped += max(0, excess)
+        if not text and not self._dropped:
+            return
+        self._events.append(time.monotonic())
+        more = {"dropped_bytes": self._dropped} if self._dropped else {}
+        self._dropped = 0
+        plain, found, rest = text.partition(TRACEBACK)
+        if plain.strip() or not found:
+            log.info("worker printed", worker=self._worker, text=plain.strip(), **more)
+        if found:
+            log.error("worker printed a traceback", worker=self._worker, exception=found + rest, **more)

@@ -1,0 +1,35 @@
+"""`run --once --limit N`: which images are taken up, and when that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from daemon.jobs import Ending, Job, JobStatus
+
+
+class Trial:
+    """The first so many images, each with all its tries."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: set[int] = set()
+        self.postponed: set[int] = set()  # those of them that are to be tried again
+
+    @property
+    def room(self) -> int:
+        """How many more may be taken up."""
+        return self._limit - len(self._taken)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be taken up; what is in hand may still be postponed."""
+        return not (self.room or self.postponed)
+
+    def take(self, jobs: Iterable[Job]) -> None:
+        taken = {job.id for job in jobs}
+        self._taken |= taken
+        self.postponed -= taken
+
+    def leave(self, ending: Ending) -> None:
+        if ending.status is JobStatus.PENDING:
+            self.postponed.add(ending.job.id)

@@ -1,0 +1,142 @@
+"""A pack from checkpoints that lie on the disk, without the model hub. Imports no torch until there is a pickle to convert."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from stages import recognition
+from stages.hub import SCENES
+from stages.manifest import (
+    MANIFEST,
+    Manifest,
+    PackError,
+    StageEntry,
+    digest_file,
+    digest_folder,
+    list_files,
+    read_manifest,
+    write_manifest,
+)
+
+YOLO_FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}
+LABELS = "labels.txt"
+
+
+def assemble(
+    folder: Path,
+    name: str,
+    sources: Mapping[str, Path],
+    progress: Callable[[str], None],
+    *,
+    labels: Path | None = None,
+    allow_pickle: bool = False,
+) -> Manifest:
+    """Fill a new folder with a pack. sources: stage → YOLO's file, or a folder as transformers saves it; labels: CLIP's, one a
+    line. progress is told in a sentence what is being done.
+
+    Raises PackError when a source is not what its stage takes, or is a pickle and may not be read; OSError.
+    """
+    folder.mkdir()
+    stages, origins = {}, {}
+    if "yolo" in sources:
+        origins = add_yolo(sources["yolo"], folder, progress, allow_pickle=allow_pickle)
+        stages["yolo"] = StageEntry("ultralytics", YOLO_FILES, notice=notice_beside(sources["yolo"], "yolo"))
+    for stage in recognition.CLASSES:
+        if stage in sources:
+            add_transformers(stage, sources[stage], folder / stage, progress, allow_pickle=allow_pickle)
+            files = {"model": stage}
+            files |= {"labels": LABELS} if stage == "clip" else {"clip": "clip"} if "clip" in sources else {}
+            stages[stage] = StageEntry("transformers", files, notice=notice_beside(sources[stage], stage))
+    if "clip" in sources:
+        write_labels(folder, labels)
+    for file in list_files(folder):
+        file.chmod(0o644)  # safetensors writes for the owner alone
+    manifest = Manifest(
+        name=name,
+        description="Made of checkpoints by `visiond models make`.",
+        stages=stages,
+        digests=digest_folder(folder),
+        revision=origins,
+    )
+    write_manifest(folder / MANIFEST, manifest)
+    return manifest
+
+
+def add_yolo(source: Path, folder: Path, progress: Callable[[str], None], *, allow_pickle: bool) -> dict[str, str]:
+    """YOLO's two files into the folder; returns the name and digest of what they were converted from."""
+    files = {"weights": source, "config": source.with_name(YOLO_FILES["config"])}
+    if source.suffix not in (".pt", ".safetensors") or not source.is_file():
+        raise PackError(f"--yolo {source} is to be a file: .pt, or .safetensors with a yolo.json beside it.")
+    recognition.check_yolo(files, allow_pickle=allow_pickle)
+    if source.suffix == ".pt":
+        progress(f"converting {source} to safetensors")
+        from stages.yolonet import convert_checkpoint
+
+        with loader_errors():
+            convert_checkpoint(source, folder)
+        return {source.name: digest_file(source)}
+    for role, name in YOLO_FILES.items():
+        shutil.copyfile(files[role], folder / name)
+    return {}
+
+
+def add_transformers(stage: str, source: Path, folder: Path, progress: Callable[[str], None], *, allow_pickle: bool) -> None:
+    """A model's weights as safetensors, and every small file beside them: its config, tokenizer and image processor."""
+    if not (source / "config.json").is_file():
+        raise PackError(f"--{stage} {source} is to be a folder as transformers saves a model: there is no config.json in it.")
+    recognition.check_transformers(stage, source, pickle=True)
+    weights = recognition.list_weights(source, pickle=True)
+    if not weights and not allow_pickle:
+        raise PackError(
+            f"{source / recognition.PICKLE} is a pickle, which can run code when it is read. If you trust it, add "
+            "--allow-pickle: it is then read once, by torch's restricted loader."
+        )
+    folder.mkdir()
+    beside = [file for file in source.iterdir() if file.suffix in (".json", ".txt") and not file.name.startswith(".")]
+    for file in [*beside, *(weights or [source / recognition.PICKLE])]:
+        if file.name != MANIFEST and not file.name.endswith(".bin.index.json"):
+            shutil.copyfile(file, folder / file.name)
+    if not weights:
+        progress(f"converting {source / recognition.PICKLE} to safetensors")
+        convert_weights(stage, folder)
+
+
+def convert_weights(stage: str, folder: Path) -> None:
+    import transformers
+
+    from stages.checkpoints import convert_pickle
+
+    with loader_errors():
+        convert_pickle(getattr(transformers, recognition.CLASSES[stage][0]), folder)
+    (folder / recognition.PICKLE).unlink()
+
+
+@contextlib.contextmanager
+def loader_errors() -> Iterator[None]:
+    """What a loader says of a file that it does not take, as PackError."""
+    try:
+        yield
+    except ValueError as error:
+        raise PackError(str(error)) from error
+
+
+def write_labels(folder: Path, labels: Path | None) -> None:
+    """What CLIP's tags are chosen from: the labels given or, without, the names of YOLO's classes and of common scenes."""
+    if labels:
+        shutil.copyfile(labels, folder / LABELS)
+        return
+    config = folder / YOLO_FILES["config"]
+    names = recognition.read_config(config)["names"] if config.is_file() else []
+    (folder / LABELS).write_text("\n".join([*names, *SCENES]) + "\n")
+
+
+def notice_beside(source: Path, stage: str) -> str:
+    """The notice of a pack that the source is a part of: it goes with the weights."""
+    for place in (source, source.parent):
+        if (place / MANIFEST).is_file():
+            manifest = read_manifest(place / MANIFEST)
+            return manifest.notice_of(stage)
+    return ""

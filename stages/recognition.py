@@ -1,0 +1,208 @@
+"""What a checkpoint really is, from its files alone. Imports no torch, and nothing of a pickle is run.
+
+A model of another class can load without an error and answer nonsense: RT-DETR is built by YOLO's own loader, and BLIP for
+questions has every weight of a captioner. So each model says here what it is before any is loaded.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stages.manifest import PackError
+
+LONGEST_HEADER = 100_000_000  # bytes: the format's own bound
+LONGEST_PICKLE = 64 << 20  # bytes that are looked through; a model's is a tenth of a megabyte
+PICKLE = "pytorch_model.bin"
+
+# What a transformers model needs beside its config.json: one file of each.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+MODEL_PARTS = {
+    "image processor": ("preprocessor_config.json", "processor_config.json"),
+    "tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json"),
+}
+
+# stage → the transformers class that it takes, and what that is
+CLASSES = {"clip": ("CLIPModel", "CLIP with both its halves"), "blip": ("BlipForConditionalGeneration", "BLIP for captions")}
+OTHER_CLASSES = {
+    "BlipForQuestionAnswering": "BLIP for questions",
+    "BlipForImageTextRetrieval": "BLIP for retrieval",
+    "BlipModel": "BLIP without a decoder for captions",
+    "Blip2ForConditionalGeneration": "BLIP-2",
+    "Blip2Model": "BLIP-2",
+    "InstructBlipForConditionalGeneration": "InstructBLIP",
+    "CLIPVisionModel": "CLIP's image half alone",
+    "CLIPVisionModelWithProjection": "CLIP's image half alone",
+    "CLIPTextModel": "CLIP's text half alone",
+    "CLIPTextModelWithProjection": "CLIP's text half alone",
+    "CLIPForImageClassification": "CLIP for classes",
+    "SiglipModel": "SigLIP",
+    "Siglip2Model": "SigLIP 2",
+}
+# Weights that only another class of the same family has, for a config.json that does not name its class, or the wrong one.
+FOREIGN_WEIGHTS = {
+    "blip": {"text_encoder.": "BLIP for questions or retrieval", "itm_head.": "BLIP for retrieval"},
+    "clip": {"classifier.": "CLIP for classes"},
+}
+
+YOLO_TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
+YOLO_CLASSES = {
+    "PoseModel": "a YOLO pose model",
+    "OBBModel": "a YOLO model of oriented boxes",
+    "SegmentationModel": "a YOLO segmentation model",
+    "SemanticSegmentationModel": "a YOLO segmentation model",
+    "ClassificationModel": "a YOLO classification model",
+    "DepthModel": "a YOLO depth model",
+    "WorldModel": "a YOLO-World model",
+    "YOLOEModel": "a YOLOE model",
+    "YOLOESegModel": "a YOLOE segmentation model",
+    "RTDETRDetectionModel": "an RT-DETR model",
+}
+YOLO_MODELS = {"DetectionModel", "YOLOv10DetectionModel"}
+YOLO_HEADS = {"Detect", "v10Detect"}
+
+
+def check_transformers(stage: str, folder: Path, *, pickle: bool = False) -> None:
+    """Raises PackError where a folder does not hold the whole model that the stage takes. pickle: its weights may be one."""
+    model_type, found = name_model(folder)
+    wanted, description = CLASSES[stage]
+    if model_type != stage or found not in ("", wanted):
+        known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""
+        what = f"a {found}{known}" if found else "no model of a class that visiond knows"
+        raise PackError(
+            f'{folder} holds {what}, by the config.json in it (model_type "{model_type}"); for {stage}, visiond takes {wanted} '
+            f"({description})."
+        )
+    for what, files in MODEL_PARTS.items():
+        if not any((folder / file).is_file() for file in files):
+            raise PackError(f"{folder} has no {what}: none of {', '.join(files)}. Save it there with save_pretrained.")
+    for file in list_weights(folder, pickle=pickle):
+        for prefix, other in FOREIGN_WEIGHTS[stage].items():
+            if any(name.startswith(prefix) for name in read_header(file)):
+                raise PackError(
+                    f"{file} holds weights of {other} ({prefix}…); for {stage}, visiond takes {wanted} ({description})."
+                )
+
+
+def name_model(folder: Path) -> tuple[str, str]:
+    """The model_type in a folder's config.json, and its class; empty where it does not say."""
+    config = read_config(folder / "config.json")
+    classes = config.get("architectures")
+    return str(config.get("model_type") or ""), str(classes[0]) if isinstance(classes, list) and classes else ""
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Raises PackError when it is no JSON object."""
+    try:
+        config: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise PackError(f"{file} cannot be read: {error}. Copy it again.") from error
+    return config
+
+
+def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
+    """The safetensors files of a transformers model; none where it has a pickle instead, and that may be."""
+    whole, index = (folder / name for name in WEIGHTS)
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        places = read_config(index).get("weight_map")
+        return sorted({folder / str(name) for name in places.values()}) if isinstance(places, dict) else []
+    if (folder / PICKLE).is_file():
+        if pickle:
+            return []
+        raise PackError(
+            f"{folder} has its weights as a pickle, {PICKLE}; `visiond models make` makes a pack with safetensors of it."
+        )
+    raise PackError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}. Save them there with save_pretrained.")
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """The tensors that a safetensors file says it has, by name. Raises PackError when the file is not whole."""
+    damaged = f"{file} is cut short or damaged"
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            head = opened.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+                raise PackError(f"{damaged}: it does not begin as safetensors do. Copy it again.")
+            tensors: dict[str, Any] = msgspec.json.decode(opened.read(length), type=dict[str, Any])
+        tensors.pop("__metadata__", None)
+        end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
+    except OSError as error:
+        raise PackError(f"{file} cannot be read: {error.strerror}. Copy it again.") from error
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise PackError(f"{damaged}: its header is no list of tensors. Copy it again.") from error
+    if 8 + length + end != size:
+        raise PackError(f"{damaged}: it has {size:,} bytes, and by its header {8 + length + end:,}. Copy it again.")
+    return tensors
+
+
+def check_yolo(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
+    """Raises PackError where files are not those of a YOLO detection model, or may not be read. files: as load_network takes
+    them."""
+    weights = files["weights"]
+    if weights.suffix == ".pt":
+        check_checkpoint(weights)
+        if not allow_pickle:
+            raise PackError(tell_pickle(weights))
+        return
+    read_header(weights)
+    config = read_config(files["config"])
+    if missing := [key for key in ("model", "nc", "names", "imgsz") if key not in config]:
+        raise PackError(f"{files['config']} does not say {', '.join(missing)} of the model; `visiond models make` writes it.")
+    try:
+        head = str(config["model"]["head"][-1][2]) if isinstance(config["model"], dict) else ""
+    except (LookupError, TypeError):
+        raise PackError(f"{files['config']}: its model has no head; `visiond models make` writes it.") from None
+    if head and head not in YOLO_HEADS:
+        raise PackError(f"{weights} is a YOLO model with a {head} head, says {files['config'].name}; {YOLO_TAKEN}.")
+
+
+def tell_pickle(weights: str | Path) -> str:
+    return (
+        f"{weights} is a pickle, which can run code when it is read. If you trust it, make safetensors of it once with "
+        f"`visiond models make FOLDER --yolo {weights} --allow-pickle`, or set allow_pickle = true under [stages.yolo.options]."
+    )
+
+
+def check_checkpoint(file: Path) -> None:
+    """Raises PackError where a .pt file names another class than YOLO's detection model. What is no archive of torch's is left
+    to the loader."""
+    classes = list_classes(file)
+    models = [name for module, name in classes if module == "ultralytics.nn.tasks"]
+    if other := [name for name in models if name not in YOLO_MODELS]:
+        raise PackError(f"{file} is {YOLO_CLASSES.get(other[0], 'an ultralytics model')} ({other[0]}); {YOLO_TAKEN}.")
+    heads = [name for module, name in classes if module == "ultralytics.nn.modules.head"]
+    if other := [name for name in heads if name not in YOLO_HEADS]:
+        raise PackError(f"{file} is a YOLO model with a {other[0]} head; {YOLO_TAKEN}.")
+    if classes and not models:
+        raise PackError(f"{file} holds no model of ultralytics, but {'.'.join(classes[0])}; {YOLO_TAKEN}.")
+
+
+def list_classes(file: Path) -> list[tuple[str, str]]:
+    """Module and name of each class that a torch archive names, in order. They are read as text; none is imported or run."""
+    try:
+        with file.open("rb") as opened:
+            if opened.read(2) != b"PK":
+                return []
+        with zipfile.ZipFile(file) as archive:
+            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
+            if entry is None:
+                raise PackError(f"{file} is no checkpoint of torch's; {YOLO_TAKEN}.")
+            if entry.file_size > LONGEST_PICKLE:
+                return []
+            operations = pickletools.genops(archive.read(entry))
+            named = [argument.split(" ", 1) for code, argument, _ in operations if code.name == "GLOBAL" and argument]
+    except OSError as error:
+        raise PackError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise PackError(f"{file} is cut short or damaged: {error}. Copy it again.") from error
+    return list(dict.fromkeys((module, name) for module, name in named))

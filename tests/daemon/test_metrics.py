@@ -1,0 +1,60 @@
+"""Counters are there before their first event: Prometheus sees no increase in one that is born at 1."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.daemon_process import Daemon, Place, picture, wait_for
+
+FAULTS = {"STUMBLE": "transient", "RAISE": "raise", "CRASH": "exit", "CROWD": "oom", "HANG": "hang"}
+
+
+def counted(daemon: Daemon) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of a counter or a histogram, by name and labels."""
+    families = text_string_to_metric_families(daemon.fetch("/metrics")[1].decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        if family.type in ("counter", "histogram")
+        for sample in family.samples
+    }
+
+
+def test_no_event_gives_birth_to_a_label_set(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"stages": {"ocr": {"options": {"fail": FAULTS}}}, "pipeline": {"max_attempts": 2}})
+    place.configure({"pipeline": {"batch_timeout_seconds": 1.0}})
+    with Daemon(place) as daemon:
+        before = counted(daemon)
+        assert not any(value for (name, _), value in before.items() if name.startswith("visiond_worker_restarts"))
+        place.drop_many(range(5))
+        for number, fault in enumerate(FAULTS):
+            place.drop(f"{fault}.ppm", picture(100 + number, fault.encode()))
+        place.drop("broken.jpg", b"no picture")
+        place.drop("empty", b"")
+        place.drop("notes.txt", b"no image")
+        (place.inbox() / "link").symlink_to(tmp_path)
+        daemon.wait_idle(13)
+        place.drop("copy.ppm", picture(0))
+        daemon.wait_idle(15)
+        os.kill(daemon.workers()[0], signal.SIGKILL)
+        wait_for(lambda: daemon.metric("visiond_worker_restarts_total", device="cpu", reason="died"), "a worker lost")
+        after = counted(daemon)
+    assert after.keys() - before.keys() == set()
+    risen = {name for name, labels in after if after[name, labels] > before[name, labels]}
+    for name in ("images", "retries", "bins", "reused_results", "worker_restarts", "out_of_memory", "stage_images"):
+        assert f"visiond_{name}_total" in risen
+    assert {"visiond_stage_duration_seconds_count", "visiond_batch_images_count"} <= risen
+
+
+def test_a_worker_that_is_killed_once_has_made_the_counter_rise_by_one(tmp_path: Path) -> None:
+    """What increase() reckons: the last sample less the first one, each with the same labels."""
+    with Daemon(Place(tmp_path)) as daemon:
+        before = counted(daemon)
+        os.kill(daemon.workers()[0], signal.SIGKILL)
+        wait_for(lambda: sum(1 for _ in daemon.events("worker lost")), "word of it")
+        key = ("visiond_worker_restarts_total", frozenset({("device", "cpu"), ("reason", "died")}))
+        assert counted(daemon)[key] - before[key] == 1

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from daemon.progress import Progress
+from daemon.snapshot import Snapshot, WorkerState
+
+STAGES = ["ocr", "yolo", "clip", "blip"]
+
+
+def worker(state: str, loaded: int) -> WorkerState:
+    return WorkerState("w", "cpu", state, 0, "", stages=STAGES, stages_loaded=STAGES[:loaded])
+
+
+def snapshot(*workers: WorkerState) -> Snapshot:
+    return Snapshot(running=True, pending=3, done=0, failed=0, skipped=0, gone=0, workers=list(workers))
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ([worker("loading", 0)], "loading models: ocr, yolo, clip, blip to go"),
+        ([worker("loading", 2)], "loading models: ocr, yolo loaded; clip, blip to go"),
+        ([worker("loading", 4)], "loading models: ocr, yolo, clip, blip loaded; trying them out"),
+        (
+            [worker("loading", 3), worker("loading", 1)],
+            "loading models: 0 of 2 workers ready; ocr loaded; yolo, clip, blip to go",
+        ),
+        ([worker("ready", 4), worker("loading", 1)], "0 images/s, 1 of 2 workers ready"),
+        ([worker("ready", 4), worker("ready", 4)], "0 images/s"),
+    ],
+)
+def test_the_sentence_shows_how_far_the_models_are(workers: list[WorkerState], said: str) -> None:
+    assert snapshot(*workers).sentence() == f"0 done, 0 failed, 0 skipped, 3 pending, {said}"
+
+
+def test_without_a_terminal_each_step_of_the_loading_is_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("images") as progress:
+        for loaded in (0, 0, 1, 1):
+            progress.show(snapshot(worker("loading", loaded)))
+    assert capsys.readouterr().err.splitlines() == [
+        "loading models: ocr, yolo, clip, blip to go",
+        "loading models: ocr loaded; yolo, clip, blip to go",
+    ]

@@ -1,0 +1,79 @@
+"""Few descriptors, and HTTP clients that come again whenever they are let go of: the work has its descriptors all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.daemon_process import Daemon, Place
+
+CLIENTS = 200
+TURNED_AWAY = "HTTP clients are turned away, so that the work keeps its descriptors"
+
+
+class Scarce(NamedTuple):
+    done: int
+    pauses: int  # of the daemon, for want of descriptors
+    named: bool  # the log says who is turned away and what to raise
+    healthy: bool
+
+
+def work_with_few_files(folder: Path, limit: int, images: int) -> Scarce:
+    folder.mkdir()
+    place = Place(folder, {"http": {"listen": "127.0.0.1:0"}, "pipeline": {"rescan_seconds": 0.2}})
+    with Daemon(place, prefix=["prlimit", f"--nofile={limit}:{limit}"]) as daemon:
+        with clients_that_come_again(daemon.port):
+            daemon.wait_event(TURNED_AWAY)
+            for start in range(0, images, 50):
+                place.drop_many(range(start, min(start + 50, images)))
+            daemon.wait_idle(images)
+            healthy = daemon.get("/healthz")[0] == 200
+        pauses = len(list(daemon.events("paused")))
+        named = next(daemon.events(TURNED_AWAY))
+        assert daemon.stop() == 0
+    told = named["limit"] == limit and "LimitNOFILE=" in named["mend"]
+    return Scarce(place.judge().counts["DONE"], pauses, told, healthy)
+
+
+@contextlib.contextmanager
+def clients_that_come_again(port: int) -> Iterator[None]:
+    """Each sends the beginning of a request and, when it is let go of, connects again."""
+    enough = threading.Event()
+
+    def come() -> None:
+        clients: list[socket.socket] = []
+        while not enough.wait(0.005):
+            while len(clients) < CLIENTS:
+                client = socket.socket()
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", port))
+                clients.append(client)
+            clients = [client for client in clients if lives(client)]
+        for client in clients:
+            client.close()
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def lives(client: socket.socket) -> bool:
+    """Whether the daemon has not let go of it."""
+    try:
+        client.send(b"GET")
+        if client.recv(1024):
+            return True
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    client.close()
+    return False

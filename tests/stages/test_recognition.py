@@ -1,0 +1,185 @@
+"""Checkpoints of other classes, made with random weights by ultralytics' and transformers' own: each is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from ultralytics.nn import tasks
+
+from stages.base import StageUnusable
+from stages.checkpoints import load_model, load_tokenizer
+from stages.manifest import PackError
+from stages.packs import Pack, open_pack, resolve
+from stages.recognition import check_transformers, list_classes
+from stages.yolonet import convert_checkpoint, load_network, read_structure
+
+
+def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> Path:
+    """A narrow model of that class, as ultralytics' trainer saves it."""
+    described = read_structure(structure)
+    scale = next(iter(described["scales"]))
+    described |= {"scales": {scale: [0.33, width, 1024]}, "scale": scale}
+    model = getattr(tasks, kind)(described, verbose=False)
+    torch.save({"model": model.half(), "ema": None, "train_args": {"imgsz": 64}}, folder / "x.pt")
+    return folder / "x.pt"
+
+
+@pytest.mark.parametrize(
+    ("kind", "structure", "told"),
+    [
+        ("PoseModel", "yolov8n-pose.yaml", "is a YOLO pose model (PoseModel)"),
+        ("OBBModel", "yolov8n-obb.yaml", "is a YOLO model of oriented boxes (OBBModel)"),
+        ("SegmentationModel", "yolov8n-seg.yaml", "is a YOLO segmentation model (SegmentationModel)"),
+        ("ClassificationModel", "yolov8n-cls.yaml", "is a YOLO classification model (ClassificationModel)"),
+        ("WorldModel", "yolov8s-worldv2.yaml", "is a YOLO-World model (WorldModel)"),
+        ("RTDETRDetectionModel", "rtdetr-l.yaml", "is an RT-DETR model (RTDETRDetectionModel)"),
+    ],
+)
+def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: str, structure: str, told: str) -> None:
+    file = save_yolo(tmp_path, kind, structure, width=1.0 if kind.startswith("RTDETR") else 0.125)
+    for refuse in (
+        lambda: open_pack(file, tmp_path / "models"),
+        lambda: load_network({"weights": str(file)}, allow_pickle=True),
+    ):
+        with pytest.raises((PackError, StageUnusable)) as caught:
+            refuse()
+        assert str(caught.value).startswith(f"{file} {told}; visiond takes YOLO detection models (DetectionModel")
+    assert not (tmp_path / "models").exists(), "what is refused is not recorded"
+
+
+@pytest.mark.parametrize("structure", ["yolov8n.yaml", "yolo11n.yaml"])
+def test_a_detection_model_is_taken(tmp_path: Path, structure: str) -> None:
+    file = save_yolo(tmp_path, "DetectionModel", structure)
+    assert ("ultralytics.nn.tasks", "DetectionModel") in list_classes(file)
+    convert_checkpoint(file, tmp_path)
+    spec = resolve(open_pack(tmp_path / "yolo.safetensors", tmp_path / "models"), "yolo")
+    model, config = load_network(spec.files)
+    assert (type(model).__name__, config["nc"], config["imgsz"]) == ("DetectionModel", 80, 64)
+
+
+def test_a_pickle_that_may_not_be_read_is_refused_with_both_ways_out(tmp_path: Path) -> None:
+    file = save_yolo(tmp_path, "DetectionModel", "yolov8n.yaml")
+    pack = open_pack(file, tmp_path / "models")
+    with pytest.raises(PackError, match=r"models make FOLDER --yolo .*x\.pt --allow-pickle.*allow_pickle = true"):
+        resolve(pack, "yolo")
+    assert resolve(pack, "yolo", {"options": {"allow_pickle": True}}).files == {"weights": str(file)}
+
+
+def test_a_checkpoint_that_is_cut_short_or_of_another_library_is_refused_by_name(tmp_path: Path) -> None:
+    file = save_yolo(tmp_path, "DetectionModel", "yolov8n.yaml")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(PackError, match=r"x\.pt is cut short or damaged"):
+        open_pack(file, tmp_path / "models")
+    torch.save(torch.nn.Linear(1, 1), file)
+    with pytest.raises(PackError, match=r"holds no model of ultralytics, but torch\.nn\.modules\.linear\.Linear"):
+        open_pack(file, tmp_path / "models")
+
+
+def test_a_config_with_another_head_is_refused(tmp_path: Path, blank_pack: Pack) -> None:
+    for name in ("yolo.safetensors", "yolo.json"):
+        shutil.copy(blank_pack.folder / name, tmp_path)
+    config = json.loads((tmp_path / "yolo.json").read_text())
+    config["model"]["head"][-1][2] = "RTDETRDecoder"
+    (tmp_path / "yolo.json").write_text(json.dumps(config))
+    with pytest.raises(PackError, match=r"is a YOLO model with a RTDETRDecoder head"):
+        open_pack(tmp_path, tmp_path / "models")
+
+
+@pytest.fixture
+def part(tmp_path: Path, blank_pack: Pack) -> Any:
+    """A copy of one model of the blank pack: part("blip")."""
+
+    def copy(stage: str) -> Path:
+        return Path(shutil.copytree(blank_pack.folder / stage, tmp_path / "model"))
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind", "told"),
+    [
+        ("blip", "BlipForQuestionAnswering", r"holds a BlipForQuestionAnswering \(BLIP for questions\)"),
+        ("blip", "BlipForImageTextRetrieval", r"holds a BlipForImageTextRetrieval \(BLIP for retrieval\)"),
+        ("clip", "CLIPForImageClassification", r"holds a CLIPForImageClassification \(CLIP for classes\)"),
+        ("clip", "CLIPVisionModel", r'holds CLIPVisionModel \(model_type "clip_vision_model"'),
+    ],
+)
+def test_another_class_of_transformers_is_refused_by_name(part: Any, tmp_path: Path, stage: str, kind: str, told: str) -> None:
+    folder = part(stage)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    getattr(transformers, kind)(config.vision_config if kind == "CLIPVisionModel" else config).save_pretrained(folder)
+    with pytest.raises(PackError, match=told) as caught:
+        open_pack(folder, tmp_path / "models")
+    taken = str(caught.value).split("visiond takes ")[1]
+    assert taken.startswith("BlipForConditionalGeneration (" if stage == "blip" else "CLIPModel ")
+
+
+@pytest.mark.parametrize("architectures", [None, ["BlipForConditionalGeneration"]])
+def test_weights_tell_blip_for_questions_where_its_config_does_not(part: Any, architectures: list[str] | None) -> None:
+    folder = part("blip")
+    transformers.BlipForQuestionAnswering(transformers.BlipConfig.from_pretrained(folder)).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": architectures}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PackError, match=r"model\.safetensors holds weights of BLIP for questions or retrieval"):
+        check_transformers("blip", folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_type": "siglip", "architectures": ["SiglipModel"]}, r'holds SiglipModel \(model_type "siglip"'),
+        ({"model_type": "blip-2", "architectures": ["Blip2ForConditionalGeneration"]}, r"holds Blip2ForConditionalGeneration"),
+        ({}, r'holds a model \(model_type ""'),
+    ],
+)
+def test_a_model_of_another_family_is_refused_by_name(tmp_path: Path, config: dict[str, Any], told: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PackError, match=told):
+        open_pack(tmp_path, tmp_path / "models")
+    (tmp_path / "config.json").rename(tmp_path / "nothing")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(PackError, match=r"has weights, but no config\.json"):
+        open_pack(tmp_path, tmp_path / "models")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_safetensors_that_are_cut_short_are_named(part: Any, tmp_path: Path, kept: int) -> None:
+    folder = part("clip")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(PackError, match=r"model/model\.safetensors is cut short or damaged.*Copy it again"):
+        open_pack(folder, tmp_path / "models")
+
+
+def test_a_damaged_header_a_lost_shard_and_a_pickle_are_named(part: Any, tmp_path: Path) -> None:
+    folder = part("clip")
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[8:10] = b"!!"
+    weights.write_bytes(data)
+    with pytest.raises(PackError, match="its header is no list of tensors"):
+        open_pack(folder, tmp_path / "models")
+    weights.unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1-of-2.safetensors"}}')
+    with pytest.raises(PackError, match=r"model-1-of-2\.safetensors cannot be read: No such file"):
+        open_pack(folder, tmp_path / "models")
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(PackError, match=r"as a pickle, pytorch_model\.bin; `visiond models make`"):
+        open_pack(folder, tmp_path / "models")
+
+
+def test_what_the_loader_cannot_read_is_a_sentence(part: Any) -> None:
+    folder = part("clip")
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(StageUnusable, match=rf"the tokenizer in {folder} cannot be read"):
+        load_tokenizer(str(folder))
+    (folder / "model.safetensors").write_bytes(b"hello")
+    with pytest.raises(StageUnusable, match=rf"the CLIPModel in {folder} cannot be read"):
+        load_model(transformers.CLIPModel, str(folder), torch.float32, "cpu")
