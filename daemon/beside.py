@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from daemon.schema import trouble_named
-from daemon.stored import STEPS
+
+STEPS = 20_000  # of SQLite's machine between two looks at whether to stop: some milliseconds
 
 T = TypeVar("T")
 Stop = Callable[[], bool]  # whether to stop

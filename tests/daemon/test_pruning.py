@@ -136,7 +136,7 @@ def seen_by_others(path: Path) -> dict[str, Any]:
 def test_whatever_befell_a_file_what_others_see_of_it_is_the_same_afterwards(tmp_path: Path) -> None:
     chance = seeded()
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    insert = "INSERT INTO image VALUES (?, 1, ?, 0, ?, 1, 1, 1, 0, ?, ?, 1, 0, ?, NULL, ?, ?, '{}', NULL, NULL, ?, ?, 0)"
+    insert = "INSERT INTO image VALUES (?, 1, ?, 0, ?, 1, 1, 1, 0, ?, ?, 1, 0, ?, NULL, ?, ?, '{}', NULL, NULL, ?, ?, 0, NULL)"
     with contextlib.closing(ledger), contextlib.closing(sqlite3.connect(ledger.path)) as connection:
         connection.execute("INSERT INTO inbox VALUES (1, CAST('/inbox' AS BLOB))")
         for number in range(1, 4001):
@@ -210,7 +210,8 @@ def replaced(folder: Path) -> Place:
             place.drop(f"{number}.ppm", picture(first + number))
         assert place.run_once().returncode == 0
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
-        connection.execute("UPDATE image SET finished_at = finished_at - 31536000, seen_at = seen_at - 31536000")
+        past = "finished_at = finished_at - 31536000, seen_at = seen_at - 31536000, checksum = NULL"
+        connection.execute(f"UPDATE image SET {past}")
     assert place.command("repair").returncode == 0  # the times stand in the sidecars
     return place
 

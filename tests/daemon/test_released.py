@@ -84,10 +84,13 @@ def test_all_that_an_earlier_version_left_is_there_and_nothing_is_annotated_agai
     assert {file: file.read_bytes() for file in place.site.results.rglob("*.json")} == sidecars
 
 
+RENEWED = {"released-0.1.0": {"ocr"}}  # stages whose answers have changed since, by intention: the changelog says how
+
+
 @pytest.mark.parametrize("released", RELEASED, ids=lambda folder: folder.name)
 def test_the_mini_packs_models_are_the_same_ones(released: Path, tmp_path: Path) -> None:
-    """Else `redo --stale` would annotate all anew, and equal bytes would ask every model again."""
-    specs, _ = resolve_models(parse({}, tmp_path), [])
-    assert {stage: spec.fingerprint for stage, spec in specs.items()} == json.loads(
-        (released / "fingerprints.json").read_text()
-    )
+    """Else `redo --stale` would annotate all images again, and equal bytes would ask every model again."""
+    specs = resolve_models(parse({}, tmp_path), [])
+    fingerprints = json.loads((released / "fingerprints.json").read_text())
+    changed = {stage for stage, spec in specs.items() if spec.fingerprint != fingerprints[stage]}
+    assert changed == RENEWED.get(released.name, set())
