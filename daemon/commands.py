@@ -122,8 +122,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             ("worker", "device", "state", "batches", "last trouble"),
             ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
         )
-    if snapshot.upkeep:
-        print_chores(snapshot.upkeep)
+    if tried := [chore for chore in snapshot.upkeep if chore.tried_at]:
+        print_chores(tried)
 
 
 @app.command("list")

