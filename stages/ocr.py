@@ -254,7 +254,8 @@ def decode(classes: NDArray[np.int64], probabilities: NDArray[np.float32], chara
     for count, total, doubt in zip(counts, sums, doubts, strict=True):
         text = "".join(islice(read, count))
         spare = len(text) - len(" ".join(text.split()))
-        yield Reading(text, round(total / max(count, 1), 5), total < SURE_SHARE * (count + doubt + spare))
+        guessed = count > 0 and total < SURE_SHARE * (count + doubt + spare)
+        yield Reading(text, round(total / max(count, 1), 5), guessed)
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:
