@@ -90,6 +90,8 @@ class Judge:
         return f"{told}; the record has {', '.join(sorted(map(str, record)))}" if isinstance(error, KeyError) else told
 
     def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
+        if failure.away:  # as often as it takes
+            return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=now + self._retry_seconds)
         attempts = job.attempts + 1
         if failure.transient and attempts < self._max_attempts:
             pause = min(LONGEST_PAUSE_SECONDS, self._retry_seconds * 2.0**job.attempts)

@@ -20,6 +20,7 @@ from daemon.config import parse
 from daemon.errors import Unfinished
 from daemon.service import run_service
 from daemon.snapshot import Snapshot
+from daemon.state import lock_state
 from tests.daemon_process import PATIENCE, SLACK_SECONDS, Daemon, Notice, Place, counts_of, picture, wait_for
 from tests.faults.syscalls import Call, Supervisor
 
@@ -120,6 +121,16 @@ def cost_of(place: Place, *arguments: str) -> tuple[float, subprocess.CompletedP
     done = place.command(*arguments)
     after = os.times()
     return after.children_user - before.children_user + after.children_system - before.children_system, done
+
+
+def test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_answer_yet(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop("bad.jpg", b"no picture")
+    assert place.run_once().returncode == 1
+    with lock_state(tmp_path / "state"):
+        refused = place.command("retry", "--all")
+    assert refused.returncode == os.EX_TEMPFAIL
+    assert counts_of(place) == {"FAILED": 1}
 
 
 def test_a_second_ctrl_c_does_not_wait_for_what_is_in_hand(tmp_path: Path) -> None:

@@ -289,6 +289,7 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
     assert int(status["VmRSS"].split()[0]) < 80_000
     limits = {line[:26].strip(): line[26:].split()[:2] for line in (child / "limits").read_text().splitlines()}
     assert limits["Max core file size"] == limits["Max file size"] == ["0", "0"]
+    assert limits["Max open files"] == [str(decoder_module.OPEN_FILES)] * 2
     assert limits["Max address space"] == [str(LIMITS.decode_bytes)] * 2
     assert int(limits["Max cpu time"][0]) <= LIMITS.decode_seconds + 2
     assert (child / "oom_score_adj").read_text() == "1000\n"

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stages.manifest import MANIFEST, Manifest, NotPulled, PackError, StageEntry, digest_folder, write_manifest
@@ -215,6 +216,16 @@ def test_a_manifest_that_points_outside_its_pack_is_refused(pack: Pack, name: st
     write_manifest(pack.folder / MANIFEST, Manifest(name="evil", stages={"yolo": entry}))
     with pytest.raises(PackError, match="lies outside the pack"):
         open_pack("small", pack.models_folder)
+
+
+def test_a_manifest_appears_whole_and_leaves_nothing_beside_it(pack: Pack) -> None:
+    path = pack.folder / MANIFEST
+    before, data = path.stat().st_ino, path.read_bytes()
+    with path.open("rb") as reader:
+        write_manifest(path, msgspec.structs.replace(pack.manifest, description="another"))
+        assert reader.read() == data, "whoever reads it meanwhile has the old one whole"
+    assert path.stat().st_ino != before
+    assert [file.name for file in pack.folder.iterdir() if MANIFEST in file.name] == [MANIFEST]
 
 
 def test_a_manifest_that_is_none_is_refused(pack: Pack) -> None:
