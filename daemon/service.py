@@ -82,7 +82,7 @@ class Service:
                 log.warning("files are done by other models than these", files=self.outdated, mend=command("redo", "--stale"))
             if self.once and (obstacles := pipeline.watcher.obstacles() + pipeline.absences.obstacles()):
                 leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
-                raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
+                raise InboxUnreadable(f"Not every file was found and read: {'; '.join(obstacles)}.")
             if self.once and (obstacles := pipeline.publisher.obstacles()):
                 mend = f"Its result is written; when that is mended, `{command('run', '--once')}` does the rest."
                 raise InboxUnwritable(f"{'; '.join(obstacles)}. {mend}")
