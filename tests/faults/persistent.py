@@ -152,6 +152,8 @@ class Trial:
         named = fault.error in log or why in log or (fault.folder == "state" and "ledger cannot be written" in log)
         if not (named or told):
             self.tally.problems.append(f"{fault}: it does not say why: {log[-500:]}")
+        if log.count('"paused"') > 1:
+            self.tally.problems.append(f"{fault}: it says so more than once: {log[-800:]}")
         if lines > MOST_LINES:
             self.tally.problems.append(f"{fault}: {lines} lines of log: {log[-800:]}")
         if self._struck > MOST_CALLS:
@@ -159,6 +161,8 @@ class Trial:
 
     def _is_done(self, daemon: Daemon) -> bool:
         if counts_of(self.place) != {"DONE": self._dropped}:
+            return False
+        if any(any(self.place.inbox(name).iterdir()) for name in INBOXES if name != "keep"):
             return False
         status = daemon.status()
         return not (status["pending"] or status["in_flight"] or status["obstacles"])

@@ -19,6 +19,8 @@ from tests.mutants.planting import ROOT, Copy, DoesNotApply, Mutant, failures, m
 from tests.mutants.table import MUTANTS
 
 TESTS_FAILED = 1  # pytest's exit status
+# A bug may make a test wait for what never comes. By a signal, as elsewhere, an event loop in C would not be ended.
+LIMIT = ("--timeout", "60", "--timeout-method", "thread")
 PATIENCE_SECONDS = 20.0  # with a bug: what has not come by then does not come
 
 
@@ -73,7 +75,7 @@ def attempt(copy: Copy, mutant: Mutant) -> tuple[str, float]:
     source = (copy.root / mutant.file).read_text()
     started = time.monotonic()
     copy.write(mutant.file, mutant.plant(source))
-    status, text = copy.run(mutant.tests, "--exitfirst", patience_seconds=PATIENCE_SECONDS)
+    status, text = copy.run(mutant.tests, "--exitfirst", *LIMIT, patience_seconds=PATIENCE_SECONDS)
     copy.write(mutant.file, source)
     noticed = ", ".join(failures(text)) or "a run without an end" if status == TESTS_FAILED else ""
     seconds = time.monotonic() - started

@@ -20,8 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = (".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", "demo", "shared")
-TEST_SECONDS = 100  # for one test: a planted bug may make it wait for what never comes
-RUN_SECONDS = 900  # for all tests of a row
+RUN_SECONDS = 1800  # for all that is run at once
 
 
 class DoesNotApply(Exception):
@@ -106,7 +105,7 @@ class Copy:
 
     def run(self, tests: tuple[str, ...], *options: str, patience_seconds: float = 60.0) -> tuple[int, str]:
         """pytest's exit status and what it printed. patience_seconds: how long a test waits for what may never come."""
-        command = [str(self._python), "-m", "pytest", "--tb=short", "-rf", "--timeout", str(TEST_SECONDS), *options]
+        command = [str(self._python), "-m", "pytest", "--tb=short", "-rf", *options]
         process = subprocess.Popen(
             [*command, *(f"tests/{test}" for test in tests)],
             cwd=self.root,

@@ -541,10 +541,10 @@ STATES = [
         "drain-lets-go",
         "a drain does not wait for what no worker has begun",
         "daemon/pipeline.py",
-        "if self._draining:",
-        "if False:",
+        "while not queue.empty():",
+        "while False:",
         ("faults/test_lifecycle.py::test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load",),
-        within="Pipeline._queue",
+        within="Pipeline.drain",
     ),
     Mutant(
         "drain-feeds-no-more",
@@ -552,7 +552,7 @@ STATES = [
         "daemon/pipeline.py",
         "while not self._draining:",
         "while True:",
-        ("faults/test_lifecycle.py::test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load",),
+        ("faults/test_lifecycle.py::test_a_drain_reads_no_further_file",),
         within="Pipeline._next_jobs",
     ),
     Mutant(
@@ -663,10 +663,21 @@ PROCESSES = [
         "poison-alone",
         "batch-mates of a deadly image are not blamed",
         "daemon/pipeline.py",
-        "async with lane.pool.reserve_whole() as worker:\n                try:",
-        "async with lane.pool.reserve_whole() as worker:\n                job.deaths += 1\n                try:",
+        "await self._queue(lane.suspects if loss.began else lane.queue, job)",
+        "job.failure = Failure(Reason.POISON, loss.cause); await self._pass_on(job)",
         ("faults/test_workers.py::test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_full_of_them",),
-        within="Pipeline.isolate",
+        within="Pipeline.work",
+    ),
+    Mutant(
+        "poison-twice",
+        "one death alone proves nothing",
+        "daemon/pipeline.py",
+        "if job.deaths < SOLO_DEATHS:",
+        "if job.deaths < 1:",
+        (
+            "faults/test_workers.py::"
+            "test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_quarantine_the_image",
+        ),
     ),
     Mutant(
         "batch-timeout",
