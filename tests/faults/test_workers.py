@@ -112,6 +112,19 @@ def test_a_device_that_fails_on_every_image_closes_its_seat_and_no_image_is_blam
     assert counts_of(place) == {"PENDING": 12}
 
 
+def test_a_device_on_which_image_after_image_kills_its_worker_closes_its_seat_before_all_are_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes the rehearsal, so each time an image might be the cause."""
+    monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(pool, "LONE_DEATHS", 4)
+    place = open_place(tmp_path, {"SEGV": "segfault"})
+    drop_marked(place, "SEGV", 12)
+    with pytest.raises(NoWorkersLeft, match="No worker is left"):
+        anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True))
+    assert counts_of(place)["PENDING"] >= 10
+
+
 @pytest.mark.parametrize("others", [["cpu"], []], ids=["one of two", "the last one"])
 def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_no_image_is_blamed(
     tmp_path: Path,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -18,7 +19,7 @@ from stages import decoder as decoder_module
 from stages.base import Header, ImageError, Limits, Reason
 from stages.decoder import Decoder, Decoders
 from stages.images import inspect
-from tests.daemon_process import PATIENCE
+from tests.daemon_process import PATIENCE, wait_for
 from tests.inputs import CATALOGUE, COLOURS, ODD, Input, encode, grey_16, jpeg, mutate, picture, png, tiff
 
 LIMITS = Limits()
@@ -265,12 +266,15 @@ def test_killing_the_parent_leaves_no_child(tmp_path: Path, second: bytes) -> No
     paths = [tmp_path / "first", tmp_path / "second"]
     for path, data in zip(paths, (GOOD, second), strict=True):
         path.write_bytes(data)
-    command = [sys.executable, "-c", PARENT, *map(str, paths), *sabotaged("time.sleep(600)")]
+    busy = "while time.process_time() < 2: pass\n        time.sleep(600)"
+    command = [sys.executable, "-c", PARENT, *map(str, paths), *sabotaged(busy)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()  # before there is a child
         child = int(parent.stdout.readline())
         handle = os.pidfd_open(child)
+        if second is TRAP:  # it has begun: idle, it would leave by itself
+            wait_for(lambda: sum(psutil.Process(child).cpu_times()[:2]) > 1.5, "the second picture at work")
         parent.kill()
     assert select.select([handle], [], [], PATIENCE)[0]
     os.close(handle)
