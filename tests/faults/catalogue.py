@@ -217,7 +217,7 @@ ROWS = [
         by_tests(f"{FAULTS}test_lifecycle.py", "-k", "second_daemon"), {}),
     Row("9", "the n-th call that changes files fails", "0 violations", fail_calls, {"calls": 1_000}, {"calls": 3}),
     Row("10", "power loss at each flush", "0 sources lost, 0 DONE rows that cannot be emitted", fail_power,
-        {"files": 120, "starts": 40, "modes": 3}, {"files": 12, "starts": 2, "modes": 1}),
+        {"files": 60, "starts": 20, "modes": 3}, {"files": 12, "starts": 2, "modes": 1}),
     Row("11", "results or state file system full", "pauses, says why, goes on in ≤ 10 s",
         by_tests(f"{FAULTS}test_disk.py", "-k", "full"), {}),
     Row("12", "read-only or failing results folder", "pauses, says so once",

@@ -71,6 +71,7 @@ class Disk:
         self.disks: list[Tree] = []
         self._place = place
         self._chance = chance
+        self._bytes: dict[bytes, bytes] = {}  # the same ones once, though many disks have them
         self._held = self._read()  # what was dropped before the run is there
 
     def see(self, call: Call) -> int:
@@ -100,7 +101,8 @@ class Disk:
                 status = path.stat()
                 fixed = path.name.startswith("ledger.sqlite")
                 identity = Identity(0, 0, path.name) if fixed else Identity(status.st_ino, status.st_mtime_ns)
-                state.names[path], state.data[identity] = identity, path.read_bytes()
+                data = path.read_bytes()
+                state.names[path], state.data[identity] = identity, self._bytes.setdefault(data, data)
         return state
 
     def _calm(self) -> Tree:
@@ -126,12 +128,19 @@ class Disk:
 
 def _changed(held: State, now: State) -> list[Identity]:
     """Files whose names are others now. One whose name another file has taken goes when that comes."""
-    files = dict.fromkeys((*held.names.values(), *now.names.values()))
+    before, after = _by_file(held), _by_file(now)
     return [
         file
-        for file in files
-        if held.names_of(file) != now.names_of(file) and (file in now.data or not held.names_of(file) & now.names.keys())
+        for file in dict.fromkeys((*before, *after))
+        if before.get(file) != after.get(file) and (file in after or not before[file] & now.names.keys())
     ]
+
+
+def _by_file(state: State) -> dict[Identity, set[Path]]:
+    names: dict[Identity, set[Path]] = {}
+    for path, identity in state.names.items():
+        names.setdefault(identity, set()).add(path)
+    return names
 
 
 def _folders(place: Place) -> list[Path]:

@@ -54,6 +54,14 @@ def test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_f
     assert failed_as(place.assert_kept(DONE=20, FAILED=6), "poison") == poison
 
 
+def test_batch_mates_of_an_image_that_kills_its_worker_are_done(tmp_path: Path) -> None:
+    place = open_place(tmp_path, {"SEGV": "segfault"})
+    poison = drop_marked(place, "SEGV", 1)
+    place.drop_many(range(8))
+    place.run_once()
+    assert failed_as(place.assert_kept(DONE=8, FAILED=1), "poison") == poison
+
+
 def test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_quarantine_the_image(tmp_path: Path) -> None:
     place, gate = open_place(tmp_path, {"SEGV": "segfault"}), Gate(tmp_path, tickets=2)  # one for the batch, one for it alone
     with Daemon(place, **gate.environment) as daemon:

@@ -665,7 +665,7 @@ PROCESSES = [
         "daemon/pipeline.py",
         "await self._queue(lane.suspects if loss.began else lane.queue, job)",
         "job.failure = Failure(Reason.POISON, loss.cause); await self._pass_on(job)",
-        ("faults/test_workers.py::test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_full_of_them",),
+        ("faults/test_workers.py::test_batch_mates_of_an_image_that_kills_its_worker_are_done",),
         within="Pipeline.work",
     ),
     Mutant(
