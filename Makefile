@@ -22,7 +22,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types faults bench gpu-test gpu-bench lock audit docs clean
+.PHONY: help setup demo test lint types faults mutants bench gpu-test gpu-bench lock audit docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ types: $(STAMP)
 
 faults: $(STAMP)  ## every fault of the catalogue in full, and a table (an hour; FAULTS="--only 9,10" for some)
 	VISIOND_ALONE=1 $(BIN)/python -m tests.faults $(FAULTS)
+
+mutants: $(STAMP)  ## bugs planted one at a time, and the test that notices each (a quarter of an hour; MUTANTS="--only state-lock" for some)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 bench: $(STAMP)  ## what the daemon costs beside a bare loop, with fake stages
 	$(BIN)/python -m benchmarks.overhead

@@ -17,6 +17,17 @@ SCARCE = {  # descriptors, which are lacking for now: no file's fault
 }
 
 
+# What the system says of a mount that has gone away, of a disk that was pulled, or where memory is short for now: no file's
+# fault, and it may pass.
+AWAY = frozenset(
+    (
+        *(errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+        *(errno.ENODEV, errno.ENOMEDIUM, errno.EREMOTEIO, errno.ENOMEM),
+    )
+)
+
+
 def cause_of(error: OSError) -> str:
     """Why the system refused something; where descriptors are lacking, with the mend."""
     return SCARCE.get(error.errno or 0) or error.strerror or str(error)

@@ -34,6 +34,7 @@ def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[
     try:
         partial.unlink(missing_ok=True)
         yield partial
+        sync_file(partial)  # or a power failure might leave the new name with nothing under it
         os.replace(partial, file)
         sync_folder(file.parent)
     except OSError as error:
@@ -41,6 +42,15 @@ def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def sync_file(file: Path) -> None:
+    """Have what was written to it outlive a power failure, whoever wrote it. Raises OSError."""
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_folder(folder: Path | bytes) -> None:

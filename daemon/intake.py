@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from daemon.beneath import READ, open_beneath
-from daemon.errors import SCARCE
+from daemon.errors import AWAY, SCARCE
 from daemon.jobs import Failure, Job
 from daemon.slab import Slab
 from stages.base import Reason
@@ -32,7 +32,18 @@ def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> N
                 job.gone = True
             else:
                 transient = not isinstance(error, PermissionError)
-                job.failure = Failure(Reason.UNREADABLE, f"{error.strerror}", transient)
+                away = error.errno in AWAY or (error.errno == errno.EIO and not _answers(roots[job.inbox]))
+                job.failure = Failure(Reason.UNREADABLE, f"{error.strerror}", transient, away)
+
+
+def _answers(folder: bytes) -> bool:
+    """Whether a folder can be listed: one sector that cannot be read is a file's fault, a whole disk is not."""
+    try:
+        with os.scandir(folder) as entries:
+            next(entries, None)
+    except OSError:
+        return False
+    return True
 
 
 def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:

@@ -78,11 +78,13 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job has no result: for good or, when `transient`, for this time."""
+    """Why a job has no result: for good or, when `transient`, for this time. `away`: what holds the file is not there at
+    present, so the try does not count."""
 
     reason: Reason
     detail: str
     transient: bool = False
+    away: bool = False
 
 
 @dataclass(slots=True)

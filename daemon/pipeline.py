@@ -19,6 +19,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon.absence import Absences
 from daemon.child import Worker
 from daemon.endings import Judge
 from daemon.errors import WorkerLost
@@ -99,6 +100,7 @@ class Pipeline:
         self.publisher.put_back = metrics.put_back
         self.progressed_at = time.monotonic()
         self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
+        self.absences = Absences(self._roots)
         self._recovered: set[int] = set()  # inboxes
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
@@ -133,7 +135,7 @@ class Pipeline:
 
     def bystanders(self) -> list[str]:
         """What cannot be done at present while all else goes on: inboxes that cannot be read, or that no source can leave."""
-        return self.watcher.obstacles() + self.publisher.obstacles()
+        return self.watcher.obstacles() + self.absences.obstacles() + self.publisher.obstacles()
 
     def drain(self) -> None:
         """Take in nothing more, and let go of what waits for a worker; `run` returns when the rest has its end."""
@@ -191,12 +193,14 @@ class Pipeline:
         nothing is read and nothing moved."""
         while not self._draining:
             self._admitted.clear()
-            complete, answering = self._complete, self.watcher.answering()
+            complete, answering = self._complete, self.watcher.answering() - self.absences.resting()
             await self.recover(answering - self._recovered)
             pause = await self.persist("ledger", self.ledger.seconds_to_next_try)
             if jobs := await self._next_of(answering, complete):
                 return jobs
-            if complete and (pause is None or (self._trial and self._trial.is_over)) and not self.in_flight:
+            nothing_waits = pause is None and not self.absences.resting()
+            nothing_waits |= self.absences.is_lasting() or (self._trial is not None and self._trial.is_over)
+            if complete and not self.in_flight and nothing_waits:
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
                 await self._admitted.wait()
@@ -230,6 +234,7 @@ class Pipeline:
         """Read and digest the files, answer from the ledger what is known there, queue the rest."""
         reserved = [job for job in jobs if job.extent]
         await self.persist("inbox", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
+        self.absences.note(reserved)
         if self.reuse_results:
             await self.persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
         for job in jobs:
@@ -382,7 +387,7 @@ class Pipeline:
         if self._trial:
             self._trial.leave(ending)
         self.metrics.ended(ending)
-        if ending.failure:
+        if ending.failure and not ending.failure.away:  # which is said once of all
             log.warning(
                 "image failed" if ending.status is JobStatus.FAILED else "image not done",
                 inbox=os.fsdecode(self._roots[job.inbox]),

@@ -11,12 +11,12 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon.errors import SCARCE, ResultsLost
+from daemon.errors import ResultsLost
 from daemon.jobs import Job
 from daemon.ledger import Ledger
 from daemon.persistence import Persistence
 from daemon.records import Record
-from daemon.sinks import Journal, Publication, Sink, publish_records, sync_folders
+from daemon.sinks import Journal, NotSynced, Publication, Sink, publish_records, sync_folders
 
 log = structlog.get_logger()
 
@@ -113,8 +113,6 @@ class Publisher:
     async def _sync(self, folders: set[bytes]) -> None:
         try:
             await to_thread.run_sync(sync_folders, folders)
-        except OSError as error:
-            if error.errno in SCARCE:  # nothing was tried
-                raise
+        except NotSynced as error:
             # What it has failed to write the system has forgotten.
             raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error

@@ -95,9 +95,9 @@ class Service:
                 log.info("stopped", ended=sum(self.metrics.outcomes.values()), pending=status.snapshot().pending)
             if self.outdated and not self.metrics.outcomes.total():
                 log.warning("files are done by other models than these", files=self.outdated, mend=command("redo", "--stale"))
-            if self.once and (obstacles := pipeline.watcher.obstacles()):
+            if self.once and (obstacles := pipeline.watcher.obstacles() + pipeline.absences.obstacles()):
                 leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
-                raise InboxUnreadable(f"Not every file was found: {'; '.join(obstacles)}.")
+                raise InboxUnreadable(f"Not every file was found and read: {'; '.join(obstacles)}.")
             if self.once and (unread := pipeline.watcher.unread()):
                 lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
                 raise InboxUnreadable(f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them.")

@@ -25,7 +25,7 @@ from anyio import to_thread
 
 from daemon import sources
 from daemon.config import Config
-from daemon.errors import SCARCE
+from daemon.errors import AWAY, SCARCE
 from daemon.jobs import JobStatus, Placed
 from daemon.records import Record
 from daemon.sections import Inbox
@@ -39,8 +39,12 @@ Answer = TypeVar("Answer")
 _libc = ctypes.CDLL(None, use_errno=True)
 ADDED_TO_PATHS = 128  # bytes at most
 LONGEST_NAME = 255  # bytes, of every common file system
-_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, *SCARCE)  # may pass
+_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)  # may pass
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class NotSynced(OSError):
+    """The system had to give up some of what it had taken for written."""
 
 
 class Held(Exception):
@@ -235,7 +239,7 @@ def publish_records(records: Sequence[Record], sinks: Mapping[int, Sink]) -> Pub
 
 def sync_folders(folders: Iterable[bytes]) -> None:
     """Have all that was changed in them written to the disk: one call for each file system, as a call for each file would
-    cost many times more. Raises OSError when the system had to give some of it up. Runs in a thread."""
+    cost many times more. Raises NotSynced, and OSError where it could not be asked for. Runs in a thread."""
     synced = set()
     for folder in folders:
         with contextlib.suppress(*_IN_THE_WAY):  # nothing has been published there yet
@@ -243,7 +247,7 @@ def sync_folders(folders: Iterable[bytes]) -> None:
             try:
                 device = os.fstat(fd).st_dev
                 if device not in synced and _libc.syncfs(fd):
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
+                    raise NotSynced(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
                 synced.add(device)
             finally:
                 os.close(fd)

@@ -198,6 +198,13 @@ def test_another_file_where_the_daemon_moved_one_is_not_taken_for_it(
     assert (job.gone, job.digest) == (True, b"")
 
 
+def test_a_link_where_the_daemon_moved_a_file_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
+    job = moved(inbox)
+    replace_by_link(Path(os.fsdecode(job.location)))
+    take_in(slab, inbox, job)
+    assert (job.gone, job.digest) == (True, b"")
+
+
 def test_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
     job = drop(inbox)
     replace_by_link(inbox / "a.jpg")
@@ -282,7 +289,8 @@ def test_a_file_without_permission_fails_for_good(inbox: Path, slab: Slab) -> No
     [
         (errno.EACCES, Failure(Reason.UNREADABLE, "Permission denied")),
         (errno.EIO, Failure(Reason.UNREADABLE, "Input/output error", transient=True)),
-        (errno.ENOMEM, Failure(Reason.UNREADABLE, "Cannot allocate memory", transient=True)),
+        (errno.ENOMEM, Failure(Reason.UNREADABLE, "Cannot allocate memory", transient=True, away=True)),
+        (errno.ETIMEDOUT, Failure(Reason.UNREADABLE, "Connection timed out", transient=True, away=True)),
     ],
 )
 def test_only_an_error_that_may_pass_is_worth_another_try(
@@ -297,6 +305,18 @@ def test_only_an_error_that_may_pass_is_worth_another_try(
     take_in(slab, inbox, job)
     assert job.failure == failure
     assert not job.gone
+
+
+def test_an_error_of_a_whole_disk_is_no_images_fault(inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = drop(inbox)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+    take_in(slab, inbox, job)
+    assert job.failure == Failure(Reason.UNREADABLE, "Input/output error", transient=True, away=True)
 
 
 def test_no_descriptor_is_left_open(inbox: Path, slab: Slab) -> None:

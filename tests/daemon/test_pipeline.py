@@ -166,6 +166,21 @@ def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_d
     assert verdict.counts == {"DONE": 89, "GONE": 2}
 
 
+def test_a_version_that_is_replaced_while_a_worker_has_it_is_never_published(tmp_path: Path) -> None:
+    place, gate = Place(tmp_path, {"output": {"sinks": ["jsonl"]}}), Gate(tmp_path)
+    place.drop("a.ppm", picture(1))
+    with Daemon(place, ready=False, **gate.environment) as daemon:
+        wait_for(lambda: place.has_ledger() and place.rows("SELECT id FROM image"), "its row")
+        daemon.wait_until(lambda status: status["slab_used_bytes"], "its bytes in the slab")
+        place.drop("a.ppm", picture(2))
+        wait_for(lambda: place.rows("SELECT COUNT(*) FROM image") == [(2,)], "the new version")
+        gate.let_in()
+        daemon.wait_idle(2)
+        assert daemon.stop() == 0
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 1
+    place.assert_kept(DONE=1, GONE=1)
+
+
 def test_retries_wait_and_end_in_failure_after_max_attempts(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"max_attempts": 3}})
     place.configure({"stages": {"yolo": {"options": {"fail": {"TRANSIENT": "transient"}}}}})

@@ -65,6 +65,14 @@ async def test_an_image_that_is_held_leaves_later_and_is_in_the_journal_once(
     assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) == 1
 
 
+async def test_a_line_of_the_journal_that_a_crash_has_torn_is_ended_before_the_next(ledger: Ledger, tmp_path: Path) -> None:
+    file, job = tmp_path / "journal.jsonl", await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    record = ledger.record_of(done(job, data=b"image"))
+    file.write_bytes(record.sidecar + b'{"schema":"visi')
+    await Journal(file).append([record])
+    assert file.read_bytes() == record.sidecar + b'{"schema":"visi\n' + record.sidecar
+
+
 async def test_an_earlier_version_that_is_held_never_takes_a_later_ones_place(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,42 @@ def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Pat
 # Another version in the source's place
 
 
+def test_a_source_that_is_written_to_while_it_is_copied_is_not_taken_for_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, target = drop(tmp_path), tmp_path / "bins" / "a.jpg"
+    copied = shutil.copyfileobj
+
+    def write_meanwhile(source: Any, taken: Any, length: int) -> None:
+        copied(source, taken, length)
+        assert not target.exists(), "it has its name only once it is whole"
+        Path(os.fsdecode(record.location)).write_bytes(b"IMAGE")
+
+    monkeypatch.setattr(shutil, "copyfileobj", write_meanwhile)
+    with pytest.raises(OSError, match="replaced meanwhile"):
+        sources.copy(record, os.fsencode(target))
+    assert tree(tmp_path) == {"inbox/a.jpg": b"IMAGE"}
+
+
+def test_a_file_that_takes_the_sources_place_as_it_is_opened_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, opened = drop_beside_a_newer(tmp_path), os.open
+
+    def replace_first(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if path == record.location:
+            os.replace(tmp_path / "newer", record.location)
+        return opened(path, flags, *arguments, **options)
+
+    read = list[object]()
+    monkeypatch.setattr(os, "open", replace_first)
+    monkeypatch.setattr(shutil, "copyfileobj", lambda *given: read.append(given))
+    with pytest.raises(OSError, match="replaced meanwhile"):
+        sources.copy(record, os.fsencode(tmp_path / "bins" / "a.jpg"))
+    assert read == []
+    assert tree(tmp_path) == {"inbox/a.jpg": b"IMAGE"}
+
+
 @pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("copy", "delete")])
 def test_a_newer_version_is_neither_moved_nor_copied_nor_deleted(tmp_path: Path, bins: str, on_success: str) -> None:
     (tmp_path / "bins").mkdir()
@@ -323,6 +359,17 @@ def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
         sink.publish(record)
     sink.publish(record)
     assert os.listdir(tmp_path / "inbox") == []
+
+
+@pytest.mark.parametrize("source", ["vanished", "newer"])
+def test_what_lies_at_the_set_aside_name_and_is_another_file_stays(tmp_path: Path, source: str) -> None:
+    record = drop(tmp_path)
+    aside = Path(os.fsdecode(sources.temporary_name(record.location)))
+    aside.write_bytes(b"another image")
+    location = Path(os.fsdecode(record.location))
+    location.unlink() if source == "vanished" else location.write_bytes(b"a newer image")
+    sources.delete(record)
+    assert aside.read_bytes() == b"another image"
 
 
 def test_two_mounts_of_one_file_system_get_one_copy_however_often_its_deletion_fails(

@@ -18,7 +18,7 @@ import pytest
 
 from tests.daemon.test_inputs import mix, name_of
 from tests.daemon_process import SLACK_SECONDS, Daemon, Place, counts_of, picture
-from tests.faults import clocks, damage, failures, hang, kill, load, power, scarce, stop, traps, unread
+from tests.faults import clocks, damage, failures, hang, kill, load, persistent, power, scarce, stop, traps, unread
 from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
 
@@ -92,9 +92,18 @@ def fail_calls(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def fail_power(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    disk = power.fail_power(folder, chance, sizes["files"])
-    text = f"{disk.failures} power failures: {len(disk.problems)} rows that cannot be emitted, or other faults"
-    return Figure("\n".join([text, *disk.problems[:20]]), disk.failures > 0 and not disk.problems)
+    modes = power.MODES if sizes["modes"] == len(power.MODES) else chance.sample(power.MODES, sizes["modes"])
+    disks = power.fail_power(folder, chance, sizes["files"], sizes["starts"], modes)
+    text = f"{disks.failures} disks, a daemon started on {disks.started} of them: {len(disks.problems)} sources lost, rows"
+    text += " that cannot be emitted, or other faults"
+    return Figure("\n".join([text, *disks.problems[:20]]), disks.started > 0 and not disks.problems)
+
+
+def keep_failing(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    tally = persistent.keep_failing(folder, chance, sizes["faults"])
+    ends = ", ".join(f"{count} {ending}" for ending, count in tally.endings.items())
+    text = f"{tally.tried} kinds of failure: {ends}; {len(tally.problems)} violations"
+    return Figure("\n".join([text, *tally.problems]), tally.tried == sizes["faults"] and not tally.problems)
 
 
 def drop_while_stopped(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
@@ -264,7 +273,8 @@ ROWS = [
     Row("8", "second daemon on the same state", "exit 75 in < 1 s",
         by_tests(f"{FAULTS}test_lifecycle.py", "-k", "second_daemon"), {}),
     Row("9", "the n-th call that changes files fails", "0 violations", fail_calls, {"calls": 1_000}, {"calls": 3}),
-    Row("10", "power loss at each flush", "0 DONE rows that cannot be emitted", fail_power, {"files": 600}, {"files": 150}),
+    Row("10", "power loss at each flush", "0 sources lost, 0 DONE rows that cannot be emitted", fail_power,
+        {"files": 60, "starts": 20, "modes": 3}, {"files": 12, "starts": 2, "modes": 1}),
     Row("11", "results or state file system full", "pauses, says why, goes on in ≤ 10 s",
         by_tests(f"{FAULTS}test_disk.py", "-k", "full"), {}),
     Row("12", "read-only or failing results folder", "pauses, says so once",
@@ -316,7 +326,9 @@ ROWS = [
         by_tests(f"{DAEMON}test_config.py", f"{DAEMON}test_state.py", f"{FAULTS}test_ledger_damage.py",
                  "-k", "counted_with or more_memory or number or bounded or bounds"), {}),
     Row("35", "daemon killed while a worker hangs, interpreter lock held", "no orphan after 5 s",
-        kill_with_a_worker_that_hangs, {"kills": 20}, {"kills": 1}),
+        kill_with_a_worker_that_hangs, {"kills": 20}),
+    Row("36", "a call keeps failing in a running daemon, for each cause", "it waits, says why, goes on; 0 violations",
+        keep_failing, {"faults": len(persistent.FAULTS)}, {"faults": 2}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip

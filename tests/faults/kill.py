@@ -23,6 +23,7 @@ from tests.daemon_process import SLACK_SECONDS, Daemon, Place, wait_for
 INBOXES = ("keep", "move", "delete")  # one for each thing that may become of a source
 STARTS = 0.25  # share of the kills that may strike while the daemon starts
 SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that there is work to be killed
+LATENCIES = (0.0, SECONDS_PER_IMAGE, 10 * SECONDS_PER_IMAGE)  # of which daemons that are told to drain have any
 SLOWER = 4  # times that, under which workers are killed
 DRAIN_SECONDS = 10.0
 DONE_PATHS = f"SELECT path FROM image WHERE status = {checker.DONE}"
@@ -89,14 +90,17 @@ def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *,
 
 
 def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -> Outcome:
-    """The same with SIGTERM. Each daemon must exit 0, in time, with nothing half done."""
+    """The same with SIGTERM, over inboxes of any size from nothing, and models of any speed. Each daemon must exit 0, in time,
+    with nothing half done."""
     started = time.monotonic()
-    shares = drop_shares(place, kills, files)
+    shares = drop_shares(place, kills, files, chance)
     orphans, slowest, half_done = 0, 0.0, []
     next(shares)
     for _ in range(kills):
+        latency = chance.choice(LATENCIES)
+        place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": latency}}}})
         with Daemon(place) as daemon:
-            let_work(daemon.process, chance.uniform(0, 1.5 * SECONDS_PER_IMAGE * next(shares)))
+            let_work(daemon.process, chance.uniform(0, 0.1 + 1.5 * max(latency, SECONDS_PER_IMAGE) * next(shares)))
             told = time.monotonic()
             assert daemon.stop() == 0
             slowest = max(slowest, time.monotonic() - told)
@@ -184,9 +188,12 @@ def all_ready(status: dict[str, Any]) -> bool:
     return all(worker["state"] == "ready" for worker in status["workers"])
 
 
-def drop_shares(place: Place, kills: int, files: int) -> Iterator[int]:
-    """Drop the files in kills + 1 shares, one at each step, over all inboxes; yields how many each time."""
+def drop_shares(place: Place, kills: int, files: int, chance: random.Random | None = None) -> Iterator[int]:
+    """Drop the files in kills + 1 shares, one at each step, over all inboxes; yields how many each time. The shares are alike
+    or, by chance, of any size."""
     bounds = [files * step // (kills + 1) for step in range(kills + 2)]
+    if chance:
+        bounds[1:-1] = sorted(chance.choices(range(files + 1), k=kills))
     for start, end in itertools.pairwise(bounds):
         for number in range(start, end):
             place.drop_many(range(number, number + 1), INBOXES[number % len(INBOXES)])

@@ -1,111 +1,245 @@
-"""Power failures, replayed: a real run is held at each of its flushes, and what the disk would hold then is started from.
+"""Power failures, replayed: at each flush of a real run the disk is written down as a power failure would leave it, and later
+each of these disks is started from, some by a real daemon.
 
 Certain to be on the disk is what was flushed before. Of the rest any part may be there: so each moment gives two disks, one
-with none of it and one with pages, files and halves of files by chance.
+with none of it and one with files, names, pages and halves by chance. A renaming is there whole or not at all; one that was
+not flushed may be missing though a later one is there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 
 from daemon.config import parse
 from daemon.ledger import Ledger
-from daemon.sinks import Sink, publish_records
-from tests import checker
+from daemon.schema import connect
+from daemon.sinks import Sink, publish_records, sync_folders
 from tests.daemon_process import Place
+from tests.faults.kill import INBOXES
 from tests.faults.syscalls import Call, Supervisor
 
 PAGE = 4096
+MODES = ("none", "copy", "move")  # of the bins
+
+
+class Identity(NamedTuple):
+    """A file, whatever its name. One that is removed may leave its inode to the next: so its time belongs to it too."""
+
+    inode: int
+    mtime_ns: int
+    path: str = ""  # of the ledger's files, which keep their names and change their bytes
+
+
+class File(NamedTuple):
+    identity: Identity
+    data: bytes
+
+
+Tree = dict[Path, File]
+
+
+@dataclass
+class State:
+    """Names and bytes, apart: a file may have its bytes on the disk and not its name, or the other way round."""
+
+    names: dict[Path, Identity] = field(default_factory=dict)
+    data: dict[Identity, bytes] = field(default_factory=dict)
+
+    def names_of(self, identity: Identity) -> set[Path]:
+        return {path for path, other in self.names.items() if other == identity}
+
+    def rename(self, identity: Identity, now: State) -> None:
+        """Give it the names that it has now, in place of whatever had them."""
+        for path in self.names_of(identity):
+            del self.names[path]
+        self.names |= dict.fromkeys(now.names_of(identity), identity)
 
 
 class Disk:
-    """What is certain to be there of a place's ledger and sidecars."""
+    """What is certain to be there of a place's files, and what might be."""
 
     def __init__(self, place: Place, chance: random.Random) -> None:
+        self.disks: list[Tree] = []
         self._place = place
         self._chance = chance
-        self._held: dict[Path, bytes] = {}
-        self._identity = place.site.ledger.with_name("identity")
-        self._renamed = b""  # what of it was flushed before it got its name
-        self.failures = 0
-        self.problems: list[str] = []
+        self._bytes: dict[bytes, bytes] = {}  # the same ones once, though many disks have them
+        self._held = self._read()  # what was dropped before the run is there
 
     def see(self, call: Call) -> int:
         """Before each flush the power fails; the flush itself lets it go on."""
+        if call.name not in ("fsync", "syncfs"):
+            return 0
+        now = self._read()
+        self.disks += [self._calm(), self._torn(now)]
         path = Path(os.fsdecode(call.path))
-        if call.name in ("fsync", "syncfs"):
-            for torn in (False, True):
-                self._fail(self._place.folder / "after", torn)
         if call.name == "syncfs":
-            self._held = {file: file.read_bytes() for file in self._files()}  # the identity was flushed before
-        elif call.name == "rename" and path == self._identity:
-            self._renamed = self._held.get(path.with_name(".identity.partial"), b"")
-        elif call.name == "fsync" and path.is_dir():  # now what was removed from it is gone
-            self._held = {file: data for file, data in self._held.items() if file.parent != path or file.exists()}
-            if self._identity.exists() and path == self._identity.parent:
-                self._held[self._identity] = self._renamed
-        elif call.name == "fsync":
-            self._held[path] = path.read_bytes()
+            self._held = now
+        elif path.is_dir():
+            for identity in _changed(self._held, now):
+                if any(name.parent == path for name in self._held.names_of(identity) | now.names_of(identity)):
+                    self._held.rename(identity, now)
+        elif path in now.names:
+            identity = now.names[path]
+            self._held.data[identity] = now.data[identity]
+            if not self._held.names_of(identity):  # a new file's name is flushed with it, a renaming is not
+                self._held.names[path] = identity
         return 0
 
-    def _files(self) -> Iterator[Path]:
-        yield from (file for file in self._place.site.ledger.parent.glob("ledger.sqlite*") if not file.name.endswith("-shm"))
-        yield from self._place.site.results.rglob("*.json")
-        yield from [self._identity] if self._identity.exists() else []
+    def _read(self) -> State:
+        state = State()
+        for path in _files(self._place):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                fixed = path.name.startswith("ledger.sqlite")
+                identity = Identity(0, 0, path.name) if fixed else Identity(status.st_ino, status.st_mtime_ns)
+                data = path.read_bytes()
+                state.names[path], state.data[identity] = identity, self._bytes.setdefault(data, data)
+        return state
 
-    def _fail(self, after: Path, torn: bool) -> None:
-        """Make the disk as it is after the failure, start from it, and have the checker judge."""
-        present = {file: self._tear(file) for file in self._files()} if torn else {}
-        shutil.rmtree(after, ignore_errors=True)
-        for file, data in (self._held | {file: data for file, data in present.items() if data is not None}).items():
-            target = after / file.relative_to(self._place.folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-        if any((after / "state" / name).exists() for name in ("ledger.sqlite", "identity")):
-            self.failures += 1
-            anyio.run(self._recover, after)
-            self.problems += self._judge(after).problems
+    def _calm(self) -> Tree:
+        """With nothing but what is certain."""
+        return {path: File(identity, self._held.data.get(identity, b"")) for path, identity in self._held.names.items()}
 
-    def _tear(self, file: Path) -> bytes | None:
-        """By chance any of the pages that were written since the last flush; of a sidecar all, none, or a half."""
-        old, new = self._held.get(file), file.read_bytes()
-        if file == self._identity:
-            return self._chance.choice((old, self._renamed))
-        if file.suffix == ".json":
-            return old or self._chance.choice((None, b"", new[: len(new) // 2], new))
+    def _torn(self, now: State) -> Tree:
+        """With any of the rest."""
+        names = State(dict(self._held.names))
+        for identity in _changed(self._held, now):
+            if self._chance.random() < 0.5:
+                names.rename(identity, now)
+        return {path: File(identity, self._tear(identity, now)) for path, identity in names.names.items()}
+
+    def _tear(self, identity: Identity, now: State) -> bytes:
+        """Of the ledger any of the pages written since the last flush; of another file all, none, or a half."""
+        old, new = self._held.data.get(identity), now.data.get(identity, b"")
+        if not identity.path:
+            return old if old is not None else self._chance.choice((b"", new[: len(new) // 2], new))
         old = (old or b"").ljust(len(new), b"\0")
         return b"".join(self._chance.choice((old, new))[start : start + PAGE] for start in range(0, len(new), PAGE))
 
-    async def _recover(self, after: Path) -> None:
-        """As the daemon does when it starts."""
-        config = parse(self._place.settings, after)
-        ledger = Ledger(after / "state" / "ledger.sqlite")
+
+def _changed(held: State, now: State) -> list[Identity]:
+    """Files whose names are others now. One whose name another file has taken goes when that comes."""
+    before, after = _by_file(held), _by_file(now)
+    return [
+        file
+        for file in dict.fromkeys((*before, *after))
+        if before.get(file) != after.get(file) and (file in after or not before[file] & now.names.keys())
+    ]
+
+
+def _by_file(state: State) -> dict[Identity, set[Path]]:
+    names: dict[Identity, set[Path]] = {}
+    for path, identity in state.names.items():
+        names.setdefault(identity, set()).add(path)
+    return names
+
+
+def _folders(place: Place) -> list[Path]:
+    site = place.site
+    return [site.ledger.parent, site.results, site.failed, site.done, site.bins, *map(place.inbox, place.dropped)]
+
+
+def _files(place: Place) -> Iterator[Path]:
+    for folder in _folders(place):
+        for where, _, names in os.walk(folder):
+            paths = (Path(where) / name for name in names if not name.endswith("-shm") and name != "lock")
+            yield from (path for path in paths if path.is_file())
+
+
+class Failures:
+    """The disks of one run, each started from at the very place of the run."""
+
+    def __init__(self, place: Place, chance: random.Random) -> None:
+        self.failures = 0
+        self.started = 0
+        self.problems: list[str] = []
+        self._place = place
+        self._chance = chance
+
+    def start_from(self, disks: Iterable[Tree], starts: int) -> None:
+        """From each; so many of them are started from by a daemon, the others by what it does first."""
+        kept = [disk for disk in disks if self._place.site.ledger in disk]
+        real = set(self._chance.sample(range(len(kept)), min(starts, len(kept))))
+        for number, disk in enumerate(kept):
+            self.failures += 1
+            replaced = self._lay_out(disk)
+            self._adopt(replaced)
+            if number in real:
+                self.started += 1
+                run = self._place.run_once()
+                found = self._place.judge().problems
+                found += [f"the next daemon ended with {run.returncode}: {run.stderr[-500:]}"] if run.returncode else []
+            else:
+                anyio.run(self._recover)
+                found = self._place.judge(finished=False).problems
+            self.problems += [f"disk {number}: {problem}" for problem in found]
+
+    def _lay_out(self, disk: Tree) -> dict[Identity, os.stat_result]:
+        """Put a disk's files where they were; what is known of each from before, and what it is now."""
+        for folder in _folders(self._place):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        replaced = {}
+        for path, file in disk.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.data)
+            if not file.identity.path:
+                os.utime(path, ns=(file.identity.mtime_ns,) * 2)
+                replaced[file.identity] = path.stat()
+        return replaced
+
+    def _adopt(self, replaced: Mapping[Identity, os.stat_result]) -> None:
+        """The ledger, opened as a daemon opens it, comes to know the files by the inodes and times that they have here: on a
+        real disk they would be what they were."""
+        with contextlib.closing(connect(self._place.site.ledger)) as connection:
+            known = connection.execute("SELECT id, inode, mtime_ns FROM image").fetchall()
+            for number, inode, mtime_ns in known:
+                if status := replaced.get(Identity(inode, mtime_ns)):
+                    figures = (status.st_ino, status.st_ctime_ns, number)
+                    connection.execute("UPDATE image SET inode = ?, ctime_ns = ? WHERE id = ?", figures)
+
+    async def _recover(self) -> None:
+        """What a daemon does before anything else."""
+        config = parse(self._place.settings, self._place.folder)
+        ledger = Ledger(self._place.site.ledger)
         try:
-            await ledger.register([(self._place.inbox(), 0)], [])
-            owed = await ledger.owed(0, 1_000_000)
-            await ledger.mark_emitted(publish_records(owed, {1: Sink.of(config.inbox[0], config)}).placed)
+            numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], [])
+            sinks = {number: Sink.of(inbox, config) for number, inbox in zip(numbers, config.inbox, strict=True)}
+            publication = publish_records(await ledger.owed(0, 1_000_000), sinks)
+            sync_folders(publication.folders)
+            await ledger.mark_emitted(publication.placed)
         finally:
             ledger.close()
 
-    def _judge(self, after: Path) -> checker.Verdict:
-        site = checker.Site(
-            after / "state" / "ledger.sqlite", *(after / name for name in ("results", "failed", "done", "bins"))
-        )
-        return checker.judge(site, [checker.Inbox(self._place.inbox(), self._place.dropped[""])], finished=False)
 
-
-def fail_power(folder: Path, chance: random.Random, files: int) -> Disk:
-    """Work off so many files, with a power failure at each flush."""
-    place = Place(folder)
-    place.drop_many(range(files))
-    disk = Disk(place, chance)
-    with Supervisor(folder, disk.see) as supervisor:
-        assert place.run_once(prefix=supervisor.prefix).returncode == 0
-    place.assert_kept(DONE=files)
-    return disk
+def fail_power(folder: Path, chance: random.Random, files: int, starts: int, modes: Iterable[str] = MODES) -> Failures:
+    """Work off so many files of inboxes that keep, move and delete, with a power failure at each flush, for each kind of
+    bins."""
+    total = Failures(Place(folder), chance)
+    for mode in modes:
+        (folder / mode).mkdir()
+        fates = {name: name if mode != "move" else "keep" for name in INBOXES}  # a bin that takes the source is its fate
+        inboxes = [{"name": name, "on_success": fate, "settle_seconds": 0.1} for name, fate in fates.items()]
+        place = Place(folder / mode, {"inbox": inboxes, "output": {"bins": mode}})
+        for number in range(files):
+            place.drop_many(range(number, number + 1), INBOXES[number % len(INBOXES)])
+        disk = Disk(place, chance)
+        with Supervisor(place.folder, disk.see) as supervisor:
+            run = place.run_once(prefix=supervisor.prefix)
+        assert run.returncode == 0, run.stderr
+        assert place.judge().problems == []
+        failures = Failures(place, chance)
+        failures.start_from(disk.disks, starts)
+        total.failures += failures.failures
+        total.started += failures.started
+        total.problems += [f"bins {mode}, {problem}" for problem in failures.problems]
+    return total

@@ -7,8 +7,10 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,8 +114,25 @@ def test_nothing_but_get_is_answered_over_tcp(server: Server, path: str, method:
 
 def test_what_changes_anything_is_not_there_over_tcp(server: Server) -> None:
     (failed,) = server.daemon.place.rows("SELECT id FROM image WHERE status = 2")[0]
-    assert server.ask("/retry", "POST", json.dumps([failed]))[0] in (404, 405)
+    assert server.ask("/put-back/FAILED", "POST", json.dumps([failed]))[0] == 404
     assert server.json("/api/status")[1]["failed"] == 1
+
+
+def test_the_control_socket_is_its_users_alone(server: Server) -> None:
+    control = server.daemon.place.folder / "state" / "control.sock"
+    assert stat.S_IMODE(control.stat().st_mode) == 0o600
+
+
+def test_what_stands_in_a_folders_name_is_text_in_the_page(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "inbox": [{"path": "<script>alert(1)</script>"}]})
+    with Daemon(place) as daemon:
+        shutil.rmtree(place.inbox().parent)
+        daemon.wait_until(lambda status: "<script>" in str(status["obstacles"]), "an obstacle that names the folder")
+        with contextlib.closing(daemon.dial()) as connection:
+            connection.request("GET", "/")
+            page = connection.getresponse().read().decode()
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script>" not in page
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", ""])

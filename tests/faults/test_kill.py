@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.daemon_process import Daemon, Gate, seeded
+from tests.faults.hang import kill_while_a_worker_hangs
 from tests.faults.kill import all_ready, drop_shares, end_orphans, kill_daemons, kill_one, open_place
 
 
@@ -28,3 +29,7 @@ def test_kill_9_of_random_workers_loses_nothing_and_the_others_go_on(tmp_path: P
         assert daemon.stop() == 0
     assert end_orphans(place) == 0
     place.assert_kept(DONE=500)
+
+
+def test_a_worker_that_hangs_with_the_interpreter_lock_held_ends_with_a_killed_daemon(tmp_path: Path) -> None:
+    assert kill_while_a_worker_hangs(tmp_path, rounds=1) == 0

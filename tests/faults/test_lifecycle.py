@@ -20,7 +20,9 @@ from daemon.config import parse
 from daemon.errors import Unfinished
 from daemon.service import run_service
 from daemon.snapshot import Snapshot
+from daemon.state import lock_state
 from tests.daemon_process import PATIENCE, SLACK_SECONDS, Daemon, Notice, Place, counts_of, picture, wait_for
+from tests.faults.kill import Readings
 from tests.faults.syscalls import Call, Supervisor
 
 SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}}  # 50 images a second
@@ -48,6 +50,17 @@ def test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load(tm
     place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": 0}}}})
     assert place.run_once().returncode == 0  # all that was left is done
     place.assert_kept(DONE=400)
+
+
+def test_a_drain_reads_no_further_file(tmp_path: Path) -> None:
+    place = Place(tmp_path, SLOW | {"pipeline": {"queue_images": 8}})
+    place.drop_many(range(600))
+    readings = Readings(place)
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda status: status["done"] > 10, "work")
+        assert daemon.stop() == 0
+    readings.count()
+    assert 10 < readings.times.total() < 400
 
 
 def test_a_run_once_that_is_stopped_is_not_taken_for_one_that_did_all(tmp_path: Path) -> None:
@@ -122,6 +135,16 @@ def cost_of(place: Place, *arguments: str) -> tuple[float, subprocess.CompletedP
     done = place.command(*arguments)
     after = os.times()
     return after.children_user - before.children_user + after.children_system - before.children_system, done
+
+
+def test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_answer_yet(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop("bad.jpg", b"no picture")
+    place.run_once()
+    with lock_state(tmp_path / "state"):
+        refused = place.command("retry", "--all")
+    assert refused.returncode == os.EX_TEMPFAIL
+    assert counts_of(place) == {"FAILED": 1}
 
 
 def test_a_second_ctrl_c_does_not_wait_for_what_is_in_hand(tmp_path: Path) -> None:

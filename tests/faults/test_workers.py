@@ -54,6 +54,14 @@ def test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_f
     assert failed_as(place.assert_kept(DONE=20, FAILED=6), "poison") == poison
 
 
+def test_batch_mates_of_an_image_that_kills_its_worker_are_done(tmp_path: Path) -> None:
+    place = open_place(tmp_path, {"SEGV": "segfault"})
+    poison = drop_marked(place, "SEGV", 1)
+    place.drop_many(range(8))
+    place.run_once()
+    assert failed_as(place.assert_kept(DONE=8, FAILED=1), "poison") == poison
+
+
 def test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_quarantine_the_image(tmp_path: Path) -> None:
     place, gate = open_place(tmp_path, {"SEGV": "segfault"}), Gate(tmp_path, tickets=2)  # one for the batch, one for it alone
     with Daemon(place, **gate.environment) as daemon:
@@ -110,6 +118,19 @@ def test_a_device_that_fails_on_every_image_closes_its_seat_and_no_image_is_blam
     with pytest.raises(NoWorkersLeft, match="No worker is left"):
         anyio.run(run_service, parse(place.settings, tmp_path))
     assert counts_of(place) == {"PENDING": 12}
+
+
+def test_a_device_on_which_image_after_image_kills_its_worker_closes_its_seat_before_all_are_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes the rehearsal, so each time an image might be the cause."""
+    monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(pool, "LONE_DEATHS", 4)
+    place = open_place(tmp_path, {"SEGV": "segfault"})
+    drop_marked(place, "SEGV", 12)
+    with pytest.raises(NoWorkersLeft, match="No worker is left"):
+        anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True))
+    assert counts_of(place)["PENDING"] >= 10
 
 
 @pytest.mark.parametrize("others", [["cpu"], []], ids=["one of two", "the last one"])

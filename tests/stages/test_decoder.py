@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -18,7 +19,7 @@ from stages import decoder as decoder_module
 from stages.base import Header, ImageError, Limits, Reason
 from stages.decoder import Decoder, Decoders
 from stages.images import inspect
-from tests.daemon_process import PATIENCE
+from tests.daemon_process import PATIENCE, wait_for
 from tests.inputs import CATALOGUE, COLOURS, ODD, Input, encode, grey_16, jpeg, mutate, picture, png, tiff
 
 LIMITS = Limits()
@@ -265,12 +266,15 @@ def test_killing_the_parent_leaves_no_child(tmp_path: Path, second: bytes) -> No
     paths = [tmp_path / "first", tmp_path / "second"]
     for path, data in zip(paths, (GOOD, second), strict=True):
         path.write_bytes(data)
-    command = [sys.executable, "-c", PARENT, *map(str, paths), *sabotaged("time.sleep(600)")]
+    busy = "while time.process_time() < 2: pass\n        time.sleep(600)"
+    command = [sys.executable, "-c", PARENT, *map(str, paths), *sabotaged(busy)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()  # before there is a child
         child = int(parent.stdout.readline())
         handle = os.pidfd_open(child)
+        if second is TRAP:  # it has begun: idle, it would leave by itself
+            wait_for(lambda: sum(psutil.Process(child).cpu_times()[:2]) > 1.5, "the second picture at work")
         parent.kill()
     assert select.select([handle], [], [], PATIENCE)[0]
     os.close(handle)
@@ -289,6 +293,7 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
     assert int(status["VmRSS"].split()[0]) < 80_000
     limits = {line[:26].strip(): line[26:].split()[:2] for line in (child / "limits").read_text().splitlines()}
     assert limits["Max core file size"] == limits["Max file size"] == ["0", "0"]
+    assert limits["Max open files"] == [str(decoder_module.OPEN_FILES)] * 2
     assert limits["Max address space"] == [str(LIMITS.decode_bytes)] * 2
     assert int(limits["Max cpu time"][0]) <= LIMITS.decode_seconds + 2
     assert (child / "oom_score_adj").read_text() == "1000\n"

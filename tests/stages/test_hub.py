@@ -107,6 +107,7 @@ def test_a_pull_that_failed_leaves_no_pack_and_can_be_repeated(tmp_path: Path, h
         pull_standard(tmp_path / "models", lambda _: None, hub)
     with pytest.raises(PackError, match="pull it, or copy the folder"):
         open_pack("standard", tmp_path / "models")
+    assert not (tmp_path / "models" / "standard").exists()
     weights.write_bytes(whole)
     pull_standard(tmp_path / "models", lambda _: None, hub)
     verify(open_pack("standard", tmp_path / "models"))

@@ -230,6 +230,16 @@ def test_a_manifest_that_points_outside_its_pack_is_refused(pack: Pack, name: st
         open_pack("small", pack.models_folder)
 
 
+def test_a_manifest_appears_whole_and_leaves_nothing_beside_it(pack: Pack) -> None:
+    path = pack.folder / MANIFEST
+    before, data = path.stat().st_ino, path.read_bytes()
+    with path.open("rb") as reader:
+        write_manifest(path, msgspec.structs.replace(pack.manifest, description="another"))
+        assert reader.read() == data, "whoever reads it meanwhile has the old one whole"
+    assert path.stat().st_ino != before
+    assert [file.name for file in pack.folder.iterdir() if MANIFEST in file.name] == [MANIFEST]
+
+
 def test_a_manifest_that_is_none_is_refused(pack: Pack) -> None:
     pack.record.write_text('{"name": "x", "stagse": {}}')
     with pytest.raises(PackError, match="stagse"):

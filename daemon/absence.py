@@ -1,0 +1,58 @@
+"""Inboxes whose images cannot be read at present though nothing is wrong with them: their mount or their disk has gone away."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from daemon.jobs import Job
+
+log = structlog.get_logger()
+
+REST_SECONDS = 5.0  # between tries of some images
+TRIES = 3  # after which `run --once` waits no longer
+
+
+@dataclass(slots=True)
+class _Absence:
+    why: str
+    until: float  # monotonic seconds
+    tries: int
+
+
+class Absences:
+    """What reading the images of each inbox has shown. Few are tried at a time while it is away, and it is said once."""
+
+    def __init__(self, roots: Mapping[int, bytes]) -> None:
+        self._roots = roots
+        self._absent: dict[int, _Absence] = {}
+
+    def note(self, jobs: Sequence[Job]) -> None:
+        """Take in how the reading of these went."""
+        for inbox in {job.inbox for job in jobs if job.digest} & self._absent.keys():
+            log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
+            del self._absent[inbox]
+        for inbox, why in {job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away}.items():
+            if inbox not in self._absent:
+                log.warning("images of an inbox cannot be read; they wait", path=os.fsdecode(self._roots[inbox]), error=why)
+            tries = self._absent[inbox].tries + 1 if inbox in self._absent else 1
+            self._absent[inbox] = _Absence(why, time.monotonic() + REST_SECONDS, tries)
+
+    def resting(self) -> set[int]:
+        """Those that are not to be tried just now."""
+        now = time.monotonic()
+        return {inbox for inbox, absence in self._absent.items() if now < absence.until}
+
+    def is_lasting(self) -> bool:
+        """Whether some of them have been tried often enough for a run that is to end."""
+        return any(absence.tries >= TRIES for absence in self._absent.values())
+
+    def obstacles(self) -> list[str]:
+        return [
+            f"images of inbox {os.fsdecode(self._roots[inbox])} cannot be read: {absence.why}; they wait"
+            for inbox, absence in self._absent.items()
+        ]

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from tests.daemon_process import Place, counts_of
+from tests.faults.persistent import Fault, Trial
+from tests.faults.syscalls import Call, Supervisor
+
+
+def test_a_call_that_keeps_failing_is_waited_for_and_told_once(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    trial.run(iter([Fault("results", "write", "ENOSPC"), Fault("state", "fsync", "EIO")]))
+    assert trial.tally.problems == []
+    assert trial.tally.endings == {"waited and went on": 2}
+
+
+def test_a_mount_that_goes_away_for_a_while_fails_no_image_and_leaves_no_source_behind(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    trial.run(iter([Fault("inbox-", "open", "ENOTCONN"), Fault("done", "rename", "ETIMEDOUT")]))
+    assert trial.tally.problems == []
+    assert trial.tally.endings == {"waited and went on": 2}
+
+
+def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    folder, struck = bytes(place.site.results), []
+
+    def fail_twice(call: Call) -> int:
+        if call.name == "open" and call.path == folder and len(struck) < 2:
+            struck.append(call)
+            return errno.EACCES
+        return 0
+
+    with Supervisor(tmp_path, fail_twice) as supervisor:
+        run = place.run_once(prefix=supervisor.prefix)
+    assert run.returncode == 0, run.stderr
+    assert len(struck) == 2
+    assert run.stderr.count('"event": "paused"') == 1
+    place.assert_kept(DONE=3)
+
+
+def test_once_ends_when_the_images_of_an_inbox_cannot_be_read_for_long_and_leaves_them_pending(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"retry_seconds": 0.1}})
+    place.drop_many(range(3))
+    image = bytes(place.inbox()) + b"/"
+
+    def away(call: Call) -> int:
+        return errno.ENOTCONN if call.name == "open" and call.path.startswith(image) and call.path.endswith(b".ppm") else 0
+
+    with Supervisor(tmp_path, away) as supervisor:
+        run = place.run_once(prefix=supervisor.prefix)
+    assert run.returncode == os.EX_IOERR
+    assert f"images of inbox {place.inbox()} cannot be read: {os.strerror(errno.ENOTCONN)}" in run.stderr
+    assert run.stderr.count("images of an inbox cannot be read; they wait") == 1
+    assert counts_of(place) == {"PENDING": 3}
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)

@@ -1,0 +1,60 @@
+"""The table of planted bugs fits the source. No bug is planted here: `make mutants` does that."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.__main__ import find_problems
+from tests.mutants.planting import Copy, DoesNotApply, Mutant, failures
+from tests.mutants.table import MUTANTS
+
+TEST = "mutants/test_mutants.py::test_every_row_applies_to_the_source_and_names_tests_that_exist"
+ROW = Mutant("one", "a promise", "a.py", "lock()", "pass", (TEST,))
+SOURCE = "def take():\n    lock()\n\n\nclass Store:\n    def take(self):\n        lock()\n"
+
+
+def test_every_row_applies_to_the_source_and_names_tests_that_exist() -> None:
+    assert [problem for mutant in MUTANTS for problem in find_problems(mutant)] == []
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert all(mutant.tests and mutant.before != mutant.after for mutant in MUTANTS)
+
+
+def test_a_row_whose_tests_or_text_are_not_there_is_a_problem() -> None:
+    here = dataclasses.replace(ROW, file="tests/mutants/test_mutants.py", before="no such" + " text")
+    assert ["0 times" in problem for problem in find_problems(here)] == [True]
+    gone = dataclasses.replace(
+        MUTANTS[0], tests=("mutants/test_mutants.py::test_that_never_was", "none/test_none.py::test_one")
+    )
+    assert len(find_problems(gone)) == 2
+
+
+def test_a_piece_is_planted_in_its_function_alone() -> None:
+    assert dataclasses.replace(ROW, within="Store.take").plant(SOURCE) == SOURCE[:-7] + "pass\n"
+    with pytest.raises(DoesNotApply, match="2 times"):
+        ROW.plant(SOURCE)
+    with pytest.raises(DoesNotApply, match="2 of take"):
+        dataclasses.replace(ROW, within="take").plant(SOURCE)
+
+
+def test_what_is_no_python_is_not_planted() -> None:
+    with pytest.raises(DoesNotApply, match="no Python"):
+        dataclasses.replace(ROW, within="Store.take", after="pass(").plant(SOURCE)
+
+
+def test_the_failures_are_read_from_what_pytest_prints() -> None:
+    text = "FAILED tests/daemon/test_a.py::test_one[x-1] - assert 1\nERROR tests/b.py::test_two - no\n1 failed\n"
+    assert list(failures(text)) == ["test_one", "test_two"]
+
+
+def test_children_of_the_copy_import_the_copy_and_notice_what_is_planted_there(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    assert [Path(file).is_relative_to(copy.root) for file in copy.imports()] == [True, True, True]
+    probe = "daemon/test_schema.py::test_migrations_run_once_and_in_order"
+    assert copy.run((probe,))[0] == 0
+    source = (copy.root / "daemon" / "schema.py").read_text()
+    copy.write("daemon/schema.py", source.replace("if version < newest():", "if version < 0 * newest():"))
+    status, text = copy.run((probe,))
+    assert (status, list(failures(text))) == (1, ["test_migrations_run_once_and_in_order"])
