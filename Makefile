@@ -2,23 +2,23 @@
 
 PYTHON ?= python3
 LEAST_PYTHON := 3.11
-# After so long `make test` is ended from outside, whatever hangs; it takes some eight minutes.
+# Time limit of `make test`, in case something hangs; it takes about eight minutes.
 TEST_SECONDS := 3600
 BIN := .venv/bin
 STAMP := .venv/.installed
 UV := 0.13.8
 AUDIT := pip-audit@2.10.1
 
-# Both run under any Python there is. The sentence names the goal that was asked for.
+# Both work with any Python version. The message names the make goal that the user asked for.
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < tuple(map(int, "$(LEAST_PYTHON)".split("."))))
 GOAL = $(firstword $(MAKECMDGOALS) setup)
 define CHECK_PYTHON
 { command -v $(PYTHON) >/dev/null || { \
-    echo 'visiond needs Python $(LEAST_PYTHON) or newer, and there is no $(PYTHON). Name yours: make $(GOAL) PYTHON=python3.12' >&2; exit 1; }; \
+    echo 'visiond needs Python $(LEAST_PYTHON) or newer, and $(PYTHON) was not found. Name yours: make $(GOAL) PYTHON=python3.12' >&2; exit 1; }; \
   $(PYTHON) -c '$(IS_NEW_ENOUGH)' || { \
     echo "visiond needs Python $(LEAST_PYTHON) or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make $(GOAL) PYTHON=python3.12" >&2; exit 1; }; \
   $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-    echo 'visiond is set up in a virtual environment, and $(PYTHON) cannot make one. On Debian or Ubuntu: apt install python3-venv' >&2; exit 1; }; }
+    echo 'visiond needs a virtual environment, and $(PYTHON) cannot make one. On Debian or Ubuntu: apt install python3-venv' >&2; exit 1; }; }
 endef
 
 .DEFAULT_GOAL := help
@@ -29,7 +29,7 @@ help:  ## this list
 
 setup: $(STAMP)  ## make .venv with everything that requirements.lock names
 
-# A .venv of an older Python, or of one that has been removed, is made again.
+# A .venv whose Python is too old, or has been removed, is made again.
 $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { $(CHECK_PYTHON) && $(PYTHON) -m venv --clear .venv; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
@@ -42,7 +42,7 @@ demo: $(STAMP)  ## sample images and two photographs through the daemon, and a t
 
 test: lint types  ## lint, types and every test, two files at a time: most of them wait for processes
 	@OMP_WAIT_POLICY=PASSIVE timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --numprocesses 2; \
-	  status=$$?; [ $$status != 124 ] || echo 'the tests were ended after $(TEST_SECONDS) s: the tracebacks above show what hung' >&2; \
+	  status=$$?; [ $$status != 124 ] || echo 'the tests were stopped after $(TEST_SECONDS) s: the tracebacks above show what hung' >&2; \
 	  exit $$status
 
 lint: $(STAMP)
@@ -68,7 +68,7 @@ gpu-test: $(STAMP)  ## the tests that need a CUDA device
 gpu-bench: $(STAMP)  ## the standard job on this machine, beside one image at a time (BENCH="--count 2000 --memory 10")
 	$(BIN)/visiond bench $(BENCH)
 
-lock: $(STAMP)  ## resolve the dependencies anew
+lock: $(STAMP)  ## resolve the dependencies again
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra heic --extra parquet \
 	  --extra train --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
 
