@@ -81,10 +81,10 @@ def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
     if len(unread):
         lines = unread.lines()
         more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
-        mend = "give the daemon's user the rights to list and enter them, or move their files up."
+        mend = "give the daemon's user permission to list and enter them, or move their files up."
         yield Finding("warning", f"{count_unread(unread)}: {'; '.join(lines + more)}; {mend}")
     if not whole:
-        yield Finding("ok", f"inbox {inbox.path} is large: only a part of its folders was looked at.")
+        yield Finding("ok", f"inbox {inbox.path} is large: only some of its folders were checked.")
 
 
 def _what_moves(config: Config, inbox: Inbox) -> str:
@@ -205,7 +205,7 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
         if trial.problem:
             yield Finding("error", f"stage {trial.stage} on {trial.device}: {trial.problem}")
         else:
-            seconds = f"loads in {trial.load_seconds:.1f} s and answers a page of our own in {trial.run_seconds:.1f} s"
+            seconds = f"loads in {trial.load_seconds:.1f} s and answers a test page in {trial.run_seconds:.1f} s"
             yield Finding("ok", f"stage {trial.stage} on {trial.device}: {seconds}.")
 
 

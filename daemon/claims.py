@@ -68,7 +68,8 @@ def _claim(stack: contextlib.ExitStack, folder: Path, mode: int, *, make: bool) 
             f"Another visiond writes its results to {taken}. Stop it, or name other folders in [output]."
         ) from None
     except OSError as error:
-        log.warning("folder cannot be locked; see that no other visiond writes to it", path=str(folder), error=error.strerror)
+        said = "folder cannot be locked; make sure that no other visiond writes to it"
+        log.warning(said, path=str(folder), error=error.strerror)
 
 
 def _holder_of(fd: int) -> str:

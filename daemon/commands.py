@@ -84,7 +84,7 @@ def main() -> None:
             raise
         import structlog
 
-        structlog.get_logger().critical("visiond has a defect; please report it", exc_info=error)
+        structlog.get_logger().critical("visiond has a bug; please report it", exc_info=error)
         sys.exit(os.EX_SOFTWARE)
 
 
@@ -100,7 +100,7 @@ app.command()(run)
 
 @app.command()
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Counts by state, rate, time to go and workers: from the running daemon, else from the ledger.
+    """Show counts by state, rate, time to go and workers: from the running daemon or, if none runs, from the ledger.
 
     Example: visiond status
     """
@@ -131,12 +131,12 @@ def list_images(
     status: Annotated[
         State | None, typer.Option("--status", "-s", case_sensitive=False, help="Only files in this state.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST, help="How many, newest first.")] = 50,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Files by the state of their newest version, newest first, with the reason where they have no result. Where it is not
-    for a terminal, a line for each: number, state, file, and bin or reason, with tabs between.
+    """List files by the state of their newest version, newest first, with the reason if they have no result. When piped: one
+    tab-separated line per file, with number, state, file, and bin or reason.
 
     Example: visiond list --status failed
     """
@@ -162,7 +162,7 @@ def show(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """All that is known of one image: results, every criterion of its bin, every stage's time.
+    """Show everything known about one image: results, every criterion of its bin, each stage's time.
 
     Example: visiond show inbox/a.jpg
     """
@@ -182,7 +182,7 @@ def retry(
     every: Annotated[bool, typer.Option("--all", help="Every failed image.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Failed images back to pending, with all their tries.
+    """Queue failed images again, with a fresh set of attempts.
 
     Example: visiond retry --all
     """
@@ -190,7 +190,7 @@ def retry(
 
     settings = read_config(config)
     if bool(images) == every:
-        raise typer.BadParameter("name images or give --all, one of them")
+        raise typer.BadParameter("name images or give --all, but not both")
     with control.open_reader(settings) as reader:
         ids = reader.failed_ids() if every else [control.find_ended(reader, n, JobStatus.FAILED).id for n in images or []]
     print_put_back(control.put_back(settings, JobStatus.FAILED, ids), len(set(ids)))
@@ -200,11 +200,11 @@ def retry(
 def redo(
     images: Annotated[list[str] | None, typer.Argument(help="Images that are done, named as for `show`.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every image that is done.")] = False,
-    stale: Annotated[bool, typer.Option("--stale", help="Those whose models, bin or criteria would be others now.")] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="Images whose models, bin or criteria would differ now.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Images that are done back to pending, to be annotated anew under the configuration as it is now. What a model that
-    has not changed said of them is used again, and the result that they have stays until there is another.
+    """Annotate finished images again with the current configuration. Answers of models that have not changed are used again,
+    and each image keeps its result until it has a new one.
 
     Example: visiond redo --stale
     """
@@ -213,7 +213,7 @@ def redo(
 
     settings = read_config(config)
     if bool(images) + every + stale != 1:
-        raise typer.BadParameter("name images or give --all or --stale, one of them")
+        raise typer.BadParameter("give exactly one of these: images, --all, --stale")
     with control.open_reader(settings) as reader:
         if images:
             choice = choose((control.find_ended(reader, name, JobStatus.DONE) for name in images), settings)
@@ -230,7 +230,7 @@ def redo(
 def export(
     file: Annotated[Path, typer.Argument(help="The file to write; - for standard output.")],
     format: Annotated[
-        Format | None, typer.Option("--format", "-f", help="How; by default as the file's name ends, csv for -.")
+        Format | None, typer.Option("--format", "-f", help="By default the format of the file's suffix; csv for -.")
     ] = None,
     bin: Annotated[str, typer.Option("--bin", help="Only images of this bin.")] = "",
     ratio: Annotated[
@@ -239,9 +239,9 @@ def export(
     force: ForceOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """All results merged into one file, a row for each image: counts, texts, labels, captions and bins; as parquet with boxes,
-    scores and embeddings too; as jsonl all there is. Of a file that changed in its inbox it is the newest version's, if that is
-    DONE. The columns text_boxes and text_area_ratio are what bin A was measured by, without doubtful lines and lone signs; text
+    """Write all results to one file, with a row for each image: counts, texts, labels, captions and bins; parquet also has
+    boxes, scores and embeddings; jsonl has everything. If a file changed in its inbox, its row is the newest version's, if that
+    is DONE. The columns text_boxes and text_area_ratio are the values for bin A, without doubtful lines and single signs; text
     has every line.
 
     Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
@@ -269,7 +269,7 @@ for command in (backup, verify, repair, prune):
 
 @app.command()
 def gpus(as_json: JsonOption = False) -> None:
-    """The GPUs that are there: memory, compute capability, load, processes.
+    """List the GPUs: memory, compute capability, load, processes.
 
     Example: visiond gpus --json
     """
@@ -301,7 +301,7 @@ def gpus(as_json: JsonOption = False) -> None:
 
 @app.command()
 def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """The placement of stages on devices that `run` would take, and why.
+    """Show which devices `run` would place the stages on, and why.
 
     Example: visiond plan
     """
@@ -318,11 +318,11 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def check(
     config: ConfigOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not build the stages: files and folders only.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check files and folders only; do not build the stages.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at configuration and machine, build each stage and try it on one page, and report each problem with its fix. Exits
-    78 when `run` would not work.
+    """Check the configuration and the machine, build each stage and try it on one page, and report each problem with its fix.
+    Exits 78 if `run` would not work.
 
     Example: visiond check --config /etc/visiond/daemon.toml
     """
@@ -353,7 +353,7 @@ def samples(
         bool, typer.Option("--standard-job", help="The benchmark's images: 1280×960, 12 lines of text.")
     ] = False,
 ) -> None:
-    """Write synthetic images, with what is on them in .truth.jsonl, a hidden name that an inbox passes over.
+    """Write synthetic images, and list what is on them in .truth.jsonl, a hidden file that an inbox ignores.
 
     Example: visiond samples inbox --count 100 --seed 1
     """
@@ -369,10 +369,10 @@ def samples(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Argument(help="Where to work; what is there stays.")] = Path("demo"),
+    folder: Annotated[Path, typer.Argument(help="Where to work; existing files stay.")] = Path("demo"),
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sample images.")] = 24,
 ) -> None:
-    """Sample images and two photographs through the daemon with the mini pack, and a table of what came out.
+    """Run sample images and two photographs through the daemon with the mini pack, and print a table of the results.
 
     Example: visiond demo
     """

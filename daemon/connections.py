@@ -153,7 +153,7 @@ class Server(uvicorn.Server):
             return False
         if time.monotonic() - self._said_at > SAY_SECONDS:
             self._said_at = time.monotonic()
-            log.warning("HTTP clients are turned away, so that the work keeps its descriptors", limit=most, mend=RAISE)
+            log.warning("HTTP clients are refused, to keep descriptors for the work", limit=most, mend=RAISE)
         return True
 
     def _make_room(self) -> bool:

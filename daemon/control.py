@@ -122,8 +122,8 @@ def find_whole(reader: Reader, name: str) -> Record:
     if record.doubt:
         redo, repair = command("redo", str(record.id)), command("repair")
         raise LedgerDamaged(
-            f"The ledger is damaged where it has {record.doubt} of {name}. Stop the daemon and run `{repair}`, which takes "
-            f"what is true from its sidecar, or have the image annotated again: `{redo}`."
+            f"What the ledger has of {name} is damaged ({record.doubt}). Stop the daemon and run `{repair}`, which restores "
+            f"it from the sidecar, or annotate the image again: `{redo}`."
         )
     return record
 

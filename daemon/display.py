@@ -197,7 +197,7 @@ def print_trial(left: int, limit: int) -> None:
     if left:
         go_on = say(command("run", "--once"))
         waits = "1 image is" if left == 1 else f"{left:,} images are"
-        console.print(f"{waits} left waiting, as --limit {limit} says; `{go_on}` goes on with the rest.")
+        console.print(f"{waits} still waiting because of --limit {limit}; `{go_on}` continues with the rest.")
 
 
 def print_notices(pairs: Iterable[tuple[str, str]]) -> None:

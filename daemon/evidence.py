@@ -41,14 +41,14 @@ class Evidence:
             return Finding(
                 "damaged",
                 sink.paths_of(record)[0],
-                f"{record.doubt}: damaged in the ledger, and no sidecar has it whole; {then}",
+                f"{record.doubt}: damaged in the ledger, and no sidecar has an undamaged copy; {then}",
             )
         file, said = told
         self._named |= {(said.digest, number) for number in (None, *self._reader.models)}
         if mend:
             self._write(said, record)
-        then = "the ledger has it again" if mend else "`repair` takes it into the ledger"
-        return Finding("damaged", file, f"{record.doubt}: damaged in the ledger, and this sidecar is true; {then}")
+        then = "the ledger now has it again" if mend else "`repair` copies it into the ledger"
+        return Finding("damaged", file, f"{record.doubt}: damaged in the ledger, but this sidecar is correct; {then}")
 
     def weigh_rest(self, *, mend: bool) -> Iterator[Finding]:
         """Damaged results that no sidecar shows. mend: drop them, so that nothing makes use of them."""
@@ -57,7 +57,7 @@ class Evidence:
             left = [key for key in find_damaged(connection, reader.models, lambda: True) if key not in self._named]
         for digest, model in left:
             what = reader.name_of(digest, model)
-            then = "it is no longer there" if mend else "`repair` removes it"
+            then = "it was removed" if mend else "`repair` removes it"
             yield Finding("damaged", os.fsencode(reader.path), f"{what}: damaged, and no sidecar shows it; {then}")
         if mend and left:
             with self._writing() as connection:

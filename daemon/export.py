@@ -91,9 +91,9 @@ def export_records(
     sizes = embedding_sizes(reader, bin_name) if format == "parquet" else []
     if len(sizes) > 1:
         listed = ", ".join(map(str, sizes))
-        mend = f"`{command('redo', '--stale')}` makes all by the present model."
+        mend = f"`{command('redo', '--stale')}` annotates all images with the current model."
         warn(
-            f"Embeddings of several lengths ({listed}): the column embedding has plain lists, not lists of a fixed size. {mend}"
+            f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {mend}"
         )
     writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
         "csv": _write_csv,
@@ -108,8 +108,9 @@ def export_records(
             write(out, count())
     if doubtful:
         raise LedgerDamaged(
-            f"{quantity(len(doubtful), 'image')} left out, the first with number {doubtful[0]}: damaged in the ledger. Stop "
-            f"the daemon and run `{command('repair')}`, which takes what is true from the sidecars. All others are exported."
+            f"{quantity(len(doubtful), 'image')} left out because the ledger is damaged there; the first has number "
+            f"{doubtful[0]}. Stop the daemon and run `{command('repair')}`, which restores them from the sidecars. All others "
+            "are exported."
         )
     return written
 

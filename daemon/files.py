@@ -29,7 +29,7 @@ def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[
     if file.exists() and not file.is_file():
         raise NotWritable(f"{file} is no regular file; it is written beside and renamed. Name a file.")
     if file.exists() and not force:
-        raise NotWritable(f"{file} is there already; name another file, or replace it with --force.")
+        raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.unlink(missing_ok=True)

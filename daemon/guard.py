@@ -40,7 +40,7 @@ class OpenFiles:
 
     def _refuse(self, file: Path, happened: str) -> None:
         raise LedgerDamaged(
-            f"{file} was {happened} while the daemon worked with it. The daemon has stopped, since what it writes now would be "
+            f"{file} was {happened} while the daemon used it. The daemon has stopped, because anything it writes now would be "
             f"lost. Put the ledger back, restore a backup, or run `{command('repair')}`: it makes a new ledger from the "
             "sidecars, and no model has to run again."
         )

@@ -44,7 +44,7 @@ def read(folder: Path) -> Identity | None:
         return None
     except msgspec.DecodeError as error:
         raise LedgerDamaged(
-            f"{file} says which ledger belongs here and is damaged: {error}. Remove it; it is written again from the ledger."
+            f"{file}, which says which ledger belongs here, is damaged: {error}. Remove it; it is written again."
         ) from error
 
 
@@ -111,14 +111,14 @@ def compare(path: Path, known: Identity, present: Identity) -> None:
     if present.ledger != known.ledger:
         raise LedgerDamaged(
             f"{path} is not the ledger of this state folder: it was made on {present.made_at}, the one that belongs here on "
-            f"{known.made_at}. If it is the one you mean, remove {path.parent / IDENTITY}. Else: {_ways(path)}"
+            f"{known.made_at}. If you want to use it, remove {path.parent / IDENTITY}. Otherwise: {_ways(path)}"
         )
 
 
 def _ways(path: Path) -> str:
     return (
         f"Restore a backup, or run `{command('repair')}`: it makes a new ledger from the sidecars, and no model has to run "
-        f"again. To begin with an empty ledger, remove {path.parent / IDENTITY}."
+        f"again. To start with an empty ledger, remove {path.parent / IDENTITY}."
     )
 
 
@@ -129,9 +129,10 @@ def _go_on_behind(connection: sqlite3.Connection, known: Identity, present: Iden
     following = known.last_number + MARGIN
     number_behind(connection, following)
     return (
-        f"this ledger is older than the one that worked here last: a backup was restored, or its -wal file was lost. It knows "
-        f"images up to number {present.last_number}, and {known.last_number} were given; new ones begin behind {following}. "
-        f"Files that still lie in an inbox are annotated again; `{command('verify')}` lists results that it does not know."
+        f"this ledger is older than the last one used here: a backup was restored, or its -wal file was lost. It knows images "
+        f"up to number {present.last_number}, but numbers up to {known.last_number} were given; new images start after "
+        f"{following}. Files that are still in an inbox are annotated again; `{command('verify')}` lists results that it does "
+        "not know."
     )
 
 

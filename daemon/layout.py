@@ -156,7 +156,7 @@ def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
     """Raises ConfigError when this machine has not so much memory."""
     size, memory = size_slab(config, gpus), psutil.virtual_memory().total
     has = f"this machine has {memory >> 20:,} MiB of memory"
-    problem = f"pipeline.slab_bytes: {size >> 20:,} MiB cannot be had; {has}. Set less."
+    problem = f"pipeline.slab_bytes: {size >> 20:,} MiB is too much; {has}. Set a smaller value."
     if size > memory:
         raise ConfigError([problem])
     try:

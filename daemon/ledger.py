@@ -185,7 +185,7 @@ class Ledger:
         stored = read_stored(connection, digests, self._models)
         for digest, model in stored.damaged - self._damaged:
             what = self._models[model].stage if model in self._models else "format and size"
-            log.error("damaged in the ledger, its models are asked again", what=what, digest=digest.hex())
+            log.error("result damaged in the ledger; its model runs again", what=what, digest=digest.hex())
         self._damaged |= stored.damaged
         return stored
 

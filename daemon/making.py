@@ -49,13 +49,13 @@ def make_pack(
 def check_place(folder: Path, *, force: bool) -> None:
     """Raises NotWritable where something is that the pack would take the place of."""
     if not folder.parent.is_dir():
-        raise NotWritable(f"{folder} cannot be made: there is no folder {folder.parent}.")
+        raise NotWritable(f"{folder} cannot be made: the folder {folder.parent} does not exist.")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not (folder / MANIFEST).is_file():
-        raise NotWritable(f"{folder} is no pack, and would be lost; name a new folder.")
+        raise NotWritable(f"{folder} is not a pack, and would be lost; name a new folder.")
     if not force:
-        raise NotWritable(f"{folder} is there already; name another folder, or replace it with --force.")
+        raise NotWritable(f"{folder} already exists; name another folder, or replace it with --force.")
 
 
 def try_pack(new: Path, stages: list[str], folder: Path, say: Say) -> None:
@@ -65,7 +65,7 @@ def try_pack(new: Path, stages: list[str], folder: Path, say: Say) -> None:
         if trial.problem:
             raise ModelsUnusable(f"{trial.stage} on {trial.device}: {trial.problem.replace(str(new), str(folder))}")
         say(
-            f"{trial.stage} loads in {trial.load_seconds:.1f} s on {trial.device} and answers a page of our own in "
+            f"{trial.stage} loads in {trial.load_seconds:.1f} s on {trial.device} and answers a test page in "
             f"{trial.run_seconds:.1f} s"
         )
 
@@ -78,7 +78,7 @@ def tell_use(folder: Path, manifest: Manifest) -> list[str]:
     if missing := [stage for stage in ORDER if stage not in held]:
         stages = ", ".join(f'"{stage}"' for stage in held)
         lines.append(
-            f"It has no {join_words(missing)}: add `stages = [{stages}]` under [pipeline], or name weights of their own, such "
-            f'as `model = "/path"` under [stages.{missing[0]}].'
+            f"It has no {join_words(missing)}: add `stages = [{stages}]` under [pipeline], or name other weights, for "
+            f'example `model = "/path"` under [stages.{missing[0]}].'
         )
     return lines

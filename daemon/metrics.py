@@ -79,9 +79,9 @@ class Metrics:
         self.stage_images = counter("visiond_stage_images", "Images a stage answered.", ["stage"])
         self.commit_seconds = histogram("visiond_ledger_commit_seconds", "A transaction of the ledger.")
         self.upkeep_success = gauge(
-            "visiond_upkeep_last_success_timestamp_seconds", "When a task of upkeep last went well; 0: never.", ["task"]
+            "visiond_upkeep_last_success_timestamp_seconds", "When an upkeep task last succeeded; 0: never.", ["task"]
         )
-        self.upkeep_failures = counter("visiond_upkeep_failures", "Tasks of upkeep that failed.", ["task"])
+        self.upkeep_failures = counter("visiond_upkeep_failures", "Upkeep tasks that failed.", ["task"])
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
 
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
@@ -198,7 +198,7 @@ class _Process(Collector):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
         yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
-        yield CounterMetricFamily("visiond_log_lines_dropped", "Lines of the log that nobody read in time.", lines.dropped())
+        yield CounterMetricFamily("visiond_log_lines_dropped", "Log lines dropped, as nobody read them in time.", lines.dropped())
 
 
 class _Gpus(Collector):

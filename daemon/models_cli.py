@@ -40,7 +40,7 @@ def train_mini(context: typer.Context) -> None:
 
 @models_app.command("list")
 def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """The packs that are there, with what they hold.
+    """List the packs and what they contain.
 
     Example: visiond models list
     """
@@ -78,24 +78,24 @@ def pull_models(config: ConfigOption = None) -> None:
 
 @models_app.command("make")
 def make_models(
-    folder: Annotated[Path, typer.Argument(help="The pack's folder, which is made.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the new pack.")],
     yolo: Annotated[
         Path | None, typer.Option("--yolo", help="YOLO: a .pt file, or .safetensors with a yolo.json beside it.")
     ] = None,
     clip: Annotated[Path | None, typer.Option("--clip", help="CLIP: a folder as transformers saves a CLIPModel.")] = None,
     blip: Annotated[
-        Path | None, typer.Option("--blip", help="BLIP: a folder with a BlipForConditionalGeneration likewise.")
+        Path | None, typer.Option("--blip", help="BLIP: a folder as transformers saves a BlipForConditionalGeneration.")
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option("--labels", help="CLIP's tags, one a line; without: YOLO's classes and common scenes.")
+        Path | None, typer.Option("--labels", help="CLIP's tags, one per line; default: YOLO's classes and common scenes.")
     ] = None,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read weights that are a pickle. It is a program: allow only what you trust.")
+        bool, typer.Option("--allow-pickle", help="Read pickled weights. A pickle is a program: allow only what you trust.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the pack, if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing pack.")] = False,
 ) -> None:
-    """A pack from checkpoints on the disk, without the model hub: weights as safetensors, each stage tried on a page, and every
-    file's digest recorded. Leave out what it is not to hold.
+    """Make a pack from checkpoints on disk, without the model hub. Converts weights to safetensors, tries each stage on a page,
+    and records every file's digest. For a pack without a stage, leave out its option.
 
     Example: visiond models make my-pack --yolo best.pt --clip clip-folder --blip blip-folder --allow-pickle
     """
@@ -112,7 +112,7 @@ def make_models(
 
 @models_app.command("verify")
 def verify_models(config: ConfigOption = None) -> None:
-    """Hold the configured pack's files against their digests. Exits 78 and names the file when one is altered.
+    """Compare the configured pack's files with their recorded digests. Exits 78 and names the file when one is altered.
 
     Example: visiond models verify
     """

@@ -34,10 +34,10 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
     for inbox in config.inbox:
         before, number = known.get(str(inbox.path), inbox.name), numbers.get(os.fsencode(inbox.path))
         if before != inbox.name and number is not None and reader.has_results(number):
-            fix = f"Give it that again, or run `{command('repair')}`, which writes them under the new one"
+            fix = f"Use the old name again, or run `{command('repair')}`, which writes the results under the new one"
             problems.append(
-                f"inbox {inbox.path}: its name was {_said(before)} until now and is {_said(inbox.name)} in this configuration, "
-                f"but its results lie under the old name. {fix}; links and copies in bins stay where they are."
+                f"inbox {inbox.path}: its name was {_said(before)} and is {_said(inbox.name)} in this configuration, but its "
+                f"results are under the old name. {fix}; links and copies in bins stay where they are."
             )
     return problems
 

@@ -26,7 +26,7 @@ def write_table(out: BinaryIO, rows: Iterator[Row], columns: Mapping[str, type],
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingLibrary("Parquet wants pyarrow: pip install 'visiond[parquet]', or take --format jsonl.") from error
+        raise MissingLibrary("Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl.") from error
     size = next(iter(sizes)) if len(sizes) == 1 else 0
     schema = _schema(columns, size)
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:

@@ -226,7 +226,7 @@ class Pipeline:
             job.extent = self.slab.try_reserve(job.version.size)
             return job.extent is not None
         told = f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
-        how = f"{advise(f'slab_bytes = {job.version.size}')}; so much shared memory is kept for images"
+        how = f"{advise(f'slab_bytes = {job.version.size}')}; this much shared memory is reserved for images"
         job.failure = Failure(Reason.BYTES, f"{told}. {how}")
         return True
 

@@ -18,15 +18,15 @@ UNITS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0, "y": 365 * 86_400.0}
 def prune(
     older_than: Annotated[
         str,
-        typer.Option("--older-than", help="How old, as 12h, 90d, 8w or 2y; by default [upkeep] prune_age_days."),
+        typer.Option("--older-than", help="Age, for example 12h, 90d, 8w or 2y; default: [upkeep] prune_age_days."),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove from the ledger what nothing needs any more: versions of files that were gone before they were read, or that a
-    newer version with a result replaced so long ago, and results of bytes that no version has. The newest version of a file
-    stays, and so does whatever lies on the disk or waits. With a running daemon it does this beside its work.
+    """Remove what is no longer needed from the ledger: versions of files that were gone before they were read, or that a newer
+    version with a result replaced, if that was so long ago; and results of bytes that no version has. The newest version of a
+    file stays, and so does everything that is on disk or waits. This also works while the daemon runs.
 
     Example: visiond prune --older-than 90d --dry-run
     """
@@ -49,12 +49,12 @@ def prune(
     )
     total = sum(amount.bytes for amount in amounts.values())
     rows = sum(amount.rows for amount in amounts.values())
-    console.print(f"{quantity(rows, 'row')} of about {total:,} bytes {'would be' if dry_run else 'were'} removed")
+    console.print(f"{quantity(rows, 'row')}, about {total:,} bytes, {'would be' if dry_run else 'were'} removed")
 
 
 def parse_age(text: str) -> float:
     """ "90d" in seconds. Raises WrongArgument."""
     found = re.fullmatch(r"(\d{1,6})([hdwy])", text.strip())
     if not found or not int(found[1]):
-        raise WrongArgument(f'--older-than "{text}" is no age; write hours, days, weeks or years: 12h, 90d, 8w, 2y.')
+        raise WrongArgument(f'--older-than "{text}" is not an age; write hours, days, weeks or years: 12h, 90d, 8w, 2y.')
     return int(found[1]) * UNITS[found[2]]

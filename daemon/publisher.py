@@ -84,7 +84,7 @@ class Publisher:
         doubtful = [record for record in records if record.doubt]
         for record in doubtful:
             path = os.fsdecode(os.path.join(record.inbox_path, record.path))
-            log.error("damaged in the ledger, annotated again instead of published", path=path, what=record.doubt)
+            log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.doubt)
         if doubtful:
             self.put_back(await self._persist("ledger", self._ledger.doubt, [record.id for record in doubtful]))
         return [record for record in records if not record.doubt]

@@ -107,7 +107,7 @@ def _restore(
 def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
     """The opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the file is no sidecar."""
     if stat_regular(file) is None:  # nobody waits for a FIFO
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     with open(file, "rb") as opened:
         data = opened.read()
     sidecar = msgspec.json.decode(data, type=Sidecar)
@@ -145,9 +145,9 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         if not least <= number <= MOST:
             raise ValueError(f"its {name} is {number}; it must be from {least} to {MOST}")
     if source.inbox != sink.inbox.decode(errors="replace"):
-        raise ValueError(f"it is of the inbox {source.inbox}, and this is the folder of {os.fsdecode(sink.inbox)}")
+        raise ValueError(f"it belongs to the inbox {source.inbox}, but is in the folder of {os.fsdecode(sink.inbox)}")
     if sidecar.schema != SCHEMA or file not in _places_of(record, sink):
-        raise ValueError(f"it is no {SCHEMA} sidecar of a file of that name")
+        raise ValueError(f"it is not a {SCHEMA} sidecar of a file with that name")
     return record
 
 

@@ -151,5 +151,5 @@ def _check_source(config: Config) -> None:
         begin = f"Remove {identity}, and `{command('run')}`" if identity.exists() else f"`{command('run')}`"
         raise NothingFound(
             f"There is neither a ledger at {path} nor a sidecar in {config.output.results}: is this the right configuration? "
-            f"{begin} begins with an empty one."
+            f"{begin} starts with an empty one."
         )

@@ -20,7 +20,7 @@ REPAIRED = {
     "missing": " and written again",
     "edited": " and written again",
     "foreign": " and left alone",
-    "damaged": " and put right",
+    "damaged": " and repaired",
 }
 
 

@@ -30,7 +30,7 @@ ABOUT = {
     "[[inbox]]": "A folder to watch. Repeat the table for each further one, with a name each.",
     "[output]": "Where results, reasons of failure and sources go. None of these folders may lie in an inbox.",
     "[state]": "What the daemon keeps for itself. It must be on a local disk.",
-    "[upkeep]": "What keeps the ledger well over the years. One task at a time, and none holds up images that come meanwhile.",
+    "[upkeep]": "Tasks that keep the ledger in good order over the years. One runs at a time, and none delays incoming images.",
     "[pipeline]": "What is done to an image, where, and within which limits.",
     "[[pipeline.segment]]": """\
 Stages and the devices that hold them, when neither of the placements fits. Together the segments hold all

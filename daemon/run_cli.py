@@ -18,14 +18,14 @@ def run(
         typer.Option("--once", help="Process what is in the inboxes, then exit: 0 if all succeeded, 1 if some images failed."),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="With --once: a trial with so many images; the others wait.")
+        int | None, typer.Option("--limit", "-n", min=1, help="With --once: process only this many images, as a trial.")
     ] = None,
     allow_failed: Annotated[
-        bool, typer.Option("--allow-failed", help="With --once: exit 0 although images failed; `list` and `status` show them.")
+        bool, typer.Option("--allow-failed", help="With --once: exit 0 even if images failed; `list` and `status` show them.")
     ] = False,
 ) -> None:
-    """Run the daemon. SIGTERM, Ctrl-C and a terminal that closes let what is in hand finish first; `run --once` then exits with
-    128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM) if images are left.
+    """Run the daemon. On SIGTERM, Ctrl-C or a closed terminal it finishes the images in hand first; `run --once` then exits
+    with 128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM) if images are left.
 
     Example: visiond run --once --limit 20
     """
@@ -33,7 +33,7 @@ def run(
     from daemon.progress import Progress
 
     if not once and (limit or allow_failed):
-        raise typer.BadParameter("--limit and --allow-failed are for --once")
+        raise typer.BadParameter("--limit and --allow-failed need --once")
     settings = read_config(config)
     with Progress("images", shown=once) as progress:
         outcomes = control.run(settings, once=once, limit=limit or 0, show=progress.show if once else None)

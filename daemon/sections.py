@@ -79,7 +79,7 @@ class Section(BaseModel):
         """Neither infinite nor more than timers, the ledger and the kernel can count with."""
         most = next((most for unit, most in MOST.items() if (field.field_name or "").endswith(unit)))
         if isinstance(value, int | float) and not -most <= value <= most:  # nor NaN
-            raise ValueError(f"should be a number, and {most:,} at most")
+            raise ValueError(f"should be a number, at most {most:,}")
         return value
 
 
@@ -141,36 +141,36 @@ def _check_hours(text: str) -> str:
     """ "HH:MM-HH:MM", or nothing."""
     found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", text)
     if text and not found:
-        raise ValueError(f'"{text}" is no time of the day; write a beginning and an end, for example "02:00-05:00", or ""')
+        raise ValueError(f'"{text}" is not a time range; write a start and an end, for example "02:00-05:00", or ""')
     if found and found.group(1, 2) == found.group(3, 4):
-        raise ValueError(f'"{text}" has no length; write "" for any time')
+        raise ValueError(f'"{text}" starts and ends at the same time; write "" for any time')
     return text
 
 
 class UpkeepSection(Section):
     quiet_hours: Annotated[str, AfterValidator(_check_hours)] = Field(
         "02:00-05:00",
-        description="When upkeep may begin, in local time, once no image is in flight; it may cross midnight. Empty: any time.",
+        description="When upkeep may start, in local time, if no image is in flight; it may cross midnight. Empty: any time.",
     )
     verify_days: float = Field(
-        7, ge=0, description="Every so many days the whole ledger is read and checked, while work goes on; 0: never."
+        7, ge=0, description="Days between checks of the whole ledger; work goes on meanwhile. 0: never."
     )
     vacuum_days: float = Field(
         7,
         ge=0,
-        description="Every so many days the ledger's file is made smaller, if a quarter of it is free; it stops when images "
-        "come. 0: never.",
+        description="Days between attempts to shrink the ledger's file, if a quarter of it is free; stops when images come. "
+        "0: never.",
     )
-    prune_days: float = Field(0, ge=0, description="Every so many days what `visiond prune` removes goes; 0: never.")
+    prune_days: float = Field(0, ge=0, description="Days between prunes, as with `visiond prune`; 0: never.")
     prune_age_days: float = Field(
-        90, ge=1, description="How long ago a version must have been replaced, or gone, for that; --older-than of the command."
+        90, ge=1, description="Days since a version was replaced, or gone, before it is pruned; like --older-than."
     )
     backup_folder: str = Field(
         "",
-        description="Where copies of the ledger go, each named by its date; best on another disk. Empty: none.",
+        description="Folder for backups of the ledger, each named by its date; best on another disk. Empty: no backups.",
     )
-    backup_days: float = Field(1, gt=0, description="Every so many days a copy is made, if there is a folder for it.")
-    backups_kept: int = Field(7, ge=1, description="The newest so many copies are kept, the older ones removed.")
+    backup_days: float = Field(1, gt=0, description="Days between backups, if backup_folder is set.")
+    backups_kept: int = Field(7, ge=1, description="How many backups are kept; older ones are removed.")
 
 
 class SegmentTable(Section):

@@ -52,7 +52,7 @@ def find_cut(path: Path) -> str:
     is_valid = head[24:28] == head[92:96]  # else an old SQLite wrote last, which did not keep the count
     length = path.stat().st_size
     if is_valid and length < page_bytes * pages:
-        return f"it is cut: it has {length} bytes of {page_bytes * pages}"
+        return f"it is cut short: it has {length} of {page_bytes * pages} bytes"
     return ""
 
 
@@ -78,7 +78,7 @@ def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
     last = connection.execute(SQL["last_number"]).fetchone()[0]
     highest = connection.execute(SQL["last_id"]).fetchone()[0]
     if not highest <= last <= MOST:
-        return f"the last number that it gave to an image is {last}, its highest {highest}, and {MOST} the most that can be"
+        return f"the last image number it gave is {last}, its highest is {highest}, and the limit is {MOST}"
     return ""
 
 

@@ -51,7 +51,7 @@ def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> I
         try:
             child = _start(Order(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
         except OSError as error:
-            yield Trial(waiting[0], device, problem=f"no process to try it could be started: {error.strerror}.")
+            yield Trial(waiting[0], device, problem=f"cannot start a process to try it: {error.strerror}.")
             return
         try:
             for line in _lines(child, patience):

@@ -60,7 +60,7 @@ def try_stage(setup: Setup, spec: StageSpec, page: bytes, known: dict[str, bytes
     except Exception as error:  # noqa: BLE001 - whatever a stage raises is what there is to report
         return Trial(spec.name, problem=f"it cannot be built: {type(error).__name__}: {' '.join(str(error).split())}.")
     if outcome.reason:
-        return Trial(spec.name, problem=f"it is built, but fails on a page of our own: {outcome.reason}: {outcome.detail}.")
+        return Trial(spec.name, problem=f"it is built, but fails on a test page: {outcome.reason}: {outcome.detail}.")
     return Trial(
         spec.name,
         load_seconds=round(load_seconds, 3),

@@ -130,7 +130,7 @@ class Upkeep:
         try:
             outcome, detail = "done", await self._work[task]()
         except Stopped:
-            outcome, detail = "stopped", "images came, or the daemon was to end"
+            outcome, detail = "stopped", "images came, or the daemon was stopping"
         except Exception as error:  # noqa: BLE001 - of one task; whatever it is, work goes on
             outcome, detail = "failed", str(error) or repr(error)
             self._metrics.upkeep_failures.labels(task).inc()
@@ -149,13 +149,13 @@ class Upkeep:
         try:
             write_diary(self._folder, self._chores.values())
         except OSError as error:  # it is tried again after the next task
-            log.warning("what upkeep was done cannot be written down", why=str(error))
+            log.warning("the state of upkeep cannot be saved", why=str(error))
 
     # The tasks; each returns what was done, in a few words
 
     async def _verify(self) -> str:
         await run_beside(check_beside, self._ledger.path)
-        return "the ledger is whole"
+        return "the ledger is undamaged"
 
     async def _back_up(self) -> str:
         folder, now = Path(self._settings.backup_folder), self._clock()
@@ -169,7 +169,7 @@ class Upkeep:
     async def _vacuum(self) -> str:
         free, pages, page_bytes = await self._ledger.run(_measure)
         if free * page_bytes < LEAST_FREE_BYTES or free < FREE_SHARE * pages:
-            return f"not worth while: {free * page_bytes >> 20} of {pages * page_bytes >> 20} MiB are free"
+            return f"not needed: only {free * page_bytes >> 20} of {pages * page_bytes >> 20} MiB are free"
         wanted = 2 * (pages - free) * page_bytes  # a copy beside the ledger, and the copy back through its -wal
         if shutil.disk_usage(self._folder).free < wanted:
             raise NotWritable(f"{self._folder} has no room for a copy of the ledger; {wanted >> 20} MiB are needed.")

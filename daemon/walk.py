@@ -28,7 +28,7 @@ LOOK_ENTRIES, LOOK_SECONDS = 100_000, 5.0  # of an inbox that `check` looks at
 LONGEST_SHOWN = 200  # characters of a path
 LONGEST_PATH = 4095  # bytes (PATH_MAX)
 TOO_LONG = (
-    f"its path, or one in it, is over the {LONGEST_PATH:,} bytes of Linux, here or in an output folder; use shorter names"
+    f"its path, or one in it, is over Linux's limit of {LONGEST_PATH:,} bytes, here or in an output folder; use shorter names"
 )
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # since its folder was listed: no trouble
 

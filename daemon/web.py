@@ -235,7 +235,7 @@ def read_secret(key: str, name: str) -> bytes:
         raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
     if mode & stat.S_IRWXO:
         fix = shlex.join(["chmod", "o=", name])
-        raise ConfigError([f"{key}: every user may read or change {name}, which is to be secret; {fix}"])
+        raise ConfigError([f"{key}: every user can read or change {name}, which must be secret; {fix}"])
     return data
 
 

@@ -56,7 +56,7 @@ def assemble(
         file.chmod(0o644)  # safetensors writes for the owner alone
     manifest = Manifest(
         name=name,
-        description="Made of checkpoints by `visiond models make`.",
+        description="Made from checkpoints by `visiond models make`.",
         stages=stages,
         digests=digest_folder(folder),
         revision=origins,
@@ -69,7 +69,7 @@ def add_yolo(source: Path, folder: Path, progress: Callable[[str], None], *, all
     """YOLO's two files into the folder; returns the name and digest of what they were converted from."""
     files = {"weights": source, "config": source.with_name(YOLO_FILES["config"])}
     if source.suffix not in (".pt", ".safetensors") or not source.is_file():
-        raise PackError(f"--yolo {source} is to be a file: .pt, or .safetensors with a yolo.json beside it.")
+        raise PackError(f"--yolo {source} must be a file: .pt, or .safetensors with a yolo.json beside it.")
     recognition.check_yolo(files, allow_pickle=allow_pickle)
     if source.suffix == ".pt":
         progress(f"converting {source} to safetensors")
@@ -86,7 +86,7 @@ def add_yolo(source: Path, folder: Path, progress: Callable[[str], None], *, all
 def add_transformers(stage: str, source: Path, folder: Path, progress: Callable[[str], None], *, allow_pickle: bool) -> None:
     """A model's weights as safetensors, and every small file beside them: its config, tokenizer and image processor."""
     if not (source / "config.json").is_file():
-        raise PackError(f"--{stage} {source} is to be a folder as transformers saves a model: there is no config.json in it.")
+        raise PackError(f"--{stage} {source} must be a folder as transformers saves a model, but has no config.json.")
     recognition.check_transformers(stage, source, pickle=True)
     weights = recognition.list_weights(source, pickle=True)
     if not weights and not allow_pickle:

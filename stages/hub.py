@@ -85,7 +85,7 @@ def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) 
     Raises PackError when the hub cannot be reached or what it sends cannot be used.
     """
     if (folder / MANIFEST).is_file():
-        progress(f"{folder} is there already; delete it to pull it again.")
+        progress(f"{folder} already exists; delete it to pull it again.")
         return read_manifest(folder / MANIFEST)
     partial = folder.with_name(f".{folder.name}.partial")  # kept after a failure, so that the next try goes on from there
     partial.mkdir(parents=True, exist_ok=True)

@@ -52,8 +52,8 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     orientation: Annotated[
         bool,
         Meta(
-            description="Whether to read pages that stand upside down or on their side, too. A page whose text is not sure is "
-            "then also read the other way round, and the surer reading is taken."
+            description="Whether to also read pages that are upside down or sideways. A page whose text has a low score is "
+            "then also read the other way round, and the reading with the higher score is used."
         ),
     ] = False
 

@@ -169,9 +169,9 @@ def describe_unknown(path: Path) -> str:
         wanted = " and ".join(f"{name} for {stage}" for stage, (name, _) in recognition.CLASSES.items())
         return f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json); visiond takes {wanted}.'
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
-        return f"{path} has weights, but no config.json that says of what. Save the whole model there with save_pretrained."
+        return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
     return (
-        f"{path} holds no weights that are known here: there should be a {MANIFEST}, or clip/, blip/ or yolo.safetensors with "
+        f"{path} has no weights that visiond knows: there should be a {MANIFEST}, or clip/, blip/ or yolo.safetensors with "
         "yolo.json."
     )
 

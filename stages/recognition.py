@@ -76,7 +76,7 @@ def check_transformers(stage: str, folder: Path, *, pickle: bool = False) -> Non
         known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""
         what = f"a {found}{known}" if found else "no model of a class that visiond knows"
         raise PackError(
-            f'{folder} holds {what}, by the config.json in it (model_type "{model_type}"); for {stage}, visiond takes {wanted} '
+            f'{folder} holds {what}, says its config.json (model_type "{model_type}"); for {stage}, visiond takes {wanted} '
             f"({description})."
         )
     for what, files in MODEL_PARTS.items():
@@ -118,7 +118,7 @@ def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
         if pickle:
             return []
         raise PackError(
-            f"{folder} has its weights as a pickle, {PICKLE}; `visiond models make` makes a pack with safetensors of it."
+            f"{folder} has its weights as a pickle, {PICKLE}; `visiond models make` makes a pack with safetensors from it."
         )
     raise PackError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}. Save them there with save_pretrained.")
 
@@ -132,16 +132,16 @@ def read_header(file: Path) -> dict[str, Any]:
             head = opened.read(8)
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
             if not 2 <= length <= min(size - 8, LONGEST_HEADER):
-                raise PackError(f"{damaged}: it does not begin as safetensors do. Copy it again.")
+                raise PackError(f"{damaged}: it does not start like a safetensors file. Copy it again.")
             tensors: dict[str, Any] = msgspec.json.decode(opened.read(length), type=dict[str, Any])
         tensors.pop("__metadata__", None)
         end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except OSError as error:
         raise PackError(f"{file} cannot be read: {error.strerror}. Copy it again.") from error
     except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
-        raise PackError(f"{damaged}: its header is no list of tensors. Copy it again.") from error
+        raise PackError(f"{damaged}: its header is not a list of tensors. Copy it again.") from error
     if 8 + length + end != size:
-        raise PackError(f"{damaged}: it has {size:,} bytes, and by its header {8 + length + end:,}. Copy it again.")
+        raise PackError(f"{damaged}: it has {size:,} bytes, but its header says {8 + length + end:,}. Copy it again.")
     return tensors
 
 
@@ -168,7 +168,7 @@ def check_yolo(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
 
 def tell_pickle(weights: str | Path) -> str:
     return (
-        f"{weights} is a pickle, which can run code when it is read. If you trust it, make safetensors of it once with "
+        f"{weights} is a pickle, which can run code when it is read. If you trust it, convert it to safetensors once with "
         f"`visiond models make FOLDER --yolo {weights} --allow-pickle`, or set allow_pickle = true under [stages.yolo.options]."
     )
 
@@ -184,7 +184,7 @@ def check_checkpoint(file: Path) -> None:
     if other := [name for name in heads if name not in YOLO_HEADS]:
         raise PackError(f"{file} is a YOLO model with a {other[0]} head; {YOLO_TAKEN}.")
     if classes and not models:
-        raise PackError(f"{file} holds no model of ultralytics, but {'.'.join(classes[0])}; {YOLO_TAKEN}.")
+        raise PackError(f"{file} does not hold an ultralytics model, but {'.'.join(classes[0])}; {YOLO_TAKEN}.")
 
 
 def list_classes(file: Path) -> list[tuple[str, str]]:
@@ -196,7 +196,7 @@ def list_classes(file: Path) -> list[tuple[str, str]]:
         with zipfile.ZipFile(file) as archive:
             entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
             if entry is None:
-                raise PackError(f"{file} is no checkpoint of torch's; {YOLO_TAKEN}.")
+                raise PackError(f"{file} is not a torch checkpoint; {YOLO_TAKEN}.")
             if entry.file_size > LONGEST_PICKLE:
                 return []
             operations = pickletools.genops(archive.read(entry))

@@ -54,7 +54,7 @@ def check_scans(data: memoryview, start: int) -> None:
     if gap := find_gap(data, start):
         at, size = gap
         told = f"{size:,} of its {len(data):,} bytes are zeros, from byte {at:,} on, where its pixels should be"
-        raise ImageError(Reason.TRUNCATED, f"the JPEG was not written whole: {told}. Copy it again from where it came from")
+        raise ImageError(Reason.TRUNCATED, f"the JPEG is incomplete: {told}. Copy it again from its source")
 
 
 def find_gap(data: memoryview, start: int) -> tuple[int, int] | None:

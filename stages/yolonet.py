@@ -163,7 +163,7 @@ def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]
         content, _ = torch_safe_load(str(checkpoint), safe_only=True)
     except (TypeError, RuntimeError, ImportError, AttributeError, pickle.UnpicklingError) as error:
         what = " ".join(str(error).split()).removeprefix("ERROR ❌️ ")
-        raise StageUnusable(f"{checkpoint} is no ultralytics checkpoint: {what}") from error
+        raise StageUnusable(f"{checkpoint} is not an ultralytics checkpoint: {what}") from error
     held = (content.get("ema") or content.get("model")) if isinstance(content, dict) else content
     model = take_detection_model(held, checkpoint)
     size = content.get("train_args", {}).get("imgsz", 640)

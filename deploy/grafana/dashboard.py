@@ -129,7 +129,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Files that events missed", "Found by a later scan: whether events can be relied on here.", "short",
               {"found {{instance}}": "visiond_reconcile_found_total{M}",
                "overflows {{instance}}": "visiond_watch_overflows_total{M}"}, width=6),
-        Panel("Folders that cannot be read", "Passed over, with all files in them: `visiond status` names them.", "short",
+        Panel("Folders that cannot be read", "Skipped, with all files in them; `visiond status` lists them.", "short",
               {"{{instance}} {{inbox}}": "visiond_unread_folders{M}"}, width=24),
     ],
     "Processes": [

@@ -255,7 +255,7 @@ def check_place(out: Path) -> None:
     """Raises PackError when a pack that is put there would take the place of something else."""
     empty = out.is_dir() and not any(out.iterdir())
     if out.exists() and not empty and not (out / MANIFEST).is_file():
-        raise PackError(f"{out} is no pack, and would be lost: name a new folder, or that of a pack.")
+        raise PackError(f"{out} is not a pack, and would be lost: name a new folder, or that of a pack.")
 
 
 def score(options: Options, tell: Say) -> dict[str, Any]:

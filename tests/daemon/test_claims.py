@@ -62,7 +62,7 @@ def test_where_folders_cannot_be_locked_it_is_said_and_work_goes_on(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with claim_outputs(configure(tmp_path, HERE)):
         pass
-    assert "folder cannot be locked; see that no other visiond writes to it" in capsys.readouterr().out
+    assert "folder cannot be locked; make sure that no other visiond writes to it" in capsys.readouterr().out
 
 
 def test_a_second_daemon_and_a_repair_are_refused_by_name_and_no_file_is_left_among_the_results(tmp_path: Path) -> None:

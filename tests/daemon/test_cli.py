@@ -187,7 +187,7 @@ def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path:
     file.write_bytes(b"mine")
     refused = place.command(command, file)
     assert refused.returncode == os.EX_CANTCREAT
-    assert f"{file} is there already; name another file, or replace it with --force." in refused.stderr
+    assert f"{file} already exists; name another file, or replace it with --force." in refused.stderr
     assert file.read_bytes() == b"mine"
     assert f" in {file}\n" in say(place, command, "--force", file)
     assert file.read_bytes() != b"mine"
@@ -449,8 +449,8 @@ def test_each_command_explains_itself_with_an_example() -> None:
         (["export", "no/such/folder.csv"], os.EX_CANTCREAT, "cannot be written: No such file"),
         (["export", "-f", "parquet", "-"], os.EX_USAGE, "name a file"),
         (["list", "--status", "lost"], os.EX_USAGE, "failed"),
-        (["retry"], os.EX_USAGE, "one of them"),
-        (["retry", "--all", "broken.jpg"], os.EX_USAGE, "one of them"),
+        (["retry"], os.EX_USAGE, "not both"),
+        (["retry", "--all", "broken.jpg"], os.EX_USAGE, "not both"),
         (["export", "all.json"], os.EX_USAGE, "ends in none of .csv, .jsonl, .parquet"),
         (["backup", "-"], os.EX_USAGE, "name a file"),
         (["samples", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml cannot be written: File exists"),

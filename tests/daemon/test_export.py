@@ -275,7 +275,7 @@ async def test_embeddings_of_one_length_are_lists_of_that_size_and_null_without_
 async def test_embeddings_of_several_lengths_are_plain_lists_and_it_is_said(ledger: Ledger, tmp_path: Path) -> None:
     kind, values, said = await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2))
     assert (kind, values) == ("list<element: float>", [[0.5, -1.0], None, [2.0]])
-    assert said[0].startswith("Embeddings of several lengths (1, 2): the column embedding has plain lists")
+    assert said[0].startswith("Embeddings have several lengths (1, 2): the column embedding has plain lists")
 
 
 async def test_a_model_that_no_exported_image_has_any_more_makes_no_other_length(ledger: Ledger, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
     )
     said: list[str] = []
     manifest = making.make_pack(tmp_path / "mine", sources, said.append, allow_pickle=True)
-    assert [line.split()[0] for line in said if "answers a page" in line] == ["yolo", "clip", "blip"]
+    assert [line.split()[0] for line in said if "answers a test page" in line] == ["yolo", "clip", "blip"]
     assert f'    pack = "{tmp_path / "mine"}"' in making.tell_use(tmp_path / "mine", manifest)
     pack = open_pack(tmp_path / "mine", tmp_path / "models")
     verify(pack)
@@ -63,7 +63,7 @@ def make(folder: Path, *, force: bool = False, **sources: Path) -> list[str]:
 def test_a_pack_of_some_stages_says_what_else_is_needed(tmp_path: Path) -> None:
     told = "\n".join(make(tmp_path / "mine", yolo=MINI / "yolo.safetensors"))
     assert 'It has no clip and blip: add `stages = ["ocr", "yolo"]` under [pipeline]' in told
-    assert 'or name weights of their own, such as `model = "/path"` under [stages.clip]' in told
+    assert 'or name other weights, for example `model = "/path"` under [stages.clip]' in told
     assert open_pack(tmp_path / "mine", tmp_path / "models").manifest.stages.keys() == {"yolo"}
 
 
@@ -84,13 +84,13 @@ def test_a_pickle_of_transformers_is_converted_only_where_that_is_allowed(tmp_pa
 def test_what_is_there_is_replaced_only_by_force_and_only_where_it_is_a_pack(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "photos"
     make(mine, yolo=MINI / "yolo.safetensors")
-    with pytest.raises(NotWritable, match=r"mine is there already.*--force"):
+    with pytest.raises(NotWritable, match=r"mine already exists.*--force"):
         make(mine, clip=MINI / "clip")
     make(mine, force=True, clip=MINI / "clip")
     assert json.loads((mine / MANIFEST).read_text())["stages"].keys() == {"clip"}
     other.mkdir()
     (other / "a.jpg").write_text("mine")
-    with pytest.raises(NotWritable, match=r"photos is no pack, and would be lost"):
+    with pytest.raises(NotWritable, match=r"photos is not a pack, and would be lost"):
         make(other, force=True, clip=MINI / "clip")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "photos"]
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_used_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     torn = shutil.copytree(MINI / "clip", tmp_path / "torn")
     (torn / "model.safetensors").write_bytes(b"torn")
     kind = "yolo" if source.endswith(".pt") else "clip"
-    with pytest.raises(ModelsUnusable, match=rf"{source}.*(is to be|cut short)"):
+    with pytest.raises(ModelsUnusable, match=rf"{source}.*(must be|cut short)"):
         make(tmp_path / "mine", **{kind: tmp_path / source})
     with pytest.raises(ModelsUnusable, match=r"clip on cpu: .* fails"):
         make(tmp_path / "mine", clip=MINI / "clip")

@@ -189,8 +189,8 @@ def test_a_rebuilt_ledger_annotates_what_it_found_where_it_lies(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "status", "word"),
     [
-        ([], os.EX_USAGE, "one of them"),
-        (["--all", "--stale"], os.EX_USAGE, "one of them"),
+        ([], os.EX_USAGE, "exactly one of these"),
+        (["--all", "--stale"], os.EX_USAGE, "exactly one of these"),
         (["no such"], os.EX_NOINPUT, "knows no image"),
         (["broken.jpg"], os.EX_NOINPUT, "is FAILED, not DONE"),
     ],

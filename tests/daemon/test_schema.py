@@ -100,7 +100,7 @@ def test_a_ledger_without_its_identity_file_gets_it_again(older: Path) -> None:
 def test_an_identity_file_that_is_damaged_is_named(older: Path, content: bytes) -> None:
     Ledger(older).close()
     (older.parent / "identity").write_bytes(content)
-    with pytest.raises(LedgerDamaged, match=r"identity says which ledger belongs here and is damaged: .* Remove it"):
+    with pytest.raises(LedgerDamaged, match=r"identity, which says which ledger belongs here, is damaged: .* Remove it"):
         Ledger(older)
 
 

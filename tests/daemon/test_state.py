@@ -87,8 +87,8 @@ def test_inboxes_that_exchange_their_names_are_refused_until_the_results_follow(
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG
         said = (refused.stdout + refused.stderr).replace('\\"', '"')  # `run` logs JSON by then
-        assert f'inbox {tmp_path / "one"}: its name was "left" until now and is "right"' in said
-        assert f'inbox {tmp_path / "two"}: its name was "right" until now and is "left"' in said
+        assert f'inbox {tmp_path / "one"}: its name was "left" and is "right"' in said
+        assert f'inbox {tmp_path / "two"}: its name was "right" and is "left"' in said
         assert "visiond repair" in said
     assert place.command("repair").returncode == 0
     place.dropped = {"right": place.dropped["left"], "left": place.dropped["right"]}
@@ -130,7 +130,7 @@ def test_more_memory_than_there_is_is_refused_in_a_sentence(tmp_path: Path) -> N
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG
         said = refused.stdout + refused.stderr
-        assert f"pipeline.slab_bytes: {size >> 20:,} MiB cannot be had; this machine has {size >> 21:,} MiB of memory" in said
+        assert f"pipeline.slab_bytes: {size >> 20:,} MiB is too much; this machine has {size >> 21:,} MiB of memory" in said
 
 
 def test_an_inbox_that_is_a_file_is_called_one(tmp_path: Path) -> None:

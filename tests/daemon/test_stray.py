@@ -68,7 +68,7 @@ def test_a_defect_of_the_daemon_is_one_line_with_its_traceback_and_a_status_of_i
     run = place.run_once(prefix=["env", f"PYTHONPATH={place.folder}", "DEFECT=1"])
     assert run.returncode == os.EX_SOFTWARE
     last = lines(run.stderr)[-1]
-    assert (last["event"], last["level"]) == ("visiond has a defect; please report it", "critical")
+    assert (last["event"], last["level"]) == ("visiond has a bug; please report it", "critical")
     assert "RuntimeError: a defect made to order" in last["exception"]
 
 

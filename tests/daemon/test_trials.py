@@ -32,10 +32,10 @@ def test_check_builds_each_stage_unless_it_is_to_be_quick(tmp_path: Path) -> Non
     place = Place(tmp_path, {"stages": {"clip": {"backend": "fake", "options": {"load_seconds": 0.2}}}})
     told = place.command("check")
     assert told.returncode == 0, told.stderr
-    built = [line for line in told.stdout.splitlines() if "answers a page of our own" in line]
+    built = [line for line in told.stdout.splitlines() if "answers a test page" in line]
     assert [line.split()[2] for line in built] == list(ORDER)
     assert "stage clip on cpu: loads in 0.2 s" in told.stdout
-    assert "answers a page" not in place.command("check", "--quick").stdout
+    assert "answers a test page" not in place.command("check", "--quick").stdout
 
 
 def test_a_stage_that_cannot_be_built_is_refused_by_check_and_run_with_the_same_sentence(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_stage_that_ends_or_hangs_its_process_or_fails_on_the_page_is_one_find
     faults = {"ocr": "segfault", "yolo": "raise", "clip": "hang"}
     found = try_all(tmp_path, seconds, **{stage: {"fail": {"JFIF": fault}} for stage, fault in faults.items()})
     assert found["ocr"].problem == "the process that built and tried it was killed by SIGSEGV."
-    assert found["yolo"].problem.startswith("it is built, but fails on a page of our own: stage: yolo: ")
+    assert found["yolo"].problem.startswith("it is built, but fails on a test page: stage: yolo: ")
     assert found["clip"].problem == "it was not built and tried within 3 s."
     assert (found["blip"].problem, b"text" in found["blip"].answer) == ("", True)
     assert list(found) == list(ORDER)

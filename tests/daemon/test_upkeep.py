@@ -273,7 +273,7 @@ async def fill_and_empty(ledger: Ledger, megabytes: int) -> None:
 
 async def test_a_file_that_is_mostly_free_is_made_smaller(open_upkeep: Callable[..., Upkeep]) -> None:
     keeper = open_upkeep(Clock())
-    assert await keeper._vacuum() == "not worth while: 0 of 0 MiB are free"
+    assert await keeper._vacuum() == "not needed: only 0 of 0 MiB are free"
     await fill_and_empty(keeper._ledger, 20)
     assert "given back" in await keeper._vacuum()
     assert keeper._ledger.path.stat().st_size < 1 << 20

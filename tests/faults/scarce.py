@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tests.daemon_process import Daemon, Place
 
 CLIENTS = 200
-TURNED_AWAY = "HTTP clients are turned away, so that the work keeps its descriptors"
+TURNED_AWAY = "HTTP clients are refused, to keep descriptors for the work"
 
 
 class Scarce(NamedTuple):

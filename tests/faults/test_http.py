@@ -263,13 +263,13 @@ def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_pa
     ("settings", "mode", "word"),
     [
         ({"token_file": "none"}, 0o600, "cannot be read"),
-        ({"token_file": "token"}, 0o644, "every user may read"),
+        ({"token_file": "token"}, 0o644, "every user can read"),
         ({"token_file": "empty"}, 0o600, "is empty"),
         ({"tls_certificate": "token"}, 0o600, "http.tls_certificate"),
         ({"tls_certificate": "none"}, 0o600, "http.tls_certificate"),
         ({"tls_key": "token"}, 0o600, "name its tls_certificate too"),
-        ({"tls_certificate": "certificate.pem", "tls_key": "token"}, 0o644, "every user may read"),
-        ({"tls_certificate": "token"}, 0o644, "every user may read"),
+        ({"tls_certificate": "certificate.pem", "tls_key": "token"}, 0o644, "every user can read"),
+        ({"tls_certificate": "token"}, 0o644, "every user can read"),
     ],
 )
 def test_a_token_or_certificate_that_is_of_no_use_is_refused(

@@ -81,7 +81,7 @@ def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptie
     with Daemon(place) as daemon:
         change(place)
         assert daemon.wait_end() == os.EX_DATAERR
-        assert "while the daemon worked with it" in daemon.log_text()
+        assert "while the daemon used it" in daemon.log_text()
         assert "run `visiond repair" in daemon.log_text()
 
 
@@ -103,7 +103,7 @@ def test_a_restored_backup_works_and_no_number_is_given_twice(tmp_path: Path) ->
     later = place.sidecar("later.ppm")["id"]
     remove(place)
     shutil.copy(tmp_path / "backup.sqlite", place.site.ledger)
-    assert "older than the one that worked here last" in (run := place.run_once()).stderr
+    assert "older than the last one used here" in (run := place.run_once()).stderr
     assert run.returncode == 0
     assert place.sidecar("later.ppm")["id"] > later
     place.assert_kept(DONE=4)
@@ -162,7 +162,7 @@ def test_a_damaged_result_is_not_published_but_made_again(tmp_path: Path) -> Non
         connection.execute("UPDATE image SET emitted = 0")
     run = place.run_once()
     assert run.returncode == 0
-    assert run.stderr.count("annotated again instead of published") == 4
+    assert run.stderr.count("result damaged in the ledger; the image is annotated again") == 4
     after = sidecars(place)
     assert [json.loads(after[name])["caption"] for name in before] == [json.loads(data)["caption"] for data in before.values()]
     place.assert_kept(DONE=4)
@@ -199,7 +199,7 @@ def test_what_neither_ledger_nor_sidecar_has_whole_is_annotated_again(tmp_path: 
     before = sidecars(place)
     [name] = flip_results(place, seeded(), 1)
     (place.site.results / name).write_bytes(edit(before[name]))
-    assert "no sidecar has it" in place.command("repair").stdout
+    assert "no sidecar has an undamaged copy" in place.command("repair").stdout
     assert (place.site.results / name).read_bytes() == edit(before[name])
     assert place.run_once().returncode == 0
     assert json.loads(sidecars(place)[name])["caption"] == json.loads(before[name])["caption"]

@@ -280,7 +280,7 @@ def test_a_sidecar_in_the_folder_of_another_inbox_is_left_out(tmp_path: Path) ->
     for old, new in (("a", "aside"), ("b", "a"), ("aside", "b")):
         os.rename(place.site.results / old, place.site.results / new)
     amiss = json.loads(place.command("repair", "--json").stdout)["amiss"]
-    assert [(entry["kind"], "it is of the inbox" in entry["detail"]) for entry in amiss] == [("left out", True)] * 2
+    assert [(entry["kind"], "it belongs to the inbox" in entry["detail"]) for entry in amiss] == [("left out", True)] * 2
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=2)
 

@@ -144,7 +144,7 @@ def test_only_what_is_needed_is_downloaded(there: list[str], chosen: list[str]) 
 
 def test_a_repository_without_weights_is_named(tmp_path: Path, hub: FolderHub) -> None:
     (hub.root / SOURCES["blip"] / "pytorch_model.bin").unlink()
-    with pytest.raises(PackError, match=f"{SOURCES['blip']} at .* holds no weights"):
+    with pytest.raises(PackError, match=f"{SOURCES['blip']} at .* has no weights"):
         pull_standard(tmp_path / "models", lambda _: None, hub)
 
 

@@ -77,7 +77,7 @@ def test_a_checkpoint_that_is_cut_short_or_of_another_library_is_refused_by_name
     with pytest.raises(PackError, match=r"x\.pt is cut short or damaged"):
         open_pack(file, tmp_path / "models")
     torch.save(torch.nn.Linear(1, 1), file)
-    with pytest.raises(PackError, match=r"holds no model of ultralytics, but torch\.nn\.modules\.linear\.Linear"):
+    with pytest.raises(PackError, match=r"does not hold an ultralytics model, but torch\.nn\.modules\.linear\.Linear"):
         open_pack(file, tmp_path / "models")
 
 
@@ -163,7 +163,7 @@ def test_a_damaged_header_a_lost_shard_and_a_pickle_are_named(part: Any, tmp_pat
     data = bytearray(weights.read_bytes())
     data[8:10] = b"!!"
     weights.write_bytes(data)
-    with pytest.raises(PackError, match="its header is no list of tensors"):
+    with pytest.raises(PackError, match="its header is not a list of tensors"):
         open_pack(folder, tmp_path / "models")
     weights.unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1-of-2.safetensors"}}')

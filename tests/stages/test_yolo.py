@@ -209,7 +209,7 @@ class Bomb:
 def test_a_checkpoint_that_would_run_code_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Bomb()}, tmp_path / "evil.pt")
-    with pytest.raises(ValueError, match="no ultralytics checkpoint"):
+    with pytest.raises(ValueError, match="not an ultralytics checkpoint"):
         convert_checkpoint(tmp_path / "evil.pt", tmp_path / "out")
     assert not Path("bomb").exists()
     with pytest.raises(FileNotFoundError):

@@ -234,7 +234,7 @@ def test_a_folder_that_is_no_pack_is_not_replaced(tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit) as ending:
         parse_options(["--out", str(tmp_path.parent)])
     assert ending.value.code == 2
-    assert f"{tmp_path.parent} is no pack" in capsys.readouterr().err
+    assert f"{tmp_path.parent} is not a pack" in capsys.readouterr().err
     assert parse_options(["--out", str(tmp_path)]).out == tmp_path  # which is empty
 
 
