@@ -92,9 +92,7 @@ def export_records(
     if len(sizes) > 1:
         listed = ", ".join(map(str, sizes))
         mend = f"`{command('redo', '--stale')}` annotates all images with the current model."
-        warn(
-            f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {mend}"
-        )
+        warn(f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {mend}")
     writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
         "csv": _write_csv,
         "jsonl": _write_jsonl,

@@ -198,7 +198,7 @@ class _Process(Collector):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
         yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
-        yield CounterMetricFamily("visiond_log_lines_dropped", "Log lines dropped, as nobody read them in time.", lines.dropped())
+        yield CounterMetricFamily("visiond_log_lines_dropped", "Log lines dropped: nobody read them in time.", lines.dropped())
 
 
 class _Gpus(Collector):
