@@ -1,4 +1,4 @@
-"""Inboxes whose images cannot be read at present though nothing is wrong with them: their mount or their disk has gone away."""
+"""Inboxes whose images cannot be read for now because their mount or disk has gone away. The images themselves are fine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class _Absence:
 
 
 class Absences:
-    """What reading the images of each inbox has shown. Few are tried at a time while it is away, and it is said once."""
+    """Which inboxes are away, judged by reading their images. While one is away, few of its images are tried; logged once."""
 
     def __init__(self, roots: Mapping[int, bytes]) -> None:
         self._roots = roots
         self._absent: dict[int, _Absence] = {}
 
     def note(self, jobs: Sequence[Job]) -> None:
-        """Take in how the reading of these went."""
+        """Note whether these could be read."""
         for inbox in {job.inbox for job in jobs if job.digest} & self._absent.keys():
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
             del self._absent[inbox]
@@ -43,12 +43,12 @@ class Absences:
             self._absent[inbox] = _Absence(why, time.monotonic() + REST_SECONDS, tries)
 
     def resting(self) -> set[int]:
-        """Those that are not to be tried just now."""
+        """Those that should not be tried now."""
         now = time.monotonic()
         return {inbox for inbox, absence in self._absent.items() if now < absence.until}
 
     def is_lasting(self) -> bool:
-        """Whether some of them have been tried often enough for a run that is to end."""
+        """Whether some of them have been tried often enough for `run --once` to end."""
         return any(absence.tries >= TRIES for absence in self._absent.values())
 
     def obstacles(self) -> list[str]:

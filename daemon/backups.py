@@ -1,4 +1,4 @@
-"""Copies of the ledger in a folder of their own: each whole and checked before it has its name, and only so many of them."""
+"""Backups of the ledger in a folder. Each is complete and checked before it gets its name; only the newest are kept."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from daemon.files import written_whole
 from daemon.schema import damaged
 
 PAGES = 256  # copied at once: a megabyte
-PAUSE_SECONDS = 0.01  # after each, so that the disk is the others' most of the time
+PAUSE_SECONDS = 0.01  # after each, so that others have the disk most of the time
 NAME = re.compile(r"ledger-\d{4}-\d\d-\d\dT\d{6}Z\.sqlite")
 PARTIAL = re.compile(rf"\.{NAME.pattern}\.partial.*")
 
 
 def back_up_beside(ledger: Path, folder: Path, kept: int, now: float, stop: Stop) -> Path:
-    """Copy the ledger as it is now, whoever writes to it meanwhile, and remove all but the newest `kept` copies; returns the
+    """Copy the ledger as it is now, even if others write to it, and remove all but the newest `kept` copies; returns the
     copy. A copy of a damaged ledger never takes the place of one that was whole. Runs in a thread.
 
     Raises Stopped, NotWritable, LedgerDamaged, LedgerUnusable.
@@ -47,7 +47,7 @@ def _copy(source: sqlite3.Connection, partial: Path, ledger: Path, stop: Stop) -
             raise Stopped
         time.sleep(PAUSE_SECONDS)
 
-    # In a transaction all pages are of one moment; else each commit of the daemon's would begin the copy again.
+    # In a transaction all pages are from one moment; otherwise each commit of the daemon would restart the copy.
     source.execute("BEGIN")
     source.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
     try:

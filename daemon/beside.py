@@ -1,4 +1,4 @@
-"""Long reads of the ledger beside the daemon's work: in a thread and over a connection of their own, ended when told."""
+"""Long reads of the ledger beside the daemon's work, in a separate thread and connection. They can be stopped."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 
 from daemon.schema import trouble_named
 
-STEPS = 20_000  # of SQLite's machine between two looks at whether to stop: some milliseconds
+STEPS = 20_000  # steps of SQLite between two checks whether to stop: some milliseconds
 
 T = TypeVar("T")
 Stop = Callable[[], bool]  # whether to stop
 
 
 class Stopped(Exception):
-    """It was told to stop before it was done."""
+    """It was stopped before it was done."""
 
 
 @contextlib.contextmanager
 def stopping(connection: sqlite3.Connection, stop: Stop) -> Iterator[None]:
-    """What this connection does within the context ends early, with Stopped, once `stop` says so."""
+    """Within the context, work on this connection ends early with Stopped as soon as `stop` returns true."""
     connection.set_progress_handler(stop, STEPS)
     try:
         yield
@@ -46,7 +46,7 @@ def opened_beside(path: Path, stop: Stop) -> Iterator[sqlite3.Connection]:
 
 
 async def run_beside(function: Callable[..., T], *arguments: object) -> T:
-    """Call `function(*arguments, stop)` in a thread of its own; when this is cancelled, `stop` says so from then on, and
+    """Call `function(*arguments, stop)` in a separate thread. When this is cancelled, `stop` returns true from then on, and
     nobody waits for the thread, not even the end of the process."""
     loop, told = asyncio.get_running_loop(), threading.Event()
     answer: asyncio.Future[Any] = loop.create_future()

@@ -1,7 +1,7 @@
 """Checksums of what the ledger stores, so that a flipped bit is found before it is published or used again.
 
-Each covers what a sidecar shows too, in the form that it has there. So it can also be computed from a sidecar, and where
-ledger and sidecar differ it says which of them is true. CRC-32 finds every single flipped bit and costs half a microsecond
+Each covers only what a sidecar shows too, in the same form. So it can also be computed from a sidecar, and when
+ledger and sidecar differ, it shows which of them is right. CRC-32 finds every single flipped bit and costs half a microsecond
 for 3 KB. A row of an older visiond has no checksum (NULL) and is trusted.
 """
 
@@ -25,12 +25,12 @@ class Named(Protocol):
 
 
 def of_content(digest: bytes, format: str, width: int, height: int, pages: int) -> int:
-    """Of what the bytes with this digest are."""
+    """The checksum of the format and size of the bytes with this digest."""
     return crc32(b"%b %b %d %d %d" % (digest, format.encode(), width, height, pages))
 
 
 def of_result(digest: bytes, stage: str, fingerprint: str, payload: bytes, seconds: float) -> int:
-    """Of what a stage's model said of them. Of the seconds, six decimals, as a sidecar has them."""
+    """The checksum of a model's answer for these bytes; seconds have six decimals, as in a sidecar."""
     return crc32(payload, crc32(b"%d %b" % (round(seconds * 1e6), digest), _of_model(stage, fingerprint)))
 
 
@@ -40,7 +40,7 @@ def _of_model(stage: str, fingerprint: str) -> int:
 
 
 class Image(NamedTuple):
-    """What of an image's row is in its sidecar, however it ended."""
+    """The fields of an image's row that its sidecar has too, for DONE and FAILED alike."""
 
     id: int
     inbox_path: bytes
@@ -52,7 +52,7 @@ class Image(NamedTuple):
 
 
 def of_done(image: Image, models: Iterable[Named], bin: str, criteria: bytes) -> int:
-    """Of an image that is DONE."""
+    """The checksum of an image that is DONE."""
     made_by = 0
     for model in models:
         made_by = crc32(b"%d" % _of_model(model.stage, model.fingerprint), made_by)
@@ -60,7 +60,7 @@ def of_done(image: Image, models: Iterable[Named], bin: str, criteria: bytes) ->
 
 
 def of_failed(image: Image, reason: str, detail: str, attempts: int) -> int:
-    """Of an image that FAILED."""
+    """The checksum of an image that FAILED."""
     return _of_image(image, crc32(f"FAILED {attempts} {reason} {detail}".encode()))
 
 

@@ -1,7 +1,7 @@
-"""The folders that results go to are one daemon's: two with state folders of their own must not write the same ones.
+"""The output folders belong to one daemon: two daemons with separate state folders must not write to the same ones.
 
-The folder itself is locked, so that no new file appears among the results. On a network mount such a lock may hold on this
-machine alone; where there are no locks at all the daemon says so and works without.
+The folder itself is locked, so that no new file appears among the results. On a network mount the lock may be valid on
+this machine only; if there are no locks at all, the daemon says so and works without them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def claim_outputs(config: Config, *, make: bool = True) -> Iterator[None]:
 
 
 def _claims(config: Config) -> dict[Path, int]:
-    """Which folders are this daemon's alone, and which it may share: those that have the sub-folders of several."""
+    """Which folders this daemon needs alone, and which it may share: those with sub-folders of several daemons."""
     output = config.output
     tops = [output.results, output.failed]
     tops += [output.bins_folder] if output.bins != "none" else []
@@ -51,13 +51,13 @@ def _claims(config: Config) -> dict[Path, int]:
 
 
 def _claim(stack: contextlib.ExitStack, folder: Path, mode: int, *, make: bool) -> None:
-    if is_there(folder) is None:  # a dead mount, which is told of elsewhere
+    if is_there(folder) is None:  # a dead mount, which is reported elsewhere
         return
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # it is not there yet, or cannot be used, which is told of when something is to be written
+    except OSError:  # it does not exist yet, or cannot be used, which is reported when something is written
         return
     stack.callback(os.close, fd)
     try:
@@ -73,7 +73,7 @@ def _claim(stack: contextlib.ExitStack, folder: Path, mode: int, *, make: bool) 
 
 
 def _holder_of(fd: int) -> str:
-    """The process that has the lock, as the kernel lists it; empty where it does not, as of another container or machine."""
+    """The process that has the lock, from the kernel's list; empty if it is not there (another container or machine)."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The time of day as it would be if nobody had set the clock since this process began.
 
-For what is waited for. A clock may be set back by an hour or forward by a year at any moment; how long something has lasted
-only the monotonic clock knows.
+It is used for waiting. A clock may be set back by an hour or forward by a year at any moment; only the monotonic clock knows
+how much time has passed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What upkeep was done when, and how it ended: a small file in the state folder."""
+"""When each upkeep task last ran and how it ended, in a small file in the state folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DIARY = "upkeep.json"
 
 
 def read_diary(folder: Path) -> list[Chore]:
-    """Nothing where there is no such file, or none that can be read: then everything is done again."""
+    """Empty if the file is missing or cannot be read: then every task runs again."""
     with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
         return msgspec.json.decode((folder / DIARY).read_bytes(), type=list[Chore])
     return []
 
 
 def write_diary(folder: Path, chores: Iterable[Chore]) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Write the file completely or not at all. Raises OSError."""
     partial = folder / f".{DIARY}.partial"
     with partial.open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(list(chores))) + b"\n")

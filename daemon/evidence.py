@@ -1,4 +1,4 @@
-"""Where the ledger's account of an image is damaged: whether its sidecar is the true one, by the checksums in the ledger."""
+"""When the ledger's data for an image is damaged: whether its sidecar is correct, judged by the checksums in the ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from daemon.stored import find_damaged
 
 
 class Evidence:
-    """Holds sidecars against what the ledger stores, row by row."""
+    """Compares sidecars with what the ledger stores, row by row."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -30,7 +30,7 @@ class Evidence:
         self._named: set[tuple[bytes, int | None]] = set()  # damaged rows of images that were weighed
 
     def weigh(self, sink: Sink, record: Record, *, mend: bool) -> Finding:
-        """An image whose rows are damaged. mend: take into the ledger what its sidecar says, if that is true; if not, have the
+        """An image whose rows are damaged. mend: copy its sidecar into the ledger if the sidecar is correct; if not, have the
         image annotated again."""
         self._named |= {(record.digest, number) for number in (None, *self._reader.models)}
         told = self._find_true_sidecar(sink, record)
@@ -51,7 +51,7 @@ class Evidence:
         return Finding("damaged", file, f"{record.doubt}: damaged in the ledger, but this sidecar is correct; {then}")
 
     def weigh_rest(self, *, mend: bool) -> Iterator[Finding]:
-        """Damaged results that no sidecar shows. mend: drop them, so that nothing makes use of them."""
+        """Damaged results that no sidecar shows. mend: drop them, so that nothing uses them."""
         reader = self._reader
         with reader.lend() as connection:
             left = [key for key in find_damaged(connection, reader.models, lambda: True) if key not in self._named]
@@ -75,7 +75,7 @@ class Evidence:
         return None
 
     def _is_true(self, said: Record, record: Record) -> bool:
-        """Whether every row that there is of the image agrees with the sidecar: has its checksum, or says the same and has
+        """Whether every row of the image agrees with the sidecar: has its checksum, or says the same and has
         lost its own."""
         if (said.id, said.path, said.status) != (record.id, record.path, record.status):
             return False
@@ -101,7 +101,7 @@ class Evidence:
         return whole
 
     def _write(self, said: Record, record: Record) -> None:
-        """The sidecar's account into the ledger, in the place of what is damaged."""
+        """Replace the damaged rows in the ledger by what the sidecar says."""
         numbers = [self._numbers[model.stage, model.fingerprint] for model in said.models]
         attempts = said.attempts if said.status is JobStatus.FAILED else record.attempts
         with self._writing() as connection:
@@ -123,7 +123,7 @@ class Evidence:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction of its own: what is damaged is rare."""
+        """One transaction for each: damage is rare."""
         connection, _ = identity.open_ledger(self._reader.path)
         with contextlib.closing(connection):
             connection.execute("BEGIN IMMEDIATE")

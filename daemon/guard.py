@@ -1,7 +1,7 @@
-"""Whether the ledger's files stay where they are while the daemon works with them.
+"""Checks that the ledger's files stay in place while the daemon uses them.
 
-A program goes on writing to a file that was deleted or replaced, and all of that is lost when it ends. So the daemon looks
-now and then, and stops when it must.
+A program can continue to write to a file that was deleted or replaced, and all of that is lost when it ends. So the daemon
+checks now and then, and stops if necessary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Place = tuple[int, int]  # device and inode
 
 
 class OpenFiles:
-    """The files of a ledger that is open, as they were when it was opened."""
+    """The files of an open ledger, as they were when it was opened."""
 
     def __init__(self, ledger: Path) -> None:
         self._ledger = ledger
@@ -47,7 +47,7 @@ class OpenFiles:
 
 
 async def guard(ledger: Ledger, interval_seconds: float) -> None:
-    """Look so often, and note how many images the ledger has numbered. Raises LedgerDamaged."""
+    """Check at this interval, and note how many images the ledger has numbered. Raises LedgerDamaged."""
     files, noted = OpenFiles(ledger.path), await ledger.identity()
     while True:
         await anyio.sleep(interval_seconds)

@@ -1,9 +1,9 @@
 """Which ledger belongs to a state folder. The file `identity` beside the ledger has the same id as the ledger itself, so one
-that is lost, emptied or exchanged is not taken for a new one.
+that is lost, emptied or swapped is not mistaken for a new one.
 
-A ledger is made first, whole and flushed, and the file after it: a start that is killed between the two leaves a ledger
-with an id and no file, which is then written. The other way round is never made: so a file without its ledger means that
-the ledger was lost.
+The ledger is made first, complete and flushed, then the file. If the start is killed between the two, there is a ledger
+with an id but no file, and the next start writes the file. The opposite never happens, so a file without its ledger means
+that the ledger was lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARGIN = 1_000_000  # numbers left out behind the last one noted, as more may ha
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """ledger: the id of the ledger that belongs here. last_number: at least that many were given to images by now."""
+    """ledger: the id of the ledger that belongs here. last_number: at least this many image numbers were given."""
 
     ledger: str
     made_at: str = ""
@@ -36,7 +36,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(folder: Path) -> Identity | None:
-    """None where there is none. Raises LedgerDamaged when it cannot be read as one, OSError."""
+    """None if there is none. Raises LedgerDamaged when it cannot be read as one, OSError."""
     file = folder / IDENTITY
     try:
         return msgspec.json.decode(file.read_bytes(), type=Identity)
@@ -49,7 +49,7 @@ def read(folder: Path) -> Identity | None:
 
 
 def write(folder: Path, identity: Identity) -> None:
-    """Whole or not at all, and durably. Raises OSError."""
+    """Write the file completely or not at all, and durably. Raises OSError."""
     file = folder / IDENTITY
     partial = file.with_name(f".{IDENTITY}.partial")
     with partial.open("wb") as out:
@@ -61,7 +61,7 @@ def write(folder: Path, identity: Identity) -> None:
 
 
 def open_ledger(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The state folder's ledger for writing, made where there has never been one; and what is to be said of it, if anything.
+    """Open the state folder's ledger for writing; make it if there has never been one. Also returns a remark for the log.
 
     Raises LedgerDamaged, also when it is not the one that belongs here; LedgerUnusable, LedgerTooNew, ConfigError.
     """
@@ -123,7 +123,7 @@ def _ways(path: Path) -> str:
 
 
 def _go_on_behind(connection: sqlite3.Connection, known: Identity, present: Identity) -> str:
-    """Where a ledger is older than the one that worked here last, no number is given twice."""
+    """Make sure that a ledger older than the last one used here gives no number twice. Returns a remark for the log."""
     if present.last_number >= known.last_number:
         return ""
     following = known.last_number + MARGIN
@@ -137,7 +137,7 @@ def _go_on_behind(connection: sqlite3.Connection, known: Identity, present: Iden
 
 
 def number_behind(connection: sqlite3.Connection, last: int) -> None:
-    """Have the next image get the number behind this one."""
+    """Make the next image get the number after this one."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("DELETE FROM sqlite_sequence WHERE name = 'image'")
     connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('image', ?)", (last,))
@@ -145,7 +145,7 @@ def number_behind(connection: sqlite3.Connection, last: int) -> None:
 
 
 def note(path: Path, present: Identity) -> None:
-    """Have a later start know up to which number images are numbered. That is never needed, and so never in the way."""
+    """Save the last image number for a later start. The file is only a safeguard, so errors are ignored."""
     with contextlib.suppress(OSError, LedgerDamaged):
         known = read(path.parent)
         if known and known.ledger == present.ledger and known.last_number < present.last_number:

@@ -39,7 +39,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError."""
         self.path = path
-        self._connection, self.remark = identity.open_ledger(path)  # what is to be said of it, if anything
+        self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
         self._damaged: set[Key] = set()  # digests with a model, or None for format and size
         self._models: dict[int, Model] = {}
         self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
@@ -92,7 +92,7 @@ class Ledger:
         return await self._ask(work)
 
     async def bound_waits(self, retry_seconds: float, longest_seconds: float) -> None:
-        """What waits for another try waits no longer than its own pause from now on, whatever time the last daemon had."""
+        """Limit each wait for another attempt to its own pause from now, even if the last daemon had another time."""
         bounds = {"now": steady_seconds(), "retry": retry_seconds, "longest": longest_seconds}
         await self._ask(lambda connection: connection.execute(SQL["bound_waits"], bounds))
 
@@ -181,7 +181,7 @@ class Ledger:
                 job.outputs |= {stages[model]: output for model, output in outputs.items() if model in stages}
 
     def _read_stored(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
-        """What is damaged is not used: its model is asked again, and the new answer takes its place."""
+        """Damaged results are not used: the model runs again, and the new answer replaces the damaged one."""
         stored = read_stored(connection, digests, self._models)
         for digest, model in stored.damaged - self._damaged:
             what = self._models[model].stage if model in self._models else "format and size"
@@ -240,7 +240,7 @@ class Ledger:
         return changed
 
     def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
-        """To be followed by what is to be kept in its place."""
+        """To be followed by the rows that replace them."""
         connection.executemany(SQL["drop_content"], [(digest,) for digest, model in damaged if model is None])
         connection.executemany(SQL["drop_result"], [key for key in damaged if key[1] is not None])
         self._damaged -= set(damaged)
@@ -324,7 +324,7 @@ class Ledger:
         return await self._ask(work)
 
     async def run(self, work: Work | Alone) -> Any:
-        """Anything else in the writing thread. In a transaction it shares that with others, so it is to take milliseconds."""
+        """Run anything else in the writing thread. It shares a transaction with others, so it should take only milliseconds."""
         return await self._ask(work)
 
     # In the writing thread

@@ -1,7 +1,7 @@
-"""The log's way out: a thread writes the lines, so that nothing else waits for whoever reads them.
+"""Writes the log in a thread, so that nothing else waits for its reader.
 
 A pipe that nobody reads is full after 64 KiB, and each write to it then waits for ever. Here only the thread waits. Meanwhile
-the lines are kept, up to a bound; what comes after that is dropped and counted.
+lines are kept up to a limit; later ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Lines:
         self._write = write
         self._lock = threading.RLock()  # never held while something waits; a finalizer may write a warning while we hold it
         self._bytes = 0  # of what waits
-        self._untold = 0  # lines that were dropped and that the log has not spoken of yet
-        self._is_full = False  # until half of what waits is written, so that a gap is told once
+        self._untold = 0  # dropped lines that the log has not reported yet
+        self._is_full = False  # until half of what waits is written, so that a gap is reported once
         self._closed = False
         self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
@@ -58,13 +58,13 @@ class Lines:
             self._queue.put(line)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Wait until all lines are written, or so long; whether they are."""
+        """Wait until all lines are written, at most this long. Returns whether they are."""
         written = threading.Event()
         self._queue.put(written)
         return written.wait(seconds)
 
     def close(self) -> bool:
-        """Drain; whether all lines are written. What comes later is written at once."""
+        """Drain, and return whether all lines are written. Later lines are written at once."""
         is_written = self.drain()
         self._closed = True
         self._queue.put(None)
@@ -83,7 +83,7 @@ class Lines:
                 self._write_group(item)
 
     def _write_group(self, first: bytes) -> None:
-        """A line and those that wait behind it, then a word on those that were dropped."""
+        """Write a line and those that wait behind it, then report dropped lines."""
         group, size, after = [first], len(first), None
         while size < GROUP_BYTES and not self._queue.empty():
             after = self._queue.get()
@@ -118,7 +118,7 @@ class Lines:
 
 
 class Stream(io.TextIOBase):
-    """In place of standard error: what is written to it becomes lines."""
+    """Replaces standard error: what is written to it becomes lines."""
 
     def __init__(self, lines: Lines, original: TextIO) -> None:
         self._lines = lines
@@ -152,8 +152,8 @@ class Stream(io.TextIOBase):
 
 @contextlib.contextmanager
 def written_aside() -> Iterator[None]:
-    """Meanwhile whatever this process writes to standard error is written by a thread of its own. Not where a progress bar
-    draws on the terminal: then somebody looks on."""
+    """Within the context, a separate thread writes everything that this process sends to standard error. Not if a progress bar
+    draws on the terminal: then somebody is watching."""
     global _open
     original = sys.stderr
     if hasattr(original, "rich_proxied_file"):
@@ -170,13 +170,13 @@ def written_aside() -> Iterator[None]:
 
 
 def drain() -> None:
-    """Before an end that runs no `finally`."""
+    """For an exit that runs no `finally`."""
     if _open:
         _open.drain()
 
 
 def dropped() -> int:
-    """How many lines nobody took in time, in this process."""
+    """How many lines this process has dropped."""
     return _dropped
 
 

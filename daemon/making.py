@@ -1,4 +1,4 @@
-"""`visiond models make`: a pack from checkpoints of one's own, tried before it is put in its place."""
+"""`visiond models make`: a pack from the user's own checkpoints, tried before it gets its name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_pack(
     allow_pickle: bool = False,
     force: bool = False,
 ) -> Manifest:
-    """Made beside the folder and renamed, so that a try that fails leaves nothing. sources: by stage.
+    """Make the pack beside the folder and rename it, so that a failure leaves nothing behind. sources: by stage.
 
     Raises ModelsUnusable when a checkpoint is not what its stage takes, NotWritable.
     """
@@ -47,7 +47,7 @@ def make_pack(
 
 
 def check_place(folder: Path, *, force: bool) -> None:
-    """Raises NotWritable where something is that the pack would take the place of."""
+    """Raises NotWritable if the pack would replace something."""
     if not folder.parent.is_dir():
         raise NotWritable(f"{folder} cannot be made: the folder {folder.parent} does not exist.")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -59,7 +59,7 @@ def check_place(folder: Path, *, force: bool) -> None:
 
 
 def try_pack(new: Path, stages: list[str], folder: Path, say: Say) -> None:
-    """Each stage is built and takes a page, as by `visiond check`. Raises ModelsUnusable."""
+    """Build each stage and try it on a page, as `visiond check` does. Raises ModelsUnusable."""
     config = parse({"models": {"pack": str(new), "folder": str(new.parent)}, "pipeline": {"stages": stages}}, new.parent)
     for trial in try_stages(Layout.of(config)):
         if trial.problem:
@@ -71,7 +71,7 @@ def try_pack(new: Path, stages: list[str], folder: Path, say: Say) -> None:
 
 
 def tell_use(folder: Path, manifest: Manifest) -> list[str]:
-    """What to write into the configuration."""
+    """Lines that say what to write into the configuration."""
     held = [stage for stage in ORDER if stage == "ocr" or stage in manifest.stages]
     lines = [f"{folder.absolute()} holds {join_words(list(manifest.stages))}. In daemon.toml:", "", "    [models]"]
     lines += [f'    pack = "{folder.absolute()}"', ""]

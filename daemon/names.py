@@ -1,5 +1,5 @@
-"""The inboxes' names. The ledger knows an inbox by its path, but its results lie under its name: when that changes, they stay
-behind, and when two inboxes exchange theirs, each has the other's. So the names are remembered beside the ledger."""
+"""The inboxes' names. The ledger knows an inbox by its path, but its results are under its name. When the name changes, the
+results stay behind; when two inboxes swap names, each gets the other's. So the names are remembered beside the ledger."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_names(config: Config, reader: Reader) -> None:
 
 
 def find_renamed(config: Config, reader: Reader) -> list[str]:
-    """A sentence for each inbox whose results lie under another name."""
+    """A sentence for each inbox whose results are under another name."""
     known, numbers = _read(config.state.path / FILE), {path: number for number, path in reader.inboxes().items()}
     problems = []
     for inbox in config.inbox:
@@ -43,7 +43,7 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
 
 
 def remember_names(config: Config) -> None:
-    """Those of inboxes that are not configured now stay known."""
+    """Save the names; those of inboxes that are no longer configured are kept."""
     file = config.state.path / FILE
     known = _read(file)
     names = known | {str(inbox.path): inbox.name for inbox in config.inbox}
@@ -60,7 +60,7 @@ def remember_names(config: Config) -> None:
 
 
 def _read(file: Path) -> dict[str, str]:
-    """Name by path; nothing where there is no such file, or a crash has torn it."""
+    """Name by path; empty if the file is missing or was torn by a crash."""
     try:
         names = json.loads(file.read_bytes())
     except (OSError, ValueError):

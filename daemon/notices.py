@@ -1,4 +1,4 @@
-"""What is to be said beside the answers of stages whose weights are a demonstration, or random. Light to import."""
+"""Notices shown beside the answers of stages whose weights are a demonstration, or random. Light to import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows of the ledger that nothing needs any more, and results of bytes that no version has: found, and removed in small steps.
+"""Finds rows of the ledger that are no longer needed, and results of bytes that no version has; removes them in small steps.
 
-ledger.sql says under `is_spare` which rows these are. They are found over a connection of its own, beside the daemon's work,
-and looked at once more in the transaction that removes them.
+ledger.sql says under `is_spare` which rows these are. They are found over a separate connection, beside the daemon's
+work, and checked again in the transaction that removes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONTENT_BYTES = 100  # of a row that says which format and size some bytes have,
 
 
 class Amount(msgspec.Struct):
-    """So many rows of a kind, and about how many bytes of the ledger."""
+    """How many rows of a kind, and about how many bytes of the ledger."""
 
     rows: int = 0
     bytes: int = 0
@@ -67,8 +67,8 @@ def survey(path: Path, before: float, stop: Stop) -> Amounts:
 
 
 async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], None] = lambda status: None) -> Amounts:
-    """Remove them, a few at a time, so that whatever else is asked of the ledger comes between. May be cancelled at any time.
-    forget: called for each row that went. Raises LedgerDamaged, LedgerUnusable."""
+    """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at any time.
+    forget: called for each removed row. Raises LedgerDamaged, LedgerUnusable."""
     removed: Amounts = {kind: Amount() for kind in KINDS}
     async for rows in _find(ledger.path, "spare", before, 0):
         sizes = {number: size for number, _, size in rows}

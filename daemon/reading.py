@@ -1,7 +1,7 @@
 """Connections that read the ledger, lent to one thread at a time.
 
 SQLite crashes the process when a connection is closed, or used by another thread, while a thread runs a statement on it. So
-nobody closes one that is lent: whoever borrowed it closes it, where the others have been closed meanwhile.
+nobody closes a connection that is lent: if the others were closed meanwhile, the borrower closes it when done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from daemon.schema import OLDER, WITH_CHECKSUMS, explain, read_version, set_fact
 
 
 class ReaderClosed(Exception):
-    """A thread that was left behind wants to read on. Nobody waits for its answer."""
+    """A thread that was left behind tries to read. Nobody waits for its answer."""
 
 
 class Connections:
@@ -38,7 +38,7 @@ class Connections:
             self._give_back(connection)
 
     def close(self) -> None:
-        """Close what is idle; what is lent is closed as it comes back."""
+        """Close idle connections now, and lent ones when they come back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

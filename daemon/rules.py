@@ -1,4 +1,4 @@
-"""A rule of the user's, tried on one image: for `visiond check`, before it fails thousands."""
+"""Tries the user's rule on one image, for `visiond check`, before it fails on thousands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Signals that ask the daemon to stop, from the first line of `visiond run` to its last: none of them ends it half way.
 
-Before there is work in hand they end the process at once. While `listening` they are handed to the service, and after
-that they change nothing, as the end has begun. A signal that was ignored at the start stays so: nohup ignores SIGHUP.
+Before there is work in hand they end the process at once. While `listening` they are passed to the service. After
+that they change nothing, as the shutdown has begun. A signal that was ignored at the start stays ignored (nohup and SIGHUP).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SHELL_OFFSET = 128  # what a shell adds to the number of the signal that ended a
 
 
 def leave_at_once(*, once: bool) -> None:
-    """From here on an order ends the process: with status 0, or for `run --once`, whose work is not done, with the shell's
-    status for the signal."""
+    """From here on a stop signal ends the process: with status 0 or, for `run --once`, whose work is not done, with the
+    shell's status for the signal."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         os._exit(SHELL_OFFSET + number if once else os.EX_OK)
@@ -33,8 +33,8 @@ def leave_at_once(*, once: bool) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[asyncio.Queue[signal.Signals]]:
-    """The orders that arrive meanwhile, in a queue of the running event loop. Afterwards they are ignored, where
-    `leave_at_once` had been called, or else handled as before."""
+    """The signals that arrive meanwhile, in a queue of the running event loop. Afterwards they are ignored if
+    `leave_at_once` was called, otherwise handled as before."""
     import asyncio  # slow, and `leave_at_once` comes before all else
 
     loop, orders = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()

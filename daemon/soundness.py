@@ -1,6 +1,6 @@
-"""Whether a ledger is sound, as far as can be found in bounded time when it is opened; `visiond verify` reads all of it.
+"""Checks a ledger when it is opened, as far as a short time allows; `visiond verify` reads all of it.
 
-Always looked at: the file's length, its tables and indexes by name and text, the free list, the last number given, and the
+Always checked: the file's length, its tables and indexes by name and text, the free list, the last number given, and the
 small tables with their indexes. A ledger of up to SMALL_BYTES is read from end to end. Checksums are compared when a row is
 read, wherever it lies (checksums.py).
 """
@@ -24,7 +24,7 @@ SMALL_TABLES = ("inbox", "model", "meta")
 
 
 def is_blank(path: Path) -> bool:
-    """Whether there is nothing in the file: not there, empty, or one page that names no table, with no -wal to be applied.
+    """Whether the ledger has no content: the file is missing, empty, or one page without tables, and there is no -wal to apply.
 
     Raises OSError.
     """
@@ -40,7 +40,7 @@ def is_blank(path: Path) -> bool:
 
 
 def find_cut(path: Path) -> str:
-    """Whether the file is shorter than its own head says; empty when it is not. With a -wal the rest may be in that."""
+    """What is wrong if the file is shorter than its header says; else empty. With a -wal, the rest may be in that."""
     wal = Path(f"{path}-wal")
     if wal.exists() and wal.stat().st_size:
         return ""

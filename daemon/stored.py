@@ -1,4 +1,4 @@
-"""What the ledger stores of an image's bytes, each row held against its checksum; what is damaged is left out and named."""
+"""Reads what the ledger stores about an image's bytes and compares each row with its checksum; damaged rows are left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daemon.messages import Output
 from daemon.statements import SQL, run_rows
 
 CHUNK = 1024  # rows in memory at a time
-STEPS = 100_000  # of SQLite's machine between two questions whether to go on: a few milliseconds
+STEPS = 100_000  # steps of SQLite between two checks whether to continue: a few milliseconds
 
 GoOn = Callable[[], bool]
 
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 
 def read_stored(connection: sqlite3.Connection, digests: Iterable[bytes], models: Mapping[int, Named]) -> Stored:
-    """Contents and results, but for what is damaged. What has no content has no results."""
+    """Contents and results, without damaged ones. Bytes without content have no results."""
     wanted = [(digest,) for digest in digests]
     contents: dict[bytes, tuple[str, int, int, int]] = {}
     results: dict[bytes, dict[int, Output]] = {}
@@ -64,7 +64,7 @@ def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
 
 
 def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go_on: GoOn) -> Iterator[Key]:
-    """Every row of `content` and `result` whose checksum does not hold. go_on: asked now and then; no: an early end."""
+    """Every row of `content` and `result` whose checksum does not hold. go_on: called now and then; false: stop early."""
     last: bytes | int = b""
     while go_on() and (rows := connection.execute(SQL["all_contents"], (last, CHUNK)).fetchall()):
         yield from (Key(row["digest"], None) for row in rows if not _is_whole_content(row))
@@ -76,7 +76,7 @@ def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go
 
 
 def find_fault_in_file(connection: sqlite3.Connection, go_on: GoOn) -> str:
-    """What SQLite finds wrong reading the file from end to end; empty when nothing, or when it is not to go on."""
+    """What SQLite finds wrong when it reads the whole file; empty if nothing is wrong, or if `go_on` stopped it."""
     connection.set_progress_handler(lambda: not go_on(), STEPS)
     try:
         found: str = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]

@@ -1,6 +1,6 @@
-"""What would go to standard error past the log: from libraries, from Python itself, and from worker processes.
+"""Catches what libraries, Python itself and worker processes would print past the log.
 
-With it in place every line of a JSON log is one JSON object, tracebacks included.
+With this in place, every line of a JSON log is one JSON object, tracebacks included.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Handler(logging.Handler):
 
 
 def catch() -> None:
-    """From now on the log has what libraries log, warnings, and errors that no code of ours can catch."""
+    """From now on, the log gets what libraries log, warnings, and errors that our code cannot catch."""
     logging.basicConfig(handlers=[_Handler()], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
 
@@ -54,8 +54,8 @@ def catch() -> None:
 
 
 class Printed(asyncio.Protocol):
-    """What one worker process and its decoders print, as events of the log. It is always read, so that nobody waits to print;
-    what is too much is dropped and counted."""
+    """What one worker process and its decoders print, as events of the log. It is always read, so that nobody waits to
+    print; excess output is dropped and counted."""
 
     def __init__(self, worker: str) -> None:
         self.ended = asyncio.Event()
@@ -68,7 +68,7 @@ class Printed(asyncio.Protocol):
 
     @classmethod
     async def open(cls, worker: str) -> tuple[Printed, int]:
-        """The reader, and the descriptor that is to be the process's standard error; whoever calls closes that."""
+        """The reader, and the descriptor for the process's standard error; the caller closes the descriptor."""
         reading, writing = os.pipe()
         try:
             file = os.fdopen(reading, "rb", 0)
@@ -79,7 +79,7 @@ class Printed(asyncio.Protocol):
         return printed, writing
 
     async def finish(self, seconds: float) -> None:
-        """The process has gone: take what is left, if nothing else keeps its end of the pipe open for so long."""
+        """The process has ended: read the rest, for a limited time if something else keeps the pipe open."""
         with anyio.move_on_after(seconds, shield=True):
             await self.ended.wait()
         self._flush()

@@ -1,4 +1,4 @@
-"""`run --once --limit N`: which images are taken up, and when that is over."""
+"""`run --once --limit N`: which images are taken, and when the trial is over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from daemon.jobs import Ending, Job, JobStatus
 
 
 class Trial:
-    """The first so many images, each with all its tries."""
+    """The first N images, each with all its attempts."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -17,12 +17,12 @@ class Trial:
 
     @property
     def room(self) -> int:
-        """How many more may be taken up."""
+        """How many more may be taken."""
         return self._limit - len(self._taken)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be taken up; what is in hand may still be postponed."""
+        """Whether no more images may be taken; those in hand may still be postponed."""
         return not (self.room or self.postponed)
 
     def take(self, jobs: Iterable[Job]) -> None:

@@ -1,4 +1,4 @@
-"""Each stage of a configuration is built and takes one page of our own, in a process of its own: for `visiond check` and
+"""Builds each stage of a configuration and tries it on a test page, in a child process: for `visiond check` and
 `visiond models make`. The child's side is tryout.py.
 
 Torch stays out of the process that asks, and a crash in the child is one more thing to report.

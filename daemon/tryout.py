@@ -1,4 +1,4 @@
-"""The child that tries stages: each is built and takes one page of our own, the way a worker goes: registry.build, load,
+"""The child process that builds stages and tries each on a test page, as a worker would: registry.build, load,
 decode, run. It imports no more than a worker does."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What keeps a ledger well over the years, on a schedule: a full check, backups, pruning, and a smaller file.
+"""Scheduled tasks that keep the ledger in good order over the years: a full check, backups, pruning, shrinking the file.
 
-A task begins in the quiet hours of the configuration's, once no image is in flight, one at a time. None holds up what comes
-meanwhile: check and backup read over connections of their own, pruning takes small steps, and making the file smaller stops
-when images come. A task that fails is told, counted and tried again an hour later; work goes on.
+A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming images: check
+and backup read over separate connections, pruning takes small steps, and shrinking the file stops when images come.
+A task that fails is logged, counted and tried again an hour later; work goes on.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ DAY_SECONDS = 86_400.0
 LOOK_SECONDS = 5.0  # between two looks at whether something is due
 AGAIN_SECONDS = {"failed": 3600.0, "stopped": 600.0}  # until the next try
 EARLY = 0.05  # of its interval a task may begin, so that a daily one keeps its hour
-FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20  # of the ledger's file, for which it is worth while to make it smaller
+FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20  # of the ledger's file, from which on shrinking it is worthwhile
 CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
 
 
 class Pruning(msgspec.Struct):
-    """How a pruning stands that a person asked for."""
+    """The state of a prune that a user asked for."""
 
     running: bool = False
     amounts: Amounts = {}
@@ -53,8 +53,8 @@ class Pruning(msgspec.Struct):
 
 
 class Upkeep:
-    """Does what is due. is_idle: whether no image is in flight; forget: called for each row that was pruned; clock: Unix
-    seconds."""
+    """Runs the tasks that are due. is_idle: whether no image is in flight; forget: called for each pruned row; clock:
+    Unix seconds."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Upkeep:
         self._before = 0.0
 
     def chores(self) -> list[Chore]:
-        """Each task that is on, or that was done once."""
+        """Each task that is on, or that ran before."""
         on = [task for task in TASKS if self._interval_seconds[task] or task in self._chores]
         return [self._chores.get(task, Chore(task=task)) for task in on]
 
@@ -98,7 +98,7 @@ class Upkeep:
         return [chore.failure for chore in self.chores() if chore.failure]
 
     async def run(self, *, scheduled: bool = True) -> None:
-        """Until cancelled. scheduled: else only what a person asks for."""
+        """Run until cancelled. scheduled: if false, only what a user asks for."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._prune_when_asked)
             while scheduled:
@@ -108,14 +108,14 @@ class Upkeep:
                     await anyio.sleep(LOOK_SECONDS)
 
     def next_task(self) -> str | None:
-        """What is due and may begin now."""
+        """The task that is due and may start now."""
         now = self._clock()
         if not is_quiet(self._settings.quiet_hours, now) or not self._is_idle():
             return None
         return next((task for task in TASKS if self._is_due(task, now)), None)
 
     def _is_due(self, task: str, now: float) -> bool:
-        """A time in the future is of a clock that was wrong: it is waited for no longer than the interval is."""
+        """A time in the future comes from a wrong clock: the wait is never longer than the interval."""
         interval, chore = self._interval_seconds[task], self._chores.get(task, Chore(task=task))
         if not interval:
             return False
@@ -124,7 +124,7 @@ class Upkeep:
         return chore.tried_at is None or not 0 <= now - chore.tried_at < interval * (1 - EARLY)
 
     async def perform(self, task: str) -> None:
-        """One task, whose failure is told and ends nothing."""
+        """Run one task; if it fails, log that and go on."""
         started, began = self._clock(), time.monotonic()
         last = self._chores.get(task, Chore(task=task))
         try:
@@ -183,7 +183,7 @@ class Upkeep:
     # What a person asks for
 
     def prune_soon(self, before: float) -> None:
-        """Begin to prune, unless that is going on already; `pruning` says how it stands. before: Unix seconds."""
+        """Start to prune, unless that is already going on; `pruning` has its state. before: Unix seconds."""
         if not self.pruning.running:
             self.pruning, self._before = Pruning(running=True), before
             self._asked.set()
@@ -201,7 +201,7 @@ class Upkeep:
 
 
 def is_quiet(hours: str, now: float) -> bool:
-    """Whether it is within "HH:MM-HH:MM", local time, where the end may be of the next day; always, if that is empty."""
+    """Whether it is within "HH:MM-HH:MM", local time; the end may be on the next day. Always true if that is empty."""
     if not hours:
         return True
     moment, (begin, end) = time.strftime("%H:%M", time.localtime(now)), hours.split("-")

@@ -1,7 +1,7 @@
-"""A walk through an inbox: every file in it, and every sub-folder that had to be passed over, with the reason.
+"""A walk through an inbox: every file in it, and every sub-folder that had to be skipped, with the reason.
 
-Paths are whole, as every later step (reading, results, bins) takes them too. So a folder whose path is longer than the system
-takes is one of those passed over, though a walk by descriptors could enter it: its files could be found, and never published.
+It uses full paths, as every later step (reading, results, bins) does. So a folder whose path is longer than the
+system allows is skipped, although a walk by descriptors could enter it: its files could be found, but never published.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Unread:
         return len(self.causes) + self.unnamed
 
     def lines(self, most: int = SHOWN) -> list[str]:
-        """Each with its cause, at most so many."""
+        """Each with its cause, up to a limit."""
         chosen = sorted(self.causes.copy().items())[:most]  # a thread may be at work on it
         return [f"{self._say(path)}: {cause}" for path, cause in chosen]
 
     def begin_scan(self) -> None:
-        """Of the whole inbox."""
+        """Start a scan of the whole inbox."""
         self._seen, self._unnamed = set(), 0
 
     def end_scan(self) -> None:
-        """What the scan did not meet is gone, or lies in another folder that cannot be read."""
+        """Folders that the scan did not meet are gone, or are inside another folder that cannot be read."""
         for path in self.causes.keys() - self._seen:
             del self.causes[path]
         self.unnamed = self._unnamed
@@ -85,14 +85,14 @@ class Unread:
             log.info("folder can be read again", path=self._say(path))
 
     def _say(self, path: bytes) -> str:
-        """The path; of a very long one its two ends."""
+        """The path; a very long one is shortened to its two ends."""
         whole = os.fsdecode(os.path.join(self.root, path).rstrip(b"/"))
         return whole if len(whole) <= LONGEST_SHOWN else f"{whole[: LONGEST_SHOWN // 2]}…{whole[-LONGEST_SHOWN // 2 :]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How an inbox is walked. longest: of a longer path nothing could be published, and that would end the daemon.
+    """How an inbox is walked. longest: a file with a longer path could not be published, and that would stop the daemon.
 
     enter: called with each folder before it is listed. answer: called with the error when the inbox itself cannot be listed, or
     with None when it has been.
@@ -107,7 +107,7 @@ class Walk:
     answer: Callable[[OSError | None], None] = lambda _: None
 
     def files(self, subtree: bytes = b"") -> Iterator[Found | None]:
-        """Every file, and None for what is none of ours. What vanishes meanwhile is no error."""
+        """Every file, and None for entries to ignore. Files that vanish meanwhile are no error."""
         pending = [subtree]
         while pending:
             relative = pending.pop()

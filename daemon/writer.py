@@ -1,4 +1,4 @@
-"""The thread that writes the ledger. It commits in groups: all that was asked for while the last commit ran goes into the next
+"""The thread that writes the ledger. It commits in groups: all requests that came during the last commit go into the next
 one, so many requests share an fsync.
 """
 
@@ -23,13 +23,13 @@ GROUP = 256  # most requests in one transaction
 
 
 class Alone(NamedTuple):
-    """Work that is done between two transactions."""
+    """Work that runs between two transactions."""
 
     work: Work
 
 
 class Writer:
-    """Does what it is asked for over one connection, in a thread of its own. From the event loop."""
+    """Runs requests over one connection, in a separate thread. Called from the event loop."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, committed: Callable[[float], None]) -> None:
         """committed: called after each commit that wrote something, with its seconds."""
@@ -41,18 +41,18 @@ class Writer:
         self._thread.start()
 
     def close(self) -> None:
-        """Finish what was asked for. The connection stays open."""
+        """Finish all requests. The connection stays open."""
         self._requests.put(None)
         self._thread.join()
 
     async def ask(self, work: Callable[[sqlite3.Connection], T] | Alone) -> T:
-        """The answer, once it is durable. Raises LedgerUnusable when the disk does not take it: then nothing was done."""
+        """The answer, once it is durable. Raises LedgerUnusable if the disk does not accept it: then nothing was done."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._requests.put((work, future))
         return await future
 
     def _write(self) -> None:
-        """Take all that is asked for, do it in one transaction, commit, answer."""
+        """Take all requests, run them in one transaction, commit, answer."""
         while (request := self._requests.get()) is not None:
             if isinstance(request[0], Alone):
                 _answer([request], [self._attempt(request[0])])

@@ -1,4 +1,4 @@
-"""A pack from checkpoints that lie on the disk, without the model hub. Imports no torch until there is a pickle to convert."""
+"""Makes a pack from checkpoints on disk, without the model hub. Imports no torch until there is a pickle to convert."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assemble(
     allow_pickle: bool = False,
 ) -> Manifest:
     """Fill a new folder with a pack. sources: stage → YOLO's file, or a folder as transformers saves it; labels: CLIP's, one a
-    line. progress is told in a sentence what is being done.
+    line. progress gets a sentence about what is being done.
 
     Raises PackError when a source is not what its stage takes, or is a pickle and may not be read; OSError.
     """
@@ -116,7 +116,7 @@ def convert_weights(stage: str, folder: Path) -> None:
 
 @contextlib.contextmanager
 def loader_errors() -> Iterator[None]:
-    """What a loader says of a file that it does not take, as PackError."""
+    """A loader's error about a file that it refuses, as PackError."""
     try:
         yield
     except ValueError as error:
@@ -124,7 +124,7 @@ def loader_errors() -> Iterator[None]:
 
 
 def write_labels(folder: Path, labels: Path | None) -> None:
-    """What CLIP's tags are chosen from: the labels given or, without, the names of YOLO's classes and of common scenes."""
+    """The labels that CLIP's tags are chosen from: the given ones, or else the names of YOLO's classes and of common scenes."""
     if labels:
         shutil.copyfile(labels, folder / LABELS)
         return
@@ -134,7 +134,7 @@ def write_labels(folder: Path, labels: Path | None) -> None:
 
 
 def notice_beside(source: Path, stage: str) -> str:
-    """The notice of a pack that the source is a part of: it goes with the weights."""
+    """The notice of the pack that the source belongs to: a notice belongs to the weights."""
     for place in (source, source.parent):
         if (place / MANIFEST).is_file():
             manifest = read_manifest(place / MANIFEST)

@@ -1,8 +1,8 @@
-"""How many pictures a file holds: the pages of a TIFF, the frames of an animation. Only the first is ever read, so what is left
-out has to be said.
+"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first is ever read, so the count
+shows what is left out.
 
-Counting looks at where each picture begins and at nothing in it. It ends at MOST, and where the bytes make no sense any more:
-that is no reason to refuse the first picture.
+Counting looks only at where each picture begins. It stops at MOST, or where the bytes make no sense any more: that is no
+reason to refuse the first picture.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a checkpoint really is, from its files alone. Imports no torch, and nothing of a pickle is run.
+"""Finds out what a checkpoint really is, from its files alone. Imports no torch and runs nothing of a pickle.
 
 A model of another class can load without an error and answer nonsense: RT-DETR is built by YOLO's own loader, and BLIP for
-questions has every weight of a captioner. So each model says here what it is before any is loaded.
+questions has every weight of a captioner. So each model is identified here before any is loaded.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ YOLO_HEADS = {"Detect", "v10Detect"}
 
 
 def check_transformers(stage: str, folder: Path, *, pickle: bool = False) -> None:
-    """Raises PackError where a folder does not hold the whole model that the stage takes. pickle: its weights may be one."""
+    """Raises PackError if a folder does not hold the complete model that the stage takes. pickle: its weights may be one."""
     model_type, found = name_model(folder)
     wanted, description = CLASSES[stage]
     if model_type != stage or found not in ("", wanted):
@@ -98,7 +98,7 @@ def name_model(folder: Path) -> tuple[str, str]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Raises PackError when it is no JSON object."""
+    """Raises PackError if it is not a JSON object."""
     try:
         config: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:

@@ -1,6 +1,6 @@
-"""Whether a JPEG's compressed pixels are there, or zeros in their place, as a download or a disk that gave up leaves them.
+"""Checks whether a JPEG has its compressed pixels, or zeros instead, as after a broken download or on a failing disk.
 
-Every decoder takes zeros for code and makes grey or striped blocks of them, and says nothing that reaches us. A search for a
+Every decoder reads zeros as code, makes grey or striped blocks of them, and reports no error to us. A search for a
 run of zeros costs microseconds, and most whole files have none. A flat picture may have long ones; so where one is found, the
 Huffman tables tell how many blocks it would stand for: no encoder writes more than the picture has, nor several in a row
 with every coefficient set.
@@ -39,7 +39,7 @@ class Component:
 
 @dataclass(slots=True)
 class Picture:
-    """What the segments so far have said."""
+    """What the segments read so far say."""
 
     is_progressive: bool = False
     components: dict[int, Component] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Picture:
 
 
 def check_scans(data: memoryview, start: int) -> None:
-    """ImageError(TRUNCATED) where zeros stand in the place of pixels. start: of the first scan's compressed data."""
+    """Raises ImageError(TRUNCATED) if there are zeros instead of pixels. start: of the first scan's compressed data."""
     if gap := find_gap(data, start):
         at, size = gap
         told = f"{size:,} of its {len(data):,} bytes are zeros, from byte {at:,} on, where its pixels should be"
@@ -58,7 +58,7 @@ def check_scans(data: memoryview, start: int) -> None:
 
 
 def find_gap(data: memoryview, start: int) -> tuple[int, int] | None:
-    """Where zeros stand in the place of pixels, and how many; None in a whole file."""
+    """Where there are zeros instead of pixels, and how many; None if the file is complete."""
     body = bytes(data[start:])
     at = body.find(bytes(SHORTEST_RUN))
     if at < 0 or body.find(b"\xff\xd9", 0, at) >= 0:  # what follows the end marker is no pixel
@@ -122,7 +122,7 @@ def _over(size: int, step: int) -> int:
 
 
 def _read_codes(segment: memoryview) -> Iterator[tuple[int, Code]]:
-    """Of each table the code of zeros alone: the first of the shortest."""
+    """For each table the code of only zeros: the first of the shortest codes."""
     at = 0
     while at < len(segment):
         counts = segment[at + 1 : at + 17]
@@ -156,7 +156,7 @@ def _longest_run(picture: Picture, header: memoryview) -> int:
 
 
 def _cost(picture: Picture, tables: int, first: int, last: int) -> tuple[int, int]:
-    """How many zero bits are a block, and how many such blocks may follow each other; 0: as many as there are."""
+    """How many zero bits make a block, and how many of these blocks may follow each other; 0: any number."""
     block_bits = most = 0
     if first == 0:
         length, size = picture.codes[tables >> 4]

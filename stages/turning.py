@@ -1,8 +1,8 @@
-"""Which way round a page's text stands, and its lines as seen from there.
+"""Finds which way round a page's text is, and gives its lines as seen from there.
 
 A way is a number of quarter turns, clockwise, that the page was given: 0 upright, 1 text runs down, 2 upside down, 3 text runs
-up. The detector finds lines however they stand, and the shape of its boxes tells a page that lies on its side. Which of the
-two ways it lies, only reading can tell: upside down, letters are guessed.
+up. The detector finds lines in any direction, and the shape of its boxes shows whether a page lies on its side. Only
+reading shows which of the two ways it lies: upside down, letters are guessed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scored = Sequence[tuple[str, float]]  # texts and their scores
 
 
 def guess_way(quads: Quads) -> int:
-    """0 or 1, by what most of the lines' length does: run across or down."""
+    """0 or 1: whether most of the lines' length runs across or down."""
     sides = quads[:, [1, 3]] - quads[:, :1]  # the corners of a tall box that leans may begin at its foot
     lengths = np.linalg.norm(sides, axis=2)
     longer = np.arange(len(quads)), lengths.argmax(axis=1)
@@ -35,7 +35,7 @@ def guess_way(quads: Quads) -> int:
 
 
 def turn_corners(quads: Quads, way: int) -> Quads:
-    """Boxes whose corners go clockwise from the image's top left, from the text's top left."""
+    """Boxes with corners clockwise from the image's top left, changed to start at the text's top left."""
     if way == 0:
         return quads
     sides = quads[:, NEXT] - quads
@@ -46,7 +46,7 @@ def turn_corners(quads: Quads, way: int) -> Quads:
 
 
 def order_lines(quads: Quads, way: int) -> NDArray[np.int64]:
-    """Places of a page's boxes in the order in which they are read."""
+    """The indices of a page's boxes, in reading order."""
     x, y = turn_corners(quads, way)[:, 0].T
     left, top = ((x, y), (y, -x), (-x, -y), (-y, x))[way]
     return order_rows(np.stack([left, top], axis=1), np.zeros(len(quads), dtype=np.int64))
@@ -58,5 +58,5 @@ def is_sure(texts: Scored) -> bool:
 
 
 def weigh(texts: Scored) -> float:
-    """How much speaks for having read a page the right way round: its characters, each for how sure it is."""
+    """How likely a page was read the right way round: its characters, weighted by how far their line's score is over COIN."""
     return sum((score - COIN) * len(text.strip()) for text, score in texts if score > COIN)
