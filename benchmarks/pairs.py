@@ -1,11 +1,11 @@
-"""This tree beside an earlier one, in turns on the same machine: did a change cost anything?
+"""Compares this tree with an earlier one, in turns on the same machine: did a change cost anything?
 
     python -m benchmarks.pairs v0.1.0 --rounds 5                      fake stages: what the daemon itself costs
     python -m benchmarks.pairs v0.1.0 --rounds 5 --job standard       the standard job; on a GPU
     python -m benchmarks.pairs /path/to/an/older/tree …               a folder instead of a commit
 
-Prints each round as it ends, then the ratio of each pair: its median, least and most. Rounds begin with the one and the
-other tree by turns.
+Prints each round as it ends, then the median, the lowest and the highest ratio of the pairs. The two trees take turns to
+begin a round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folders of results are one daemon's."""
+"""The output folders belong to one daemon."""
 
 from __future__ import annotations
 

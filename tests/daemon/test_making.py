@@ -1,4 +1,4 @@
-"""`visiond models make`: a pack of checkpoints from the disk, whole or not at all."""
+"""`visiond models make`: a pack from checkpoints on disk, complete or not at all."""
 
 from __future__ import annotations
 

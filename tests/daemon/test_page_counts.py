@@ -1,4 +1,4 @@
-"""How many pages or frames a file has is said wherever its result is, as the first alone was read."""
+"""Every result shows how many pages or frames the file has, as only the first was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that read: lent to one thread, and never closed under it."""
+"""Connections that read are lent to one thread, and never closed while it uses them."""
 
 from __future__ import annotations
 

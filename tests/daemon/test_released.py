@@ -1,4 +1,4 @@
-"""What an earlier version left is used as it is: its ledger is brought up to date, and no image is annotated again."""
+"""What an earlier version left can be used: its ledger is migrated, and no image is annotated again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # wh
 
 
 def restore(released: Path, folder: Path) -> Place:
-    """A place as that version left it. The files have other inodes and times, so the ledger is told of these."""
+    """A place as that version left it. The files have new inodes and times, so these are written into the ledger."""
     names = [{"name": "kept", "settle_seconds": 0.1}, {"name": "moved", "on_success": "move", "settle_seconds": 0.1}]
     place = Place(folder, {"inbox": names})
     for sidecar in (file for top in ("results", "failed") for file in (released / top).rglob("*.json")):
@@ -89,7 +89,7 @@ RENEWED = {"released-0.1.0": {"ocr"}}  # stages whose answers have changed since
 
 @pytest.mark.parametrize("released", RELEASED, ids=lambda folder: folder.name)
 def test_the_mini_packs_models_are_the_same_ones(released: Path, tmp_path: Path) -> None:
-    """Else `redo --stale` would annotate all images again, and equal bytes would ask every model again."""
+    """Otherwise `redo --stale` would annotate all images again, and every model would run again for equal bytes."""
     specs = resolve_models(parse({}, tmp_path), [])
     fingerprints = json.loads((released / "fingerprints.json").read_text())
     changed = {stage for stage, spec in specs.items() if spec.fingerprint != fingerprints[stage]}

@@ -1,4 +1,4 @@
-"""`visiond check` tries a rule of the user's before it fails thousands of images."""
+"""`visiond check` tries the user's rule before it fails on thousands of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders to stop, before, during and after the work."""
+"""Stop signals before, during and after the work."""
 
 from __future__ import annotations
 

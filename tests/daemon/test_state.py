@@ -1,4 +1,4 @@
-"""What others on the machine may see of the daemon's folders, and that results are where the configuration has them."""
+"""What other users may see of the daemon's folders, and that results are where the configuration says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is printed to standard error past the log becomes events of it: every line stays one JSON object."""
+"""Everything printed to standard error past the log becomes log events: every line stays one JSON object."""
 
 from __future__ import annotations
 

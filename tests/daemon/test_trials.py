@@ -1,4 +1,4 @@
-"""`visiond check` builds each stage in a process of its own; a stage that cannot be built ends `run` with its sentence."""
+"""`visiond check` builds each stage in a separate process; a stage that cannot be built stops `run` with a clear message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that is set while an image waits for another try: what Python calls the time of day is moved, in the daemon alone."""
+"""The clock is set while an image waits for another attempt: Python's time of day is moved, in the daemon only."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Clock:
 
 
 def wait_attempts(place: Place, attempts: int) -> float:
-    """When the one image has had so many tries (monotonic seconds)."""
+    """Wait until the image has had this many attempts; returns when (monotonic seconds)."""
     wait_for(lambda: place.has_ledger() and place.rows("SELECT attempts FROM image") >= [(attempts,)], f"try {attempts}")
     return time.monotonic()
 
 
 def set_in_one_life(folder: Path, retry_seconds: float, ahead: list[float]) -> list[float]:
-    """Set the clock after each try of an image that never succeeds; returns by how many seconds each next try was too early
+    """Set the clock after each attempt of an image that never succeeds; returns how many seconds each next one was too early
     (less than 0) or too late."""
     place, clock = open_place(folder, retry_seconds, len(ahead) + 1)
     with Daemon(place, **clock.environment) as daemon:
@@ -61,8 +61,8 @@ def set_in_one_life(folder: Path, retry_seconds: float, ahead: list[float]) -> l
 
 
 def set_between_two_lives(folder: Path, retry_seconds: float, before: float, after: float) -> float:
-    """The daemon is killed while an image waits, and the clock set until the next one: by how many seconds the next try then
-    exceeds its own pause from the start."""
+    """Kill the daemon while an image waits, and set the clock before the next start. Returns how many seconds after its own
+    pause, counted from that start, the next attempt came."""
     place, clock = open_place(folder, retry_seconds, 2)
     clock.set(before)
     with Daemon(place, **clock.environment) as daemon:

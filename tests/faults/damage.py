@@ -1,4 +1,4 @@
-"""Bits that flip in a ledger: in stored results, each of which is to be found, and anywhere in its file."""
+"""Flips bits in a ledger: in stored results, where each must be found, and anywhere in its file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stored_results(place: Place) -> dict[tuple[bytes, int], bytes]:
 
 
 def flip_results(place: Place, chance: random.Random, count: int) -> set[str]:
-    """A bit in a result of each of so many images; returns the names of their sidecars."""
+    """Flip a bit in a result of this many images; returns the names of their sidecars."""
     query = """SELECT image.path, result.rowid, payload FROM result JOIN image ON image.digest = result.digest
                WHERE image.status = 1 ORDER BY result.rowid"""
     results: dict[bytes, list[tuple[int, bytes]]] = {}
@@ -57,13 +57,13 @@ def sidecars(place: Place) -> dict[str, bytes]:
 
 
 def named(place: Place, command: str) -> set[str]:
-    """The sidecars of which `verify` or `repair` says that the ledger is damaged."""
+    """The sidecars that `verify` or `repair` reports as damaged in the ledger."""
     amiss = json.loads(place.command(command, "--json").stdout)["amiss"]
     return {Path(entry["file"]).name for entry in amiss if entry["kind"] == "damaged"}
 
 
 def repair_results(folder: Path, chance: random.Random, count: int) -> tuple[int, int]:
-    """Of so many results with a flipped bit, how many `verify` found, and of how many `repair` kept the true one."""
+    """Flip a bit in this many results; returns how many `verify` found, and for how many `repair` kept the correct one."""
     place = Place(folder)
     place.drop_many(range(count + 6))
     assert place.run_once().returncode == 0
@@ -121,7 +121,7 @@ def _start_and_repair(place: Place, before: dict[str, bytes]) -> tuple[str, list
 
 
 def _lies(place: Place, before: dict[str, bytes], after: str) -> list[str]:
-    """Sidecars that say something else than before the bit flipped."""
+    """Sidecars that differ from those before the bit flipped."""
     now = sidecars(place)
     lost = [f"after {after}, {name} is lost" for name in before.keys() - now.keys()]
     return lost + [

@@ -1,4 +1,4 @@
-"""A daemon that is killed while its worker hangs with the interpreter lock held: that worker cannot see that it is alone."""
+"""Kills a daemon while its worker hangs with the interpreter lock held: the worker cannot notice that the daemon is gone."""
 
 from __future__ import annotations
 

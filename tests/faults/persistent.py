@@ -1,5 +1,5 @@
-"""One kind of system call keeps failing in one folder of a running daemon, until it does not: the daemon waits, says why once,
-and goes on by itself. What EACCES leaves of a source where it is (docs/operations.md) is not tried here."""
+"""One kind of system call keeps failing for a while in one folder of a running daemon. The daemon waits, says why once, and
+goes on by itself. Sources that stay where they are because of EACCES (docs/operations.md) are not tested here."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Trial:
         return 0 if fault.error == "EINTR" and self._struck > INTERRUPTIONS else int(getattr(errno, fault.error))
 
     def _try(self, daemon: Daemon, fault: Fault) -> bool:
-        """Whether the daemon lives on."""
+        """Whether the daemon is still alive."""
         told = len(daemon.log_text())
         self._struck, self._fault = 0, fault
         self._drop()

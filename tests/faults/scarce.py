@@ -1,4 +1,4 @@
-"""Few descriptors, and HTTP clients that come again whenever they are let go of: the work has its descriptors all the same."""
+"""Few descriptors, and HTTP clients that reconnect whenever they are disconnected: the work still has its descriptors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def work_with_few_files(folder: Path, limit: int, images: int) -> Scarce:
 
 @contextlib.contextmanager
 def clients_that_come_again(port: int) -> Iterator[None]:
-    """Each sends the beginning of a request and, when it is let go of, connects again."""
+    """Each sends the beginning of a request and, when it is disconnected, connects again."""
     enough = threading.Event()
 
     def come() -> None:
@@ -66,7 +66,7 @@ def clients_that_come_again(port: int) -> Iterator[None]:
 
 
 def lives(client: socket.socket) -> bool:
-    """Whether the daemon has not let go of it."""
+    """Whether the daemon has not closed the connection."""
     try:
         client.send(b"GET")
         if client.recv(1024):

@@ -1,4 +1,4 @@
-"""Ledgers that are not what they were: lost, emptied, exchanged, damaged in one bit, or with numbers that no image has."""
+"""Damaged ledgers: lost, emptied, swapped, damaged in one bit, or with numbers that no image has."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In which order files are written, flushed and named, as the kernel saw it: kill -9 keeps what was never flushed, so no
-other test can notice a flush that is missing."""
+"""The order in which files are written, flushed and named, as the kernel sees it. After kill -9, data that was never flushed
+is still there, so no other test can notice a missing flush."""
 
 from __future__ import annotations
 

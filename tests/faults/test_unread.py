@@ -1,4 +1,4 @@
-"""Folders in an inbox that cannot be read: nothing of them is silent, and nothing else is held up."""
+"""Folders in an inbox that cannot be read: all are reported, and nothing else is blocked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that lies where the daemon is started, and in its inbox: none of it may run."""
+"""Code in the folder where the daemon is started, and in its inbox: none of it may run."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python -m tests.mutants [--only journal-fsync,state-lock] [--list]
 
-Every flush, rename, lock and check that a promise rests on is taken out once, in a copy of the tree, and the tests named
+Every flush, rename, lock and check that a promise depends on is removed once, in a copy of the tree, and the tests named
 beside it run. Exits 1 if one of them fails without any planted bug, or if a bug is not noticed.
 """
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def find_problems(mutant: Mutant) -> list[str]:
-    """Why a row cannot be tried; empty where it can."""
+    """Why a row cannot be tried; empty if it can."""
     problems = [f"{mutant.name}: there is no tests/{test}" for test in missing_tests(mutant)]
     try:
         mutant.plant((ROOT / mutant.file).read_text())
@@ -62,7 +62,7 @@ def find_problems(mutant: Mutant) -> list[str]:
 
 
 def check_sound(copy: Copy, mutants: Sequence[Mutant]) -> None:
-    """Without a bug no test fails: else to fail would prove nothing."""
+    """Check that no test fails without a bug; otherwise a failure would prove nothing."""
     tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     status, text = copy.run(tests)
     if status:

@@ -1,7 +1,7 @@
-"""How a bug is planted: one piece of the source becomes another, in a copy of the tree.
+"""Plants a bug: replaces one piece of the source by another, in a copy of the tree.
 
-A `Mutant` names the piece by its exact text, and by the function it stands in where the text alone would be too long or stands
-elsewhere too. A piece that is not there exactly once is an error: the table has fallen behind the source.
+A `Mutant` names the piece by its exact text, and by its function if the text alone would be too long or is
+elsewhere too. A piece that is not found exactly once is an error: the table no longer matches the source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUN_SECONDS = 1800  # for all that is run at once
 
 
 class DoesNotApply(Exception):
-    """The table does not fit the source."""
+    """The table does not match the source."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _extent(source: str, name: str) -> tuple[int, int]:
 
 
 def missing_tests(mutant: Mutant) -> list[str]:
-    """Those of its tests that are not there."""
+    """Those of its tests that do not exist."""
     return [test for test in mutant.tests if not _has_test(*test.split("::"))]
 
 

@@ -1,4 +1,4 @@
-"""The bugs: each takes out one flush, rename, lock or check that a promise rests on."""
+"""The bugs: each removes one flush, rename, lock or check that a promise depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of planted bugs fits the source. No bug is planted here: `make mutants` does that."""
+"""The table of planted bugs matches the source. No bug is planted here: `make mutants` does that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of other classes, made with random weights by ultralytics' and transformers' own: each is refused by name."""
+"""Checkpoints of other classes, made with random weights by ultralytics and transformers: the refusal names each class."""
 
 from __future__ import annotations
 
