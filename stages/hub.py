@@ -107,7 +107,7 @@ def fetch(hub: Hub, repository: str, folder: Path, progress: Callable[[str], Non
     commit, files = hub.describe(repository)
     wanted = choose_files(files)
     if not wanted:
-        raise PackError(f"{repository} at {commit} holds no weights that can be used here.")
+        raise PackError(f"{repository} at {commit} has no weights that visiond can use.")
     progress(f"{repository} at {commit}: {', '.join(wanted)}")
     hub.download(repository, commit, wanted, folder)
     return commit
