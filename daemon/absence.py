@@ -39,17 +39,18 @@ class Absences:
         for inbox, why in {job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away}.items():
             if inbox not in self._absent:
                 log.warning("images of an inbox cannot be read; they wait", path=os.fsdecode(self._roots[inbox]), error=why)
-            tries = self._absent[inbox].tries + 1 if inbox in self._absent else 1
-            self._absent[inbox] = _Absence(why, time.monotonic() + REST_SECONDS, tries)
+            known, now = self._absent.get(inbox), time.monotonic()
+            if known is None or now >= known.until:  # else its images were taken up together with those of the last try
+                self._absent[inbox] = _Absence(why, now + REST_SECONDS, known.tries + 1 if known else 1)
 
     def resting(self) -> set[int]:
         """Those that should not be tried now."""
         now = time.monotonic()
         return {inbox for inbox, absence in self._absent.items() if now < absence.until}
 
-    def is_lasting(self) -> bool:
-        """Whether some of them have been tried often enough for `run --once` to end."""
-        return any(absence.tries >= TRIES for absence in self._absent.values())
+    def lasting(self) -> set[int]:
+        """Those that have been tried often enough for `run --once` to end."""
+        return {inbox for inbox, absence in self._absent.items() if absence.tries >= TRIES}
 
     def obstacles(self) -> list[str]:
         return [

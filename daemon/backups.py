@@ -37,7 +37,8 @@ def back_up_beside(ledger: Path, folder: Path, kept: int, now: float, stop: Stop
         _copy(source, partial, ledger, stop)
         os.chmod(partial, ledger.stat().st_mode & 0o777)
     for old in _list(folder, NAME)[:-kept]:
-        old.unlink()
+        if old != file:
+            old.unlink()
     return file
 
 
@@ -62,5 +63,5 @@ def _copy(source: sqlite3.Connection, partial: Path, ledger: Path, stop: Stop) -
 
 
 def _list(folder: Path, names: re.Pattern[str]) -> list[Path]:
-    """Oldest first, as their names are dates."""
-    return sorted(file for file in folder.iterdir() if names.fullmatch(file.name))
+    """Oldest first: by when they were written, as a clock that was wrong may have named one of the future."""
+    return sorted((file for file in folder.iterdir() if names.fullmatch(file.name)), key=lambda file: file.stat().st_mtime_ns)

@@ -27,8 +27,9 @@ from daemon.config import Config, load
 from daemon.control import find_snapshot, open_reader
 from daemon.errors import VisiondError
 from daemon.gpus import driver_version, list_gpus
-from daemon.layout import KERNELS, Layout
+from daemon.layout import Layout
 from daemon.meter import Meter, Sample
+from daemon.state import KERNELS
 from stages.processes import environment, python
 from stages.training.truth import TRUTH
 

@@ -20,7 +20,7 @@ from daemon.gpus import list_gpus
 from daemon.host import Host
 from daemon.layout import Layout, open_slab, size_slab
 from daemon.mounts import is_network_mount, is_there, tell_missing
-from daemon.names import find_renamed
+from daemon.names import find_left_out, find_renamed
 from daemon.notices import list_notices
 from daemon.rules import RuleFailed, try_rule
 from daemon.sections import Inbox
@@ -123,6 +123,7 @@ def _ledger(config: Config) -> Iterator[Finding]:
         with open_reader(config) as reader:
             images = sum(reader.counts().values())
             yield from (Finding("error", problem) for problem in find_renamed(config, reader))
+            yield from (Finding("warning", warning) for warning in find_left_out(config, reader))
         yield Finding("ok", f"ledger: {path} can be read and knows {quantity(images, 'version')} of files.")
     except NothingFound:  # `run` makes it
         if warning := tell_lost_ledger(config):

@@ -9,6 +9,8 @@ is obeyed.
 import os
 import sys
 
+LEAVE_SECONDS = 2.0  # for threads that are about to end
+
 
 def main(*, by_module: bool = False) -> None:
     """Be `visiond` with this process's arguments. by_module: started by `python -m`."""
@@ -19,7 +21,26 @@ def main(*, by_module: bool = False) -> None:
         leave_at_once(once="--once" in sys.argv)
     from daemon.commands import main as run_command
 
-    run_command()
+    try:
+        run_command()
+    except SystemExit as ending:
+        leave_threads(int(ending.code or 0))
+        raise
+
+
+def leave_threads(status: int) -> None:
+    """A thread that hangs in a system call, as on a dead mount, does not hold up the end of the process."""
+    import threading
+    import time
+
+    deadline = time.monotonic() + LEAVE_SECONDS
+    others = [t for t in threading.enumerate() if t is not threading.current_thread() and not t.daemon]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in others):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def forget_working_directory(*, by_module: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -79,12 +80,13 @@ def main() -> None:
         for line in str(error).splitlines():
             print_error(line)
         sys.exit(error.exit_status)
-    except Exception as error:  # the top of the process
-        if not is_json():
-            raise
-        import structlog
+    except Exception as error:  # noqa: BLE001 - the top of the process
+        if is_json():
+            import structlog
 
-        structlog.get_logger().critical("visiond has a bug; please report it", exc_info=error)
+            structlog.get_logger().critical("visiond has a bug; please report it", exc_info=error)
+        else:
+            traceback.print_exception(error)
         sys.exit(os.EX_SOFTWARE)
 
 

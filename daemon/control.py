@@ -53,11 +53,13 @@ def run(
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
-        with claim_outputs(config), written_aside():
+        os.environ["SQLITE_TMPDIR"] = str(config.state.path)  # where there is room for a copy of the ledger, if anywhere
+        with written_aside():
             set_up_log(config.log.level, config.log.format)
             catch()
             work = partial(run_service, config, once=once, limit=limit, show=show)
-            return anyio.run(work, backend_options={"use_uvloop": True})
+            with claim_outputs(config):
+                return anyio.run(work, backend_options={"use_uvloop": True})
 
 
 @contextlib.contextmanager

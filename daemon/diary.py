@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.snapshot import Chore
-
-DIARY = "upkeep.json"
+from daemon.state import DIARY
 
 
 def read_diary(folder: Path) -> list[Chore]:

@@ -99,7 +99,8 @@ class Judge:
 
     def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
         if failure.away:  # as often as it takes
-            return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=now + self._retry_seconds)
+            not_before = self._steady() + self._retry_seconds
+            return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=not_before)
         attempts = job.attempts + 1
         if failure.transient and attempts < self._max_attempts:
             not_before = self._steady() + pause_before(attempts, self._retry_seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -119,7 +118,7 @@ class Evidence:
 
     def _annotate_again(self, record: Record) -> None:
         with self._writing() as connection:
-            connection.execute(SQL["doubt"], {"id": record.id, "now": time.time()})
+            connection.execute(SQL["doubt"], {"id": record.id})
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

@@ -46,9 +46,9 @@ class OpenFiles:
         )
 
 
-async def guard(ledger: Ledger, interval_seconds: float) -> None:
+async def guard(files: OpenFiles, ledger: Ledger, interval_seconds: float) -> None:
     """Check at this interval, and note how many images the ledger has numbered. Raises LedgerDamaged."""
-    files, noted = OpenFiles(ledger.path), await ledger.identity()
+    noted = await ledger.identity()
     while True:
         await anyio.sleep(interval_seconds)
         with contextlib.suppress(OSError):  # a disk that fails now may not fail at the next look; the pipeline says so

@@ -25,6 +25,7 @@ from daemon.placement import Placement, Segment, choose_batch, plan
 from daemon.pool import Pool, Seat
 from daemon.records import Model
 from daemon.slab import Slab
+from daemon.state import KERNELS
 from stages import packs
 from stages.base import StageSpec
 from stages.binning import load_rule
@@ -33,7 +34,6 @@ from stages.registry import STAGES, UnknownName, check_options
 
 CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without one
-KERNELS = "kernels"  # folder in the state's for compiled GPU kernels, so that only the first start compiles them
 LEAST_CPU_THREADS = 2  # with a single one torch takes slow convolutions: OCR costs 1.3 times the CPU time, even on one core
 
 

@@ -159,10 +159,12 @@ class Ledger:
         self._cursors |= cursors
         return [job_of(row) for row in rows]
 
-    async def seconds_to_next_try(self) -> float | None:
-        """When the next postponed job is due; None when there is none."""
-        now = steady_seconds()
-        row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now, self._configured)).fetchone())
+    async def seconds_to_next_try(self, without: Collection[int] = ()) -> float | None:
+        """When the next postponed job is due; None when there is none. without: inboxes that are not asked about."""
+        now, wanted = steady_seconds(), self._configured
+        if without:
+            wanted = msgspec.json.encode(sorted(self._inbox_paths.keys() - set(without))).decode()
+        row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now, wanted)).fetchone())
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
     async def recall(self, jobs: Sequence[Job]) -> None:
@@ -297,7 +299,7 @@ class Ledger:
 
     async def doubt(self, ids: Sequence[int]) -> int:
         """Images whose stored results are damaged, so that they cannot be published, back to PENDING; returns how many."""
-        rows = [{"id": number, "now": time.time()} for number in ids]
+        rows = [{"id": number} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
             return sum(connection.execute(SQL["doubt"], row).rowcount for row in rows)
@@ -331,8 +333,8 @@ class Ledger:
 
     def _keep(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
         """Write results, but for those that the same bytes have already; returns whether there were none of these."""
-        if self.touched is not None:
-            self.touched.update(job.digest for job in jobs)
+        if (touched := self.touched) is not None:  # the event loop may end the pruning meanwhile
+            touched.update(job.digest for job in jobs)
         contents = [content_row(job) for job in jobs if job.width]
         results = [
             result_row(job.digest, (number := self._model_ids[stage]), self._models[number], output)

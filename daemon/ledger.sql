@@ -290,7 +290,7 @@ SELECT DISTINCT bin FROM image WHERE status = 1;
 
 -- name: doubt
 -- What cannot be published, as its stored result is damaged, is annotated again.
-UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = :now, reason = NULL, detail = NULL,
+UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
 WHERE status IN (1, 2) AND id = :id;
 

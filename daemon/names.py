@@ -14,22 +14,23 @@ from daemon.config import Config
 from daemon.errors import ConfigError
 from daemon.hints import command
 from daemon.records import Reader
+from daemon.state import NAMES
 
 log = structlog.get_logger()
-
-FILE = "inboxes.json"
 
 
 def check_names(config: Config, reader: Reader) -> None:
     """Raises ConfigError when an inbox that has results has another name than before; else remembers the names."""
     if problems := find_renamed(config, reader):
         raise ConfigError(problems)
+    for warning in find_left_out(config, reader):
+        log.warning(warning)
     remember_names(config)
 
 
 def find_renamed(config: Config, reader: Reader) -> list[str]:
     """A sentence for each inbox whose results are under another name."""
-    known, numbers = _read(config.state.path / FILE), {path: number for number, path in reader.inboxes().items()}
+    known, numbers = _read(config.state.path / NAMES), {path: number for number, path in reader.inboxes().items()}
     problems = []
     for inbox in config.inbox:
         before, number = known.get(str(inbox.path), inbox.name), numbers.get(os.fsencode(inbox.path))
@@ -42,9 +43,20 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
     return problems
 
 
+def find_left_out(config: Config, reader: Reader) -> list[str]:
+    """A sentence for each inbox that has results and is not in this configuration: perhaps its folder was moved."""
+    configured = {os.fsencode(inbox.path) for inbox in config.inbox}
+    return [
+        f"the ledger has results of the inbox {os.fsdecode(path)}, which is not in this configuration. If that folder has been "
+        "moved or renamed, move it back: images under another path are new ones, and each would be processed a second time."
+        for number, path in reader.inboxes().items()
+        if path not in configured and reader.has_results(number)
+    ]
+
+
 def remember_names(config: Config) -> None:
     """Save the names; those of inboxes that are no longer configured are kept."""
-    file = config.state.path / FILE
+    file = config.state.path / NAMES
     known = _read(file)
     names = known | {str(inbox.path): inbox.name for inbox in config.inbox}
     if names == known:

@@ -195,12 +195,12 @@ class Pipeline:
             self._admitted.clear()
             complete, answering = self._complete, self.watcher.answering() - self.absences.resting()
             await self.recover(answering - self._recovered)
-            pause = await self.persist("ledger", self.ledger.seconds_to_next_try)
+            lasting = self.absences.lasting() if complete else set()
+            pause = await self.persist("ledger", self.ledger.seconds_to_next_try, lasting)
             if jobs := await self._next_of(answering, complete):
                 return jobs
-            nothing_waits = pause is None and not self.absences.resting()
-            nothing_waits |= self.absences.is_lasting() or (self._trial is not None and self._trial.is_over)
-            if complete and not self.in_flight and nothing_waits:
+            nothing_waits = pause is None and not self.absences.resting() - lasting
+            if complete and not self.in_flight and (nothing_waits or (self._trial and self._trial.is_over)):
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
                 await self._admitted.wait()

@@ -21,7 +21,7 @@ from daemon.config import Config
 from daemon.endings import LONGEST_PAUSE_SECONDS
 from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.files import tell_lost_ledger
-from daemon.guard import guard
+from daemon.guard import OpenFiles, guard
 from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.layout import Layout, judge_of, open_slab
@@ -76,16 +76,18 @@ class Service:
             self.pipeline = pipeline
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._obey, orders, pipeline)
+                    tasks.start_soon(self._obey, orders, pipeline, status)
                     tasks.start_soon(self._load_models, tasks, pools)
                     tasks.start_soon(self._report, pipeline, status)
-                    tasks.start_soon(guard, pipeline.ledger, self.config.pipeline.rescan_seconds)
+                    files = OpenFiles(pipeline.ledger.path)
+                    tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)
                     if status.upkeep:
                         tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
                     await pipeline.run(once=self.once, limit=self.limit)  # files are admitted and read while the models load
                     self.notifier.stopping()
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
+                    await to_thread.run_sync(files.look)  # what went into a file that is gone is not called done
                     for pool in pools:
                         pool.stop()
                     tasks.cancel_scope.cancel()
@@ -166,12 +168,14 @@ class Service:
         self.notifier.ready()
         log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once, pages=self.url)
 
-    async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline) -> None:
+    async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline, status: Status) -> None:
         """The first order drains, the second or the end of the time for it stops at once."""
         order = await orders.get()
         self.stopped_by = order
         log.info("draining", signal=order.name, in_flight=len(pipeline.in_flight))
         self.notifier.stopping()
+        if status.upkeep:
+            status.upkeep.leave()
         if self.loaded:  # else what is in hand waits for the models
             pipeline.drain()
             with anyio.move_on_after(self.config.pipeline.drain_seconds):

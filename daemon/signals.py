@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ def leave_at_once(*, once: bool) -> None:
     shell's status for the signal."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
+        if lines := sys.modules.get("daemon.lines"):  # what has been logged by now is written first
+            lines.drain()
         os._exit(SHELL_OFFSET + number if once else os.EX_OK)
 
     for order in _obeyed():

@@ -17,6 +17,10 @@ IDENTITY = "identity"  # says which ledger belongs here
 DATABASE = ("-wal", "-shm", "")  # the names of SQLite's files, behind the ledger's
 CONTROL = "control.sock"
 LOCK = "lock"
+DIARY = "upkeep.json"
+NAMES = "inboxes.json"
+KERNELS = "kernels"  # compiled for the GPU, so that only the first start compiles them
+OWN = (IDENTITY, CONTROL, LOCK, DIARY, NAMES, KERNELS)  # beside the ledger
 SOCKET_BYTES = 107  # unix(7)
 FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
 
@@ -67,10 +71,14 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _shut(folder: Path) -> None:
-    """To all others, whom an older visiond let in. What its group may do is the administrator's business."""
-    status = folder.stat()
-    if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXO:
-        folder.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
+    """To all others, whom an older visiond let in. What its group may do is the administrator's business. A folder that holds
+    other things too stays open; then only our own files are shut."""
+    entries = list(folder.iterdir())
+    own = [entry for entry in entries if entry.name.startswith((LEDGER, *OWN, *(f".{name}" for name in OWN)))]
+    for path in [folder] if len(own) == len(entries) else own:
+        status = path.lstat()
+        if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXO and not stat.S_ISLNK(status.st_mode):
+            path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
 
 
 def _holder_of(fd: int) -> str:

@@ -48,7 +48,7 @@ class Status:
     def snapshot(self) -> Snapshot:
         pipeline = self._pipeline
         pending = max(0, int(self._metrics.value("visiond_images_pending")))
-        rate = self._rate()
+        rate, workers = self._rate(), self._workers()
         return Snapshot(
             running=True,
             pending=pending,
@@ -59,13 +59,13 @@ class Status:
             skipped=self._total(JobStatus.SKIPPED),
             gone=self._total(JobStatus.GONE),
             images_per_second=round(rate, 2),
-            eta_seconds=pending / rate if rate else None,
+            eta_seconds=pending / rate if rate and any(worker.state == "ready" for worker in workers) else None,
             obstacles=pipeline.persist.obstacles() + pipeline.bystanders(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
-            workers=self._workers(),
+            workers=workers,
             notices=self._notices,
             uptime_seconds=round(time.monotonic() - self._started, 1),
             upkeep=self.upkeep.chores() if self.upkeep else [],

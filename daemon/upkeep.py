@@ -88,6 +88,8 @@ class Upkeep:
         self.pruning = Pruning()
         self._asked = anyio.Event()
         self._before = 0.0
+        self._one_at_a_time = anyio.Lock()  # two prunings at once would not know which bytes came again meanwhile
+        self._leaving = False
 
     def chores(self) -> list[Chore]:
         """Each task that is on, or that ran before."""
@@ -163,7 +165,8 @@ class Upkeep:
 
     async def _prune(self) -> str:
         before = self._clock() - DAY_SECONDS * self._settings.prune_age_days
-        removed = await prune(self._ledger, before, self._forget)
+        async with self._one_at_a_time:
+            removed = await prune(self._ledger, before, self._forget)
         return ", ".join(f"{amount.rows} {kind}" for kind, amount in removed.items() if amount.rows) or "nothing was old enough"
 
     async def _vacuum(self) -> str:
@@ -175,10 +178,18 @@ class Upkeep:
             raise NotWritable(f"{self._folder} has no room for a copy of the ledger; {wanted >> 20} MiB are needed.")
         told = threading.Event()
         try:
-            await self._ledger.run(Alone(partial(_vacuum, stop=lambda: told.is_set() or self._ledger.admitting > 0)))
+            stop = partial(self._is_disturbed, told)
+            await self._ledger.run(Alone(partial(_vacuum, stop=stop)))
         finally:
             told.set()
         return f"{free * page_bytes >> 20} MiB given back to the disk"
+
+    def _is_disturbed(self, told: threading.Event) -> bool:
+        return told.is_set() or self._leaving or self._ledger.admitting > 0
+
+    def leave(self) -> None:
+        """The daemon is about to end: what holds up the ledger's thread stops at once."""
+        self._leaving = True
 
     # What a person asks for
 
@@ -194,7 +205,8 @@ class Upkeep:
             self._asked = anyio.Event()
             done = Pruning()
             try:
-                done.amounts = await prune(self._ledger, self._before, self._forget)
+                async with self._one_at_a_time:
+                    done.amounts = await prune(self._ledger, self._before, self._forget)
             except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
                 done.trouble = str(error) or repr(error)
             self.pruning = done

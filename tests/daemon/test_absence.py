@@ -41,10 +41,17 @@ def test_it_is_tried_again_after_its_rest_and_is_back_with_the_first_image_that_
     assert [entry["event"] for entry in logs] == ["inbox can be read again"]
 
 
-def test_a_run_that_is_to_end_waits_for_a_few_tries(absences: Absences) -> None:
-    for lasting in (False, False, True):
+def test_a_run_that_is_to_end_waits_for_a_few_tries(absences: Absences, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "REST_SECONDS", 0.0)
+    for lasting in (set(), set(), {2}):
         absences.note([unread(2)])
-        assert absences.is_lasting() is lasting
+        assert absences.lasting() == lasting
+
+
+def test_images_that_are_taken_up_together_are_one_try(absences: Absences) -> None:
+    for _ in range(5):
+        absences.note([unread(2)])
+    assert absences.lasting() == set()
 
 
 def test_a_file_that_is_to_blame_itself_is_no_absence(absences: Absences) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon import commands
 from daemon.commands import app
 from daemon.display import StandardError
 from stages.packs import MINI
@@ -88,6 +89,17 @@ def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -
     assert "broken.jpg  FAILED" in told
     assert "reason  not-an-image: the bytes are plain text\ntries  1\n" in told
     assert "×" not in told  # of what is no image, no size is known
+
+
+def test_a_defect_has_a_status_of_its_own(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(commands, "app", fail)
+    with pytest.raises(SystemExit) as end:
+        commands.main()
+    assert end.value.code == os.EX_SOFTWARE
+    assert "RuntimeError: a defect" in capfd.readouterr().err
 
 
 def test_an_image_whose_name_is_listed_with_escapes_answers_to_the_number_beside_it(place: Place) -> None:

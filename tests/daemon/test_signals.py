@@ -70,6 +70,13 @@ def test_what_was_ignored_at_the_start_stays_ignored() -> None:
     assert ended.stdout == "SIGTERM\nstill here\nand here\n"
 
 
+def test_a_thread_that_hangs_does_not_hold_up_the_end() -> None:
+    program = "import threading, time\nfrom daemon import cli\ncli.LEAVE_SECONDS = 0.1\n"
+    program += "threading.Thread(target=time.sleep, args=(600,)).start()\nprint('said')\ncli.leave_threads(3)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "said\n")
+
+
 def test_orders_have_handlers_before_anything_slow_is_imported() -> None:
     program = EARLY.format(argv=["visiond", "run", "--once"])
     once, *modules = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=PATIENCE).split()

@@ -76,6 +76,27 @@ def named(*names: str) -> dict[str, object]:
     return {"inbox": [{"path": path, "name": name, "settle_seconds": 0.1} for path, name in tables]}
 
 
+def test_a_state_folder_that_holds_other_things_too_stays_open_and_our_files_in_it_are_shut(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    (state := tmp_path / "state").mkdir(mode=0o755)
+    (state / "someone-elses").touch()
+    state.chmod(0o755)
+    assert place.run_once().returncode == 0
+    assert stat.S_IMODE(state.stat().st_mode) == 0o755
+    assert not stat.S_IMODE(place.site.ledger.stat().st_mode) & stat.S_IRWXO
+
+
+def test_an_inbox_that_was_moved_is_named_before_its_images_are_processed_a_second_time(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop("a.ppm", picture(1))
+    assert place.run_once().returncode == 0
+    place.inbox().rename(tmp_path / "moved")
+    place.configure({"inbox": [{"path": "moved", "settle_seconds": 0.1}]})
+    told = f"results of the inbox {tmp_path / 'inbox'}, which is not in this configuration"
+    assert told in place.command("check", "--quick").stdout
+    assert told in place.run_once().stderr
+
+
 def test_inboxes_that_exchange_their_names_are_refused_until_the_results_follow(tmp_path: Path) -> None:
     place = Place(tmp_path, named("left", "right"))
     for number, name in enumerate(("left", "right")):

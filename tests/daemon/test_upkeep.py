@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from daemon import upkeep
@@ -199,6 +200,39 @@ async def test_only_the_newest_backups_are_kept_and_nothing_else_is_touched(ledg
     ]
     with contextlib.closing(Reader(file)) as reader:
         assert reader.counts()[JobStatus.PENDING] == 1
+
+
+async def test_a_backup_is_never_taken_for_an_old_one_whatever_the_others_are_called(ledger: Ledger, tmp_path: Path) -> None:
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    for year in (2098, 2099):  # of a clock that was wrong
+        (folder / f"ledger-{year}-01-01T000000Z.sqlite").touch()
+        os.utime(folder / f"ledger-{year}-01-01T000000Z.sqlite", (0, 0))
+    assert back_up_beside(ledger.path, folder, 2, NIGHT, lambda: False).exists()
+    assert len(list(folder.iterdir())) == 2
+
+
+async def test_two_prunings_are_done_one_after_the_other(
+    open_upkeep: Callable[..., Upkeep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, running = open_upkeep(Clock()), []
+
+    async def fake(*_: object) -> dict[str, object]:
+        running.append(len(running))
+        assert len(running) == 1
+        await anyio.lowlevel.checkpoint()
+        running.clear()
+        return {}
+
+    monkeypatch.setattr(upkeep, "prune", fake)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keeper._prune_when_asked)
+        keeper.prune_soon(0.0)
+        await keeper.perform("prune")
+        await until(lambda: not keeper.pruning.running)
+        tasks.cancel_scope.cancel()
+    assert keeper.pruning.trouble == ""
+    assert keeper.failures() == []
 
 
 async def test_a_backup_is_of_one_moment_though_images_come_all_the_time(

@@ -67,7 +67,7 @@ SPOILS: dict[str, tuple[str, Callable[[Place], object]]] = {
         lambda p: sql(
             p,
             "INSERT INTO image SELECT 99, inbox, path, 1, inode, size, mtime_ns, ctime_ns, priority, status, seen_at,"
-            " attempts, not_before, location, digest, models, bin, criteria, reason, detail, finished_at, emitted, deaths"
+            " attempts, not_before, location, digest, models, bin, criteria, reason, detail, finished_at, emitted, deaths, NULL"
             " FROM image WHERE id = 3",
         ),
     ),

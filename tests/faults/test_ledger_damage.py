@@ -66,8 +66,8 @@ def test_a_ledger_that_was_lost_is_not_taken_for_a_new_one(tmp_path: Path, lose:
 def test_who_means_to_begin_anew_removes_the_file_that_the_refusal_names(tmp_path: Path) -> None:
     place = worked(tmp_path)
     remove(place)
-    file = place.run_once().stderr.rpartition("remove ")[2].strip().rstrip(".")
-    Path(file).unlink()
+    refusal = json.loads(place.run_once().stderr.splitlines()[-1])["event"]
+    Path(refusal.rpartition("remove ")[2].strip().rstrip(".")).unlink()
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=3)
 
@@ -83,6 +83,15 @@ def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptie
         assert daemon.wait_end() == os.EX_DATAERR
         assert "while the daemon used it" in daemon.log_text()
         assert "run `visiond repair" in daemon.log_text()
+
+
+def test_a_run_once_whose_ledger_was_deleted_does_not_end_with_success(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}})
+    place.drop_many(range(100))
+    with Daemon(place, "--once") as daemon:
+        daemon.wait_until(lambda status: status["done"], "work")
+        remove(place)
+        assert daemon.wait_end() == os.EX_DATAERR
 
 
 def test_a_ledger_of_another_state_folder_is_refused(tmp_path: Path) -> None:
