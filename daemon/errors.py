@@ -66,6 +66,14 @@ class LedgerDamaged(VisiondError):
     exit_status = os.EX_DATAERR
 
 
+class IdentityDamaged(LedgerDamaged):
+    """The file that says which ledger belongs here cannot be read. The ledger itself may be sound."""
+
+
+class OtherLedger(IdentityDamaged):
+    """The file that says which ledger belongs here names another one than the one that is there."""
+
+
 class LedgerUnusable(VisiondError, OSError):
     """The ledger is whole for all we know, but cannot be read or written: rights, a full or failing disk. It may pass."""
 

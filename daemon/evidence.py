@@ -26,35 +26,35 @@ class Evidence:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._numbers = {(model.stage, model.fingerprint): number for number, model in reader.models.items()}
-        self._named: set[tuple[bytes, int | None]] = set()  # damaged rows of images that were weighed
+        self._weighed: set[int] = set()  # images
+        self._named: set[tuple[bytes, int | None]] = set()  # rows of these that may be damaged
 
-    def weigh(self, sink: Sink, record: Record, *, mend: bool) -> Finding:
+    def weigh(self, sink: Sink | None, record: Record, *, mend: bool) -> Finding:
         """An image whose rows are damaged. mend: copy its sidecar into the ledger if the sidecar is correct; if not, have the
-        image annotated again."""
-        self._named |= {(record.digest, number) for number in (None, *self._reader.models)}
-        told = self._find_true_sidecar(sink, record)
+        image annotated again. sink: none for an inbox that is not configured."""
+        self._note(record.id, record.digest)
+        told = self._find_true_sidecar(sink, record) if sink else None
         if told is None:
             if mend:
                 self._annotate_again(record)
             then = "the next `run` annotates it again" if mend else "`repair` has it annotated again"
-            return Finding(
-                "damaged",
-                sink.paths_of(record)[0],
-                f"{record.doubt}: damaged in the ledger, and no sidecar has an undamaged copy; {then}",
-            )
+            what = "no sidecar has an undamaged copy" if sink else "its inbox is not configured"
+            detail = f"{record.doubt}: damaged in the ledger, and {what}; {then}"
+            return Finding("damaged", sink.paths_of(record)[0], detail) if sink else self._of_the_ledger(record, detail)
         file, said = told
-        self._named |= {(said.digest, number) for number in (None, *self._reader.models)}
+        self._note(said.id, said.digest)
         if mend:
             self._write(said, record)
         then = "the ledger now has it again" if mend else "`repair` copies it into the ledger"
         return Finding("damaged", file, f"{record.doubt}: damaged in the ledger, but this sidecar is correct; {then}")
 
     def weigh_rest(self, *, mend: bool) -> Iterator[Finding]:
-        """Damaged results that no sidecar shows. mend: drop them, so that nothing uses them."""
+        """Damaged results that no sidecar shows. mend: drop them, so that nothing uses them, as well as those of images that
+        are to be annotated again."""
         reader = self._reader
         with reader.lend() as connection:
-            left = [key for key in find_damaged(connection, reader.models, lambda: True) if key not in self._named]
-        for digest, model in left:
+            left = list(find_damaged(connection, reader.models, lambda: True))
+        for digest, model in (key for key in left if key not in self._named):
             what = reader.name_of(digest, model)
             then = "it was removed" if mend else "`repair` removes it"
             yield Finding("damaged", os.fsencode(reader.path), f"{what}: damaged, and no sidecar shows it; {then}")
@@ -62,6 +62,26 @@ class Evidence:
             with self._writing() as connection:
                 connection.executemany(SQL["drop_content"], [(key.digest,) for key in left if key.model is None])
                 connection.executemany(SQL["drop_result"], [key for key in left if key.model is not None])
+
+    def weigh_replaced(self, *, mend: bool) -> Iterator[Finding]:
+        """Damaged versions whose sidecar is that of a newer one by now: none shows what was there. mend: have the ledger say no
+        more of them than that they were there."""
+        left = [record for record in self._reader.replaced() if record.doubt and record.id not in self._weighed]
+        for record in left:
+            self._note(record.id, record.digest)
+            then = "it is GONE now" if mend else "`repair` makes it GONE"
+            detail = f"{record.doubt}: damaged in the ledger, and a newer version of the file has its place; {then}"
+            yield self._of_the_ledger(record, detail)
+        if mend and left:
+            with self._writing() as connection:
+                connection.executemany(SQL["clear"], [{"id": record.id, "now": time.time()} for record in left])
+
+    def _of_the_ledger(self, record: Record, detail: str) -> Finding:
+        return Finding("damaged", os.fsencode(self._reader.path), f"image {record.id}: {detail}")
+
+    def _note(self, number: int, digest: bytes) -> None:
+        self._weighed.add(number)
+        self._named |= {(digest, model) for model in (None, *self._reader.models)}
 
     def _find_true_sidecar(self, sink: Sink, record: Record) -> tuple[bytes, Record] | None:
         folder = sink.results if record.status is JobStatus.DONE else sink.failed

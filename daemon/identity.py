@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from daemon.errors import LedgerDamaged, LedgerUnusable
+from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerUnusable, OtherLedger
 from daemon.files import sync_folder
 from daemon.hints import command
 from daemon.schema import connect, damaged, trouble_named, unusable
@@ -36,21 +36,24 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(folder: Path) -> Identity | None:
-    """None if there is none. Raises LedgerDamaged when it cannot be read as one, OSError."""
+    """None if there is none. Raises IdentityDamaged when it cannot be read as one, OSError."""
     file = folder / IDENTITY
     try:
         return msgspec.json.decode(file.read_bytes(), type=Identity)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except msgspec.DecodeError as error:
-        raise LedgerDamaged(
-            f"{file}, which says which ledger belongs here, is damaged: {error}. Remove it; it is written again."
+        raise IdentityDamaged(
+            f"{file}, which says which ledger belongs here, is damaged: {error}. "
+            f"Run `{command('repair')}`: it writes the file again from the ledger."
         ) from error
 
 
 def write(folder: Path, identity: Identity) -> None:
     """Write the file completely or not at all, and durably. Raises OSError."""
     file = folder / IDENTITY
+    if identity.last_number > MOST - MARGIN:  # as a sidecar may say; `read` would refuse it
+        identity = msgspec.structs.replace(identity, last_number=MOST - MARGIN)
     partial = file.with_name(f".{IDENTITY}.partial")
     with partial.open("wb") as out:
         out.write(msgspec.json.encode(identity) + b"\n")
@@ -92,6 +95,13 @@ def _settle(path: Path, connection: sqlite3.Connection, known: Identity | None) 
     return ""
 
 
+def adopt(path: Path) -> None:
+    """Write the file again from the ledger that is there. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, OSError."""
+    with trouble_named(path), contextlib.closing(connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        write(path.parent, identity_of(connection))
+
+
 def expect(path: Path) -> Identity | None:
     """What is known of the ledger that belongs here. Raises LedgerDamaged when there was one and it is lost or empty."""
     known = read(path.parent)
@@ -107,11 +117,12 @@ def identity_of(connection: sqlite3.Connection) -> Identity:
 
 
 def compare(path: Path, known: Identity, present: Identity) -> None:
-    """Raises LedgerDamaged when it is not the ledger that belongs here."""
+    """Raises OtherLedger when it is not the ledger that belongs here."""
     if present.ledger != known.ledger:
-        raise LedgerDamaged(
+        raise OtherLedger(
             f"{path} is not the ledger of this state folder: it was made on {present.made_at}, the one that belongs here on "
-            f"{known.made_at}. If you want to use it, remove {path.parent / IDENTITY}. Otherwise: {_ways(path)}"
+            f"{known.made_at}. If you want to use it, remove {path.parent / IDENTITY}. Otherwise restore a backup, or run "
+            f"`{command('repair')}`: it keeps this ledger if the sidecars belong to it; if not, it makes a new one from them."
         )
 
 

@@ -168,7 +168,8 @@ SELECT digest, model, payload, seconds, checksum FROM result WHERE digest IN (:r
 
 -- name: keep_content
 INSERT INTO content (digest, format, width, height, pages, checksum) VALUES :rows
-ON CONFLICT (digest) DO UPDATE SET pages = excluded.pages, checksum = excluded.checksum WHERE excluded.pages > content.pages;
+ON CONFLICT (digest) DO UPDATE SET format = excluded.format, width = excluded.width, height = excluded.height,
+    pages = excluded.pages, checksum = excluded.checksum WHERE excluded.pages > content.pages;
 
 -- name: drop_content
 DELETE FROM content WHERE digest = ?;
@@ -266,6 +267,14 @@ WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
     AND (image.status = 2 AND later.status NOT IN (3, 4) OR later.status = 1 OR later.models <> '[]')
 ) AND status IN (1, 2) ORDER BY image.id LIMIT ?;
 
+-- name: replaced
+-- What `published` leaves out: a newer version of the file has the sidecar, or the reason's place.
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE emitted = 1 AND image.id > ? AND EXISTS (
+    SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
+    AND (image.status = 2 AND later.status NOT IN (3, 4) OR later.status = 1 OR later.models <> '[]')
+) AND status IN (1, 2) ORDER BY image.id LIMIT ?;
+
 -- name: pending
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 0 AND image.id > ? ORDER BY image.id LIMIT ?;
@@ -292,6 +301,12 @@ SELECT DISTINCT bin FROM image WHERE status = 1;
 -- What cannot be published, as its stored result is damaged, is annotated again.
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
+WHERE status IN (1, 2) AND id = :id;
+
+-- name: clear
+-- A replaced version of which something is damaged: as if it had never had an end of its own.
+UPDATE image SET status = 4, detail = 'damaged in the ledger, and replaced by a newer version', finished_at = :now,
+    digest = NULL, models = NULL, bin = NULL, criteria = NULL, reason = NULL, checksum = NULL
 WHERE status IN (1, 2) AND id = :id;
 
 -- name: right

@@ -42,7 +42,7 @@ CLOCK_SECONDS = 0.001  # to which the times in a sidecar are cut
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One sidecar. kind: "whole", "missing", "edited", "foreign" (of no row) or "damaged" (what the ledger has of it) beside a
-    ledger; "restored" or "left out" where the ledger is made from it."""
+    ledger; "restored" or "left out" where the ledger is made from it. "kept": no sidecar, but where the old ledger is now."""
 
     kind: str
     file: bytes
@@ -72,16 +72,20 @@ def rebuild(config: Config) -> Iterator[Finding]:
     identity.write(path.parent, present)  # before the ledger: killed in between, it is refused, and repaired again
     fresh.rename(path)
     sync_folder(path.parent)
+    if os.path.lexists(kept):
+        yield Finding("kept", os.fsencode(kept))
 
 
 def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
-    """What the new ledger is. No number is given twice, also where the sidecar of the last image was lost."""
-    present = identity.identity_of(connection)
+    """What the new ledger is. No number is given twice, also where the sidecars of the last images were lost: the number
+    that was noted last may be older than they are."""
+    last = identity.identity_of(connection).last_number
     with contextlib.suppress(LedgerDamaged):
-        if (known := identity.read(path.parent)) and known.last_number > present.last_number:
-            identity.number_behind(connection, known.last_number)
-            return identity.identity_of(connection)
-    return present
+        known = identity.read(path.parent)
+        last = max(last, known.last_number if known else 0)
+    if 0 < last <= MOST - 2 * identity.MARGIN:
+        identity.number_behind(connection, last + identity.MARGIN)
+    return identity.identity_of(connection)
 
 
 def _restore(

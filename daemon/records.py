@@ -115,9 +115,10 @@ class Record:
 class Reader:
     """Reads a ledger, beside the daemon's own connection or without a daemon. Any thread may use it."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises FileNotFoundError when there is no ledger yet, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
-        known = identity.expect(path)
+    def __init__(self, path: Path, *, of_any_id: bool = False) -> None:
+        """of_any_id: whatever the file `identity` says. Raises FileNotFoundError when there is no ledger yet, LedgerDamaged,
+        LedgerUnusable, LedgerTooNew."""
+        known = None if of_any_id else identity.expect(path)
         if not path.exists():
             raise FileNotFoundError(path)
         self.path = path
@@ -215,6 +216,10 @@ class Reader:
     def published(self) -> Iterator[Record]:
         """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
         return self._walk("published", 256)
+
+    def replaced(self) -> Iterator[Record]:
+        """Every image that had a sidecar or a reason, and has a newer version with one."""
+        return self._walk("replaced", 256)
 
     def pending(self) -> Iterator[Record]:
         """Every image that has no end yet."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from daemon import identity
 from daemon.claims import claim_outputs
 from daemon.config import Config
 from daemon.control import open_reader
-from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, WrongArgument
+from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, OtherLedger, WrongArgument
 from daemon.evidence import Evidence
 from daemon.files import STDOUT, written_whole
 from daemon.hints import command
@@ -28,7 +30,7 @@ from daemon.rebuild import Finding, folders_of, list_sidecars, rebuild, stat_reg
 from daemon.records import Reader, Record
 from daemon.schema import trouble_named
 from daemon.sinks import Sink, open_sinks, sidecar_paths, sync_folders, write_sidecar
-from daemon.soundness import MOST
+from daemon.soundness import MOST, is_blank
 from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
 
 
@@ -50,11 +52,13 @@ def repair(config: Config) -> Iterator[Finding]:
     _check_source(config)
     try:
         with lock_state(config.state.path), claim_outputs(config, make=False):
-            with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
-                reader.check_file()
-                yield from _compare(reader, config, mend=True)
-                remember_names(config)
-                return
+            with contextlib.suppress(NothingFound, LedgerDamaged):
+                yield from _settle_identity(config)
+                with open_reader(config) as reader:
+                    reader.check_file()
+                    yield from _compare(reader, config, mend=True)
+                    remember_names(config)
+                    return
             with trouble_named(config.state.path / LEDGER):
                 yield from rebuild(config)
             remember_names(config)
@@ -66,14 +70,46 @@ def repair(config: Config) -> Iterator[Finding]:
         raise NotWritable(f"{where} cannot be read or written: {error.strerror or error}. {mend}") from error
 
 
+def _settle_identity(config: Config) -> Iterator[Finding]:
+    """Where the file `identity` alone is damaged, write it again from the ledger.
+
+    Raises LedgerDamaged when the ledger is damaged too, or belongs elsewhere; NothingFound.
+    """
+    path = config.state.path / LEDGER
+    try:
+        with open_reader(config):
+            return
+    except IdentityDamaged as error:
+        if is_blank(path):
+            raise
+        with trouble_named(path), contextlib.closing(Reader(path, of_any_id=True)) as reader:
+            reader.check_file()
+            if isinstance(error, OtherLedger) and not _has_made(reader, config):
+                raise
+    identity.adopt(path)
+    detail = "it did not name the ledger that is beside it, which is sound; it is written again from the ledger"
+    yield Finding("damaged", os.fsencode(config.state.path / IDENTITY), detail)
+
+
+def _has_made(reader: Reader, config: Config) -> bool:
+    """Whether most sidecars that are there are this ledger's, so that it overwrites none of another one."""
+    counts = Counter(finding.kind for finding in _compare(reader, config))
+    return counts["whole"] >= counts["edited"] + counts["foreign"]
+
+
 def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
     sinks = open_sinks(config)
     known: set[bytes] = set()
     changed: set[bytes] = set()  # folders
     evidence = Evidence(reader)
     for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED)):
-        if sink := sinks.get(record.inbox_path):
-            finding = evidence.weigh(sink, record, mend=mend) if record.doubt else _find(sink, record)
+        sink = sinks.get(record.inbox_path)
+        if record.doubt:
+            finding = evidence.weigh(sink, record, mend=mend)
+            known.add(finding.file)
+            yield finding
+        elif sink:
+            finding = _find(sink, record)
             if mend and finding.kind in ("missing", "edited"):
                 written = write_sidecar(record, *sink.paths_of(record))
                 known.add(written)
@@ -84,6 +120,9 @@ def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[
     for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
         if sink := sinks.get(record.inbox_path):
             known.update(sink.paths_of(record))
+        if record.doubt:
+            yield evidence.weigh(sink, record, mend=mend)
+    yield from evidence.weigh_replaced(mend=mend)
     yield from evidence.weigh_rest(mend=mend)
     if mend:
         sync_folders(changed.union(folders_of(sinks.values())))

@@ -67,17 +67,24 @@ def _show(findings: Iterable[Finding], *, as_json: bool, done: Mapping[str, str]
 
     counts: Counter[str] = Counter()
     amiss: list[Finding] = []
+    kept = ""  # where the old ledger is, if there is a new one
     with Progress("sidecars") as progress:
         for number, finding in enumerate(findings, 1):
+            if finding.kind == "kept":
+                kept = finding.file.decode(errors="replace")
+                continue
             counts[finding.kind] += 1
             amiss += [finding] if finding.kind not in ("whole", "restored") else []
             progress.step(number)
     rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
     if as_json:
-        print_json({"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]})
+        document = {"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]}
+        print_json(document | ({"old_ledger": kept} if kept else {}))
         return counts
     for kind, file, detail in rows:
         console.print(f"{kind:10}{say(file)}  {say(detail)}".rstrip())
     told = ", ".join(f"{count} {kind}{(done or {}).get(kind, '')}" for kind, count in counts.items())
     print(f"sidecars: {told or 'none'}")
+    if kept:
+        console.print(f"The ledger was made again from the sidecars. The old one is kept as {say(kept)}.")
     return counts

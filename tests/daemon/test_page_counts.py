@@ -36,6 +36,21 @@ def test_a_files_pages_stand_in_sidecar_export_and_show_and_survive_the_ledger(t
 
 
 @pytest.mark.anyio
+async def test_where_bytes_are_read_otherwise_than_before_row_and_checksum_agree(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with closing(Ledger(path)) as ledger:
+        await ledger.register([(Path("/inbox"), 0)], MODELS)
+        for name, pages, format in ((b"old", 1, "JPEG"), (b"new", 3, "MPO")):
+            (job,) = await admit(ledger, name)
+            ending = done(job, data=b"the same bytes")
+            job.pages, job.format, job.width, job.height = pages, format, 10 * pages, 20 * pages
+            await complete(ledger, ending)
+    with closing(Reader(path)) as reader:
+        reader.check()
+        assert {(r.format, r.width, r.height, r.pages) for r in reader.finished("")} == {("MPO", 30, 60, 3)}
+
+
+@pytest.mark.anyio
 async def test_pages_that_an_older_daemon_did_not_count_are_known_once_the_bytes_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with closing(Ledger(path)) as ledger:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from daemon import identity, schema, soundness
-from daemon.errors import LedgerDamaged, LedgerTooNew, LedgerUnusable
+from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerTooNew, LedgerUnusable
 from daemon.jobs import Admitted
 from daemon.ledger import Ledger
 from daemon.records import Reader
@@ -100,7 +100,9 @@ def test_a_ledger_without_its_identity_file_gets_it_again(older: Path) -> None:
 def test_an_identity_file_that_is_damaged_is_named(older: Path, content: bytes) -> None:
     Ledger(older).close()
     (older.parent / "identity").write_bytes(content)
-    with pytest.raises(LedgerDamaged, match=r"identity, which says which ledger belongs here, is damaged: .* Remove it"):
+    with pytest.raises(
+        IdentityDamaged, match=r"identity, which says which ledger belongs here, is damaged: .*`visiond repair`"
+    ):
         Ledger(older)
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import Daemon, Place, picture, seeded, wait_for
+from daemon.errors import LedgerDamaged
+from daemon.upkeep import check_beside
+from tests.daemon_process import Daemon, Place, picture, seeded, to_toml, wait_for
 from tests.faults.damage import flip_results, sidecars, stored_results
 
 NAMES = ("", "-wal", "-shm")
@@ -117,6 +119,20 @@ def test_a_restored_backup_works_and_no_number_is_given_twice(tmp_path: Path) ->
     assert place.sidecar("later.ppm")["id"] > later
     place.assert_kept(DONE=4)
     assert "older" not in place.run_once().stderr
+
+
+def test_a_ledger_made_from_sidecars_gives_no_number_twice(tmp_path: Path) -> None:
+    place = worked(tmp_path, 5)
+    identity = tmp_path / "state" / "identity"
+    noted = json.loads(identity.read_text()) | {"last_number": 2}  # the daemon was killed before it noted more
+    identity.write_text(json.dumps(noted))
+    for name in ("00004.ppm", "00003.ppm"):
+        (place.site.results / f"{name}.json").unlink()
+    remove(place)
+    assert place.command("repair").returncode == 0
+    assert place.run_once().returncode == 0
+    assert [place.sidecar(f"{number:05}.ppm")["id"] > 5 for number in range(5)] == [False] * 3 + [True] * 2
+    place.assert_kept(DONE=5)
 
 
 def test_a_state_folder_that_was_copied_whole_works(tmp_path: Path) -> None:
@@ -234,6 +250,118 @@ def test_a_row_that_is_damaged_comes_back_from_its_sidecar(tmp_path: Path, chang
     assert json.loads(place.command("repair", "--json").stdout)["counts"] == {"whole": 2, "damaged": 1}
     assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": 3}
     assert sidecars(place) == before
+
+
+# Versions that a newer one of the file has replaced
+
+REPLACED = {
+    "a result": "UPDATE result SET payload = replace(payload, '0', '1') WHERE digest = (SELECT digest FROM image WHERE id = 1)",
+    "a result's checksum": "UPDATE result SET checksum = 7 WHERE digest = (SELECT digest FROM image WHERE id = 1)",
+    "a size": "UPDATE content SET width = 7 WHERE digest = (SELECT digest FROM image WHERE id = 1)",
+    "the row": "UPDATE image SET bin = 'wrong' WHERE id = 1",
+    "results removed": "DELETE FROM result WHERE digest = (SELECT digest FROM image WHERE id = 1)",
+}
+
+
+def change(place: Place, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute(statement)
+
+
+def is_whole(place: Place) -> bool:
+    """By `visiond verify` and by upkeep's check, which have to agree."""
+    checked = True
+    try:
+        check_beside(place.site.ledger, lambda: False)
+    except LedgerDamaged:
+        checked = False
+    assert (place.command("verify").returncode == 0) == checked
+    return checked
+
+
+@pytest.mark.parametrize("on_success", ["keep", "move"])
+@pytest.mark.parametrize("damage", REPLACED)
+def test_after_a_repair_a_damaged_version_that_was_replaced_is_no_damage(tmp_path: Path, damage: str, on_success: str) -> None:
+    place = Place(tmp_path, {"inbox": [{"settle_seconds": 0, "on_success": on_success}]})
+    for number in range(2):
+        place.drop("a.ppm", picture(number))
+        assert place.run_once().returncode == 0
+    before = sidecars(place)
+    change(place, REPLACED[damage])
+    assert not is_whole(place)
+    assert json.loads(place.command("repair", "--json").stdout)["counts"] == {"whole": 1, "damaged": 1}
+    assert is_whole(place)
+    assert place.command("export", "-", "-f", "jsonl").returncode == 0
+    assert sidecars(place) == before
+
+
+def test_the_check_and_verify_agree_on_what_is_not_published_and_on_an_inbox_that_is_not_configured(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"name": name, "settle_seconds": 0} for name in ("a", "b")]})
+    for number, name in enumerate(("a", "b")):
+        place.drop("same.ppm", picture(number), name)
+    assert place.run_once().returncode == 0
+    change(place, "UPDATE image SET emitted = 0, bin = 'wrong' WHERE id = 1")
+    assert not is_whole(place)
+    assert place.command("repair").returncode == 0
+    assert is_whole(place)
+    change(place, "UPDATE result SET checksum = 7 WHERE digest = (SELECT digest FROM image WHERE id = 2)")
+    only_a = tmp_path / "a.toml"
+    only_a.write_text(to_toml({**place.settings, "inbox": place.settings["inbox"][:1]}))
+    assert place.command("repair", "--config", only_a).returncode == 0
+    assert is_whole(place)
+    assert place.run_once().returncode == 0
+    assert is_whole(place)
+    place.assert_kept(DONE=2)
+
+
+# The file `identity`
+
+
+@pytest.mark.parametrize("content", [bytes(95), b"", b'{"ledger":"another","made_at":"2020","last_number":9}'])
+def test_a_damaged_identity_file_is_written_again_from_a_sound_ledger(tmp_path: Path, content: bytes) -> None:
+    place = worked(tmp_path, 5)
+    rows = place.rows("SELECT * FROM image")
+    for file in list(place.site.results.glob("*.json"))[:2]:
+        file.unlink()  # whoever reads them takes them away
+    identity = tmp_path / "state" / "identity"
+    before = identity.read_bytes()
+    identity.write_bytes(content)
+    assert place.run_once().returncode == os.EX_DATAERR
+    done = json.loads(place.command("repair", "--json").stdout)
+    assert done["counts"] == {"damaged": 1, "missing": 2, "whole": 3}
+    assert done["amiss"][0]["file"] == str(identity)
+    assert (identity.read_bytes(), place.rows("SELECT * FROM image")) == (before, rows)
+    assert not list((tmp_path / "state").glob("*.damaged-*"))
+    assert place.run_once().returncode == 0
+
+
+@pytest.mark.parametrize("lose", [empty, remove, cut])
+def test_with_a_damaged_identity_file_a_ledger_that_is_damaged_too_is_made_again(
+    tmp_path: Path, lose: Callable[[Place], None]
+) -> None:
+    place = worked(tmp_path)
+    lose(place)
+    (tmp_path / "state" / "identity").write_bytes(bytes(95))
+    assert json.loads(place.command("repair", "--json").stdout)["counts"] == {"restored": 3}
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)
+
+
+def test_a_ledger_that_made_other_sidecars_is_not_kept_by_a_repair(tmp_path: Path) -> None:
+    place = worked(tmp_path)
+    before = sidecars(place)
+    shutil.move(tmp_path / "state", tmp_path / "aside")
+    shutil.move(tmp_path / "results", tmp_path / "old")
+    place.drop("00000.ppm", picture(7))
+    assert place.run_once().returncode == 0  # the same inbox, another ledger
+    shutil.rmtree(tmp_path / "results")
+    shutil.move(tmp_path / "old", tmp_path / "results")
+    shutil.copy(tmp_path / "aside" / "identity", tmp_path / "state" / "identity")
+    change(place, "UPDATE image SET seen_at = seen_at + 1, checksum = NULL")
+    repaired = place.command("repair")
+    assert sidecars(place) == before
+    (kept,) = (tmp_path / "state").glob("ledger.sqlite.damaged-*[0-9]")
+    assert f"The old one is kept as {kept}" in repaired.stdout.replace("\n", " ").replace("  ", " ")
 
 
 # Numbers from outside
