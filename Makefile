@@ -40,8 +40,8 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)  ## sample images and two photographs through the daemon, and a table of what came out
 	$(BIN)/visiond demo
 
-test: lint types  ## lint, types and every test, two files at a time: most of them wait for processes
-	@OMP_WAIT_POLICY=PASSIVE timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --numprocesses 2; \
+test: lint types  ## lint, types and every test, three files at a time: most of them wait for processes
+	@OMP_WAIT_POLICY=PASSIVE timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --numprocesses 3; \
 	  status=$$?; [ $$status != 124 ] || echo 'the tests were stopped after $(TEST_SECONDS) s: the tracebacks above show what hung' >&2; \
 	  exit $$status
 
