@@ -35,6 +35,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import checker
+from tests.forked import run_forked
 
 STAGES = ("ocr", "yolo", "clip", "blip")
 PATIENCE = float(os.environ.get("VISIOND_PATIENCE") or 60.0)  # seconds that anything may take before a test gives up on it
@@ -163,14 +164,21 @@ class Place:
         return document
 
     def command(
-        self, *arguments: str | Path, prefix: Sequence[str] = (), stdout: int | IO[bytes] = subprocess.PIPE
+        self, *arguments: str | Path, prefix: Sequence[str] = (), stdout: int | IO[bytes] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """`visiond` with these arguments and this place's configuration, to its end. prefix: a command that runs it."""
+        """`visiond` with these arguments and this place's configuration, to its end. prefix: a command that runs it.
+
+        With a prefix or a stdout of the test's own it imports all it needs; otherwise the tests' server has done that.
+        """
+        told = [*map(str, arguments)]
+        environment = {**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)}
+        if not prefix and stdout is None:
+            return run_forked(told, self.folder, environment, self.folder / secrets.token_hex(8), 2 * PATIENCE)
         return subprocess.run(
-            [*prefix, sys.executable, "-P", "-m", "daemon", *map(str, arguments)],
-            env={**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)},
+            [*prefix, sys.executable, "-P", "-m", "daemon", *told],
+            env=environment,
             cwd=self.folder,
-            stdout=stdout,
+            stdout=subprocess.PIPE if stdout is None else stdout,
             stderr=subprocess.PIPE,
             text=True,
             timeout=2 * PATIENCE,

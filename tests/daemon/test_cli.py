@@ -411,13 +411,10 @@ def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> Non
         assert "bus.jpg" in told.stdout
 
 
-def test_training_without_its_libraries_says_what_to_install(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_without_its_libraries_says_what_to_install(place: Place, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None')  # as if not installed
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert "visiond train mini --out my-pack" in say(place, "train", "--help")
-    told = place.command("train", "mini", "--out", "pack")
+    told = place.command("train", "mini", "--out", "pack", prefix=["env", f"PYTHONPATH={tmp_path}"])
     assert told.returncode == os.EX_UNAVAILABLE
     assert "torch" in told.stderr
     assert "pip install 'visiond[train]'" in told.stderr
