@@ -17,7 +17,7 @@ import torch
 from stages.processes import die_with
 from stages.training import mini
 from stages.training.cache import COLOR_NAMES
-from stages.training.examples import Examples
+from stages.training.dataset import Examples
 from stages.training.folders import remove_folder
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
 from stages.training.trainer import CHECKPOINTS, Batches, Settings, Trainer, make_accelerator, make_deterministic

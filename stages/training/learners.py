@@ -19,7 +19,8 @@ from transformers import BlipForConditionalGeneration, CLIPModel, PreTrainedMode
 
 from stages.options import ClipOptions
 from stages.towers import speed_up_attention
-from stages.training.examples import MOST_SPOTS, NO_SPOT, Example, Examples
+from stages.training.dataset import MOST_SPOTS, NO_SPOT, Examples
+from stages.training.examples import Example
 
 Batch = dict[str, Tensor]
 

@@ -19,7 +19,8 @@ from stages.packs import Pack, open_pack, resolve_all, verify
 from stages.training import mini
 from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
 from stages.training.card import Card, Training, draw_curves, read_card, read_training, write_card
-from stages.training.examples import EXAMPLES, Example, Examples, write_examples, write_lines
+from stages.training.dataset import Examples
+from stages.training.examples import EXAMPLES, Example, write_examples, write_lines
 from stages.training.folders import replace_folder, restore_folder
 from stages.training.job import FINAL
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from stages.training import mini
 from stages.training.cache import draw, share_tags, tell_example
-from stages.training.examples import MOST_SPOTS, NO_SPOT, Example, Examples, Spot, change, pack_spots, write_examples
+from stages.training.dataset import MOST_SPOTS, NO_SPOT, Examples, change, pack_spots
+from stages.training.examples import Example, Spot, write_examples
 from stages.training.job import FINAL, WEIGHTS, forget_training
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Grounding
 from stages.training.recipe import describe_progress
