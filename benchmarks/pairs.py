@@ -6,6 +6,8 @@
 
 Prints each round as it ends, then the median, the lowest and the highest ratio of the pairs. The two trees take turns to
 begin a round. Before the standard job, each tree runs over a few images once, so that none compiles its kernels in a round.
+Its rate is shown twice: of the whole run, from the first worker's models to the last sidecar, which varies with when the other
+workers have theirs; and of the middle, from a quarter of the images to 95 %.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.overhead import make_files
@@ -35,7 +37,10 @@ print(run_daemon(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))
 STANDARD = """
 import sys, pathlib
 from daemon.bench import Place, run_job
-print(run_job(Place(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), cold=False).images_per_second)
+run = run_job(Place(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), cold=False)
+at, count = run.published_at, len(run.published_at)
+first, last = count // 4, count * 19 // 20
+print(run.images_per_second, (last - first) / (at[last] - at[first]))
 """
 
 
@@ -52,15 +57,15 @@ def open_tree(name: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_tree(tree: Path, program: str, *arguments: Path) -> float:
-    """Images a second by a tree's own code, in processes of its own."""
+def run_tree(tree: Path, program: str, *arguments: Path) -> list[float]:
+    """What a program prints of a tree's own code, in processes of its own: images a second."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])}
     command = [sys.executable, "-c", program, *map(str, arguments)]
     told = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return float(told.splitlines()[-1])
+    return [float(rate) for rate in told.splitlines()[-1].split()]
 
 
-def run_fakes(tree: Path, folder: Path, files: int, number: int) -> float:
+def run_fakes(tree: Path, folder: Path, files: int, number: int) -> list[float]:
     """Fake stages over small files, all of them new."""
     work = Path(tempfile.mkdtemp(prefix="visiond-pairs-", dir=folder))
     try:
@@ -71,8 +76,8 @@ def run_fakes(tree: Path, folder: Path, files: int, number: int) -> float:
         shutil.rmtree(work)
 
 
-def run_standard(tree: Path, place: Place, inbox: Path) -> float:
-    """The real stages, with a pack that both trees use."""
+def run_standard(tree: Path, place: Place, inbox: Path) -> list[float]:
+    """The real stages, with a pack that both trees use: the rate of the whole run, and of its middle."""
     os.sync()  # else each run pays for the disk's writing of what the one before it left
     return run_tree(tree, STANDARD, place.folder, inbox)
 
@@ -86,7 +91,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1_000, help="of the standard job, each under several names")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
-    rates: dict[str, list[float]] = {"before": [], "now": []}
+    rates: dict[str, list[list[float]]] = {"before": [], "now": []}
     with open_tree(options.before) as before:
         trees = {"before": before, "now": ROOT}
         if options.job == "standard":
@@ -95,8 +100,7 @@ def main() -> None:
             images = place.make_images(options.images)
             inbox = place.make_inbox(images, options.files // options.images)
             for name, tree in trees.items():
-                rate = run_standard(tree, place, images[0].parent)
-                print(f"to compile its kernels, {name}: {rate:,.1f} images/s", flush=True)
+                print(f"to compile its kernels, {name}: {show(run_standard(tree, place, images[0].parent))}", flush=True)
         for number in range(options.rounds):
             for name in sorted(trees, reverse=number % 2 == 1):
                 if options.job == "standard":
@@ -104,11 +108,22 @@ def main() -> None:
                 else:
                     rate = run_fakes(trees[name], options.folder, options.files, number)
                 rates[name].append(rate)
-                print(f"round {number + 1}, {name}: {rate:,.1f} images/s", flush=True)
-    ratios = [now / then for now, then in zip(rates["now"], rates["before"], strict=True)]
-    spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-    middles = ", ".join(f"{name} {statistics.median(found):,.1f}/s" for name, found in rates.items())
-    print(f"{options.job}, {options.files:,} files, {options.rounds} pairs: {middles}; now by before {spread}")
+                print(f"round {number + 1}, {name}: {show(rate)}", flush=True)
+    print(f"{options.job}, {options.files:,} files, {options.rounds} pairs")
+    for part, what in enumerate(("whole", "middle")[: len(rates["now"][0])]):
+        now, then = ([rate[part] for rate in rates[name]] for name in ("now", "before"))
+        print(compare(what, now, then))
+
+
+def show(rate: Sequence[float]) -> str:
+    return " and ".join(f"{part:,.1f}" for part in rate) + " images/s"
+
+
+def compare(what: str, now: Sequence[float], then: Sequence[float]) -> str:
+    """The middle rate of both, and the middle, the lowest and the highest ratio of the pairs."""
+    ratios = [ours / theirs for ours, theirs in zip(now, then, strict=True)]
+    middles = f"before {statistics.median(then):,.1f}/s, now {statistics.median(now):,.1f}/s"
+    return f"{what}: {middles}; now by before {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 if __name__ == "__main__":
