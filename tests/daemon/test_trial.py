@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def test_a_run_that_a_signal_cut_short_ends_as_a_shell_reports_it_even_where_fai
         daemon.wait_until(lambda status: status["done"], "work")
         daemon.signal(signum)
         assert daemon.wait_end() == 128 + signum
+        assert re.search(r"^[1-9]\d* done, 0 failed, 0 skipped in ", daemon.log_text(), re.MULTILINE)
     assert counts_of(place)["PENDING"]
 
 

@@ -277,6 +277,7 @@ def test_once_does_not_wait_for_a_dead_mount_and_says_so(tmp_path: Path) -> None
     run = place.run_once(prefix=["env", *(f"{name}={value}" for name, value in environment.items())])
     assert run.returncode == os.EX_IOERR
     assert f"{place.inbox('dead')} has not answered" in run.stderr
+    assert run.stdout.startswith("3 done, 0 failed, 0 skipped in ")
     assert counts_of(place) == {"DONE": 3}
 
 
