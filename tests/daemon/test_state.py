@@ -37,8 +37,9 @@ def test_what_the_daemon_makes_is_closed_to_others(tmp_path: Path) -> None:
         assert [name for path in made for name in open_to_others(path)] == []
         assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
         assert stat.S_IMODE((tmp_path / "results" / "deep" / "a.ppm.json").stat().st_mode) == 0o640
-    assert place.command("backup", tmp_path / "backup").returncode == 0
-    assert stat.S_IMODE((tmp_path / "backup").stat().st_mode) == 0o640
+    for name in ("backup", "export.csv", "export.jsonl", "export.parquet"):
+        assert place.command(name.partition(".")[0], tmp_path / name).returncode == 0
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
 
 
 def test_a_stricter_umask_stays_and_another_process_time_has_its_own(tmp_path: Path) -> None:
