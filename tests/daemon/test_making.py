@@ -98,9 +98,8 @@ def test_what_is_there_is_replaced_only_by_force_and_only_where_it_is_a_pack(tmp
 def test_all_sources_are_checked_before_anything_is_converted_and_each_that_is_wrong_is_named(tmp_path: Path) -> None:
     wrong = {"clip": MINI / "blip", "blip": tmp_path / "nowhere"}
     said: list[str] = []
+    labels, sources = tmp_path / "labels.txt", {"yolo": save_checkpoint(tmp_path), **wrong}
     with pytest.raises(ModelsUnusable) as refusal:
-        labels = tmp_path / "labels.txt"
-        sources = {"yolo": save_checkpoint(tmp_path), **wrong}
         making.make_pack(tmp_path / "mine", sources, said.append, labels=labels, allow_pickle=True)
     clip, blip, no_labels = str(refusal.value).splitlines()
     assert f"{MINI / 'blip'} holds a BlipForConditionalGeneration" in clip
