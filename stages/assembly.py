@@ -68,7 +68,7 @@ def assemble(
 
 
 def check_sources(sources: Mapping[str, Path], labels: Path | None, *, allow_pickle: bool) -> None:
-    """Raises PackError with a line for each source that cannot be used. All are checked first, as a conversion takes minutes."""
+    """Raises PackError with a line for each source that cannot be used. Checked first, as a conversion takes minutes."""
     problems = []
     for stage, source in sources.items():
         check = check_yolo if stage == "yolo" else partial(check_transformers, stage)
