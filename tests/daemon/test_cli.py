@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import shlex
 import signal
 import socket
@@ -390,8 +391,24 @@ def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
     assert (done.returncode, "manifest.json is no manifest" in done.stderr) == (os.EX_CONFIG, True)
 
 
-def test_models_list_names_the_packs(place: Place) -> None:
-    assert all({"name", "folder", "stages"} <= pack.keys() for pack in json.loads(say(place, "models", "list", "--json")))
+def test_models_list_shows_which_weights_the_configuration_uses_wherever_they_are(tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(MINI, tmp_path / "elsewhere" / "mine", ignore=shutil.ignore_patterns("manifest.json"))
+    stages = {"yolo": {"backend": "", "model": str(MINI)}, "clip": {"backend": ""}, "blip": {"backend": ""}}
+    place = Place(tmp_path, {"models": {"pack": "elsewhere/mine"}, "stages": stages})
+    listed = json.loads(say(place, "models", "list", "--json"))
+    used = {(pack["name"], pack["folder"]): pack["used_for"] for pack in listed}
+    assert used == {("mini", str(MINI)): ["yolo"], ("mine", str(elsewhere)): ["clip", "blip"]}
+    assert min(pack["bytes"] for pack in listed) > 1 << 20
+    assert "used for" in say(place, "models", "list")
+    assert not (tmp_path / "models").exists(), "what is only listed is not recorded"
+
+
+def test_models_list_names_a_configured_pack_that_is_not_there(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"models": {"pack": "standard"}, "stages": {"yolo": {"backend": ""}}})
+    done = place.command("models", "list")
+    assert (done.returncode, "mini" in done.stdout) == (0, True)
+    assert 'the pack "standard" is not in' in done.stderr
+    assert "`visiond models pull" in done.stderr
 
 
 def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> None:
