@@ -9,8 +9,8 @@ import json
 import os
 import pty
 import re
-import shutil
 import shlex
+import shutil
 import signal
 import socket
 import sqlite3
