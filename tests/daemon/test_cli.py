@@ -325,7 +325,7 @@ def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp
         for command in ("check", "run"):
             told = place.command(command)
             assert told.returncode == os.EX_CONFIG
-            assert (told.stdout + told.stderr).count(f"http.listen: {address} cannot be had: Address already in use.") == 1
+            assert (told.stdout + told.stderr).count(f"http.listen: cannot listen on {address}: Address already in use.") == 1
     with Daemon(place):
         told = say(place, "check")
     assert f"http.listen: {address} is taken, and a daemon runs" in told
@@ -338,7 +338,7 @@ def test_once_does_its_work_without_pages_where_another_daemon_has_their_port(tm
         place.drop_many(range(3))
         run = place.run_once()
     assert run.returncode == 0
-    assert f"http.listen: {address} cannot be had: Address already in use" in run.stderr
+    assert f"http.listen: cannot listen on {address}: Address already in use" in run.stderr
     place.assert_kept(DONE=3)
 
 
