@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import stat
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from daemon.state import closed_to_others, lock_state
-from tests.daemon_process import Daemon, Place, picture
+from tests.daemon_process import Daemon, Place, counts_of, picture
 
 OTHERS = stat.S_IRWXO
 
@@ -95,7 +98,29 @@ def test_an_inbox_that_was_moved_is_named_before_its_images_are_processed_a_seco
     place.configure({"inbox": [{"path": "moved", "settle_seconds": 0.1}]})
     told = f"results of the inbox {tmp_path / 'inbox'}, which is not in this configuration"
     assert told in place.command("check", "--quick").stdout
+    for command in ("verify", "repair"):
+        assert told in (named := place.command(command)).stderr
+        assert "1 foreign" in named.stdout
+    assert told in json.loads(place.command("repair", "--json").stdout)["notes"][0]
     assert told in place.run_once().stderr
+
+
+def test_the_link_that_the_warning_of_a_moved_inbox_names_has_nothing_processed_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    assert place.run_once().returncode == 0
+    assert "notes" not in json.loads(place.command("verify", "--json").stdout)
+    place.inbox().rename(tmp_path / "moved to")
+    place.configure({"inbox": [{"path": "moved to", "settle_seconds": 0.1}]})
+    warning = place.command("repair").stderr
+    subprocess.run(shlex.split(warning.split("`")[1]), check=True)
+    place.configure({"inbox": [{"path": "inbox", "settle_seconds": 0.1}]})
+    assert place.run_once().stdout.startswith("0 done, 0 failed, 0 skipped")
+    assert place.command("verify").stdout == "sidecars: 3 whole\n"
+    with Daemon(place) as daemon:
+        (tmp_path / "moved to" / "new.ppm").write_bytes(picture(10))
+        daemon.wait_idle(1)
+    assert counts_of(place) == {"DONE": 4}
 
 
 def test_inboxes_that_exchange_their_names_are_refused_until_the_results_follow(tmp_path: Path) -> None:
