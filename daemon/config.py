@@ -6,7 +6,6 @@ at once.
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from daemon.errors import ConfigError
+from daemon.refusal import explain
 from daemon.sections import (
     BinningSection,
     Http,
@@ -74,7 +74,7 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
     try:
         config = _anchor(Config.model_validate(document), folder.absolute())
     except ValidationError as error:
-        raise ConfigError([_explain(problem) for problem in error.errors()]) from None
+        raise ConfigError([explain(problem, Config) for problem in error.errors()]) from None
     except RuntimeError as error:  # of expanduser
         raise ConfigError([f"a path begins with the ~ of a user who has no home folder: {error}"]) from None
     if problems := [*_misplaced_folders(config), *_misused_names(config)]:
@@ -115,35 +115,6 @@ def _anchor(config: Config, folder: Path) -> Config:
             "http": config.http.model_copy(update={name: absolute(file) for name, file in files.items() if file}),
         }
     )
-
-
-WANTED = {"path_type": "a path in quotes", "list_type": "a list in square brackets", "model_type": "a table"}
-
-
-def _explain(problem: Any) -> str:
-    """One problem as a sentence: where, what, and the nearest known key if the key is unknown."""
-    location = [part for part in problem["loc"] if part != "function-before[_parse_bytes(), int]"]
-    where = ".".join(f"[{part}]" if isinstance(part, int) else part for part in location).replace(".[", "[")
-    if problem["type"] == "list_type" and location[-1] in ("inbox", "segment"):
-        return f"{where}: each is a table of its own; write [[{where}]], in double brackets."
-    if problem["type"] in WANTED:
-        return f"{where}: {WANTED[problem['type']]} is wanted (it is {problem['input']!r})"
-    if problem["type"] != "extra_forbidden":
-        return f"{where}: {problem['msg'].removeprefix('Value error, ')} (it is {problem['input']!r})"
-    known = _keys_at(location[:-1])
-    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    hint = f'did you mean "{near[0]}"?' if near else f"known keys are {', '.join(known)}."
-    return f"{where}: unknown key; {hint}"
-
-
-def _keys_at(location: list[Any]) -> list[str]:
-    """The keys that a table of the document may have."""
-    model: Any = Config
-    for part in location:
-        if isinstance(part, str):
-            annotation = model.model_fields[part].annotation
-            model = next(iter(getattr(annotation, "__args__", ())), annotation)
-    return list(model.model_fields)
 
 
 def _misplaced_folders(config: Config) -> list[str]:

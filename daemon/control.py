@@ -25,6 +25,8 @@ from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotPermit
 from daemon.files import tell_lost_ledger
 from daemon.hints import command
 from daemon.jobs import JobStatus
+from daemon.log import set_up as set_up_log
+from daemon.mounts import check_missing
 from daemon.records import Reader, Record
 from daemon.schema import trouble_named
 from daemon.snapshot import Snapshot
@@ -42,12 +44,14 @@ def run(
 ) -> Counter[JobStatus]:
     """Be the daemon; returns how many images ended how, and how many are PENDING. Raises VisiondError, AlreadyRunning
     before anything else."""
+    if not config.state.path.exists():  # a first start that cannot work leaves no folders behind
+        set_up_log(config.log.level, config.log.format)
+        check_missing([inbox.path for inbox in config.inbox])
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
         from daemon.claims import claim_outputs
         from daemon.lines import written_aside
-        from daemon.log import set_up as set_up_log
         from daemon.service import run_service
         from daemon.stray import catch
 

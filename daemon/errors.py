@@ -8,7 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daemon.jobs import JobStatus
 
 RAISE = "raise its limit (LimitNOFILE= in the unit, ulimit -Hn)"
 SCARCE = {  # descriptors, which are lacking for now: no file's fault
@@ -137,23 +142,31 @@ class NotPermitted(VisiondError):
         super().__init__(f"{path} belongs to another user; run this as the daemon's user or as root.")
 
 
-class InboxUnreadable(VisiondError):
+class Incomplete(VisiondError):
+    """`run --once` has ended, but not everything is done. outcomes: how many images ended how, and how many are PENDING."""
+
+    def __init__(self, text: str, outcomes: Counter[JobStatus]) -> None:
+        super().__init__(text)
+        self.outcomes = outcomes
+
+
+class InboxUnreadable(Incomplete):
     """There may be files in an inbox that nobody has seen."""
 
     exit_status = os.EX_IOERR
 
 
-class InboxUnwritable(VisiondError):
+class InboxUnwritable(Incomplete):
     """Results are written, but not every source is where it belongs."""
 
     exit_status = os.EX_IOERR
 
 
-class Unfinished(VisiondError):
+class Unfinished(Incomplete):
     """`run --once` was stopped by a signal before every image had its end."""
 
-    def __init__(self, text: str, signum: int) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, outcomes: Counter[JobStatus], signum: int) -> None:
+        super().__init__(text, outcomes)
         self.exit_status = 128 + signum  # as a shell reports a program that the signal ended
 
 

@@ -23,6 +23,7 @@ from daemon.files import STDOUT, written_whole
 from daemon.hints import command
 from daemon.parquet import write_table
 from daemon.records import Reader, Record
+from daemon.state import closed_to_others
 
 COLUMNS = {  # lists are of strings; a moment is a string as well, but in Parquet
     "id": int,
@@ -102,7 +103,7 @@ def export_records(
     if file == STDOUT:
         write(sys.stdout.buffer, count())
     else:
-        with written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
+        with closed_to_others(), written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
             write(out, count())
     if doubtful:
         raise LedgerDamaged(

@@ -27,7 +27,9 @@ class OpenFiles:
 
     def __init__(self, ledger: Path) -> None:
         self._ledger = ledger
-        self._places = {file: place for suffix in DATABASE if (place := _place_of(file := Path(f"{ledger}{suffix}")))}
+        # The ledger itself comes first: whoever opens an emptied one, SQLite deletes its -wal.
+        names = [f"{ledger}{suffix}" for suffix in sorted(DATABASE)]
+        self._places = {file: place for file in map(Path, names) if (place := _place_of(file))}
 
     def look(self) -> None:
         """Raises LedgerDamaged when one was deleted, replaced or emptied; OSError."""
@@ -35,8 +37,8 @@ class OpenFiles:
             now = _place_of(file)
             if now != place:
                 self._refuse(file, "replaced by another file" if now else "deleted")
-        if not os.stat(self._ledger).st_size:
-            self._refuse(self._ledger, "emptied")
+            if file == self._ledger and not os.stat(file).st_size:
+                self._refuse(file, "emptied")
 
     def _refuse(self, file: Path, happened: str) -> None:
         raise LedgerDamaged(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from daemon.display import print_json, print_table, quantity
+from daemon.display import print_error, print_json, print_table, quantity
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.options import ConfigOption, JsonOption, read_config
 
@@ -40,25 +40,27 @@ def train_mini(context: typer.Context) -> None:
 
 @models_app.command("list")
 def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List the packs and what they contain.
+    """List the packs, what they contain, and for which stages the configuration uses them. Weights that it names by path are
+    listed too. OCR's weights come with the program.
 
     Example: visiond models list
     """
-    from daemon.layout import pack_errors
-    from stages import packs
+    from daemon.shelf import list_shelf
 
-    settings = read_config(config)
-    with pack_errors():
-        found = [packs.open_pack(name, settings.models.folder) for name in packs.list_packs(settings.models.folder)]
+    shelf = list_shelf(read_config(config))
     if as_json:
-        keys = ("name", "folder", "bytes", "stages", "notice")
-        rows = ((p.name, str(p.folder), p.size_bytes, list(p.manifest.stages), p.notice) for p in found)
+        keys = ("name", "folder", "bytes", "stages", "used_for", "notice")
+        rows = ((p.name, str(p.folder), p.size_bytes, list(p.manifest.stages), used, p.notice) for p, used in shelf.packs)
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
     else:
-        print_table(
-            ("pack", "folder", "MiB", "stages", "note"),
-            ((p.name, p.folder, p.size_bytes >> 20, ", ".join(p.manifest.stages), p.notice) for p in found),
+        columns = ("pack", "folder", "MiB", "stages", "used for", "note")
+        cells = (
+            (p.name, p.folder, p.size_bytes >> 20, ", ".join(p.manifest.stages), ", ".join(used) or "-", p.notice)
+            for p, used in shelf.packs
         )
+        print_table(columns, cells)
+    for problem in shelf.problems:
+        print_error(problem)
 
 
 @models_app.command("pull")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from pathlib import Path
 
 import structlog
@@ -46,11 +47,16 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
 def find_left_out(config: Config, reader: Reader) -> list[str]:
     """A sentence for each inbox that has results and is not in this configuration: perhaps its folder was moved."""
     configured = {os.fsencode(inbox.path) for inbox in config.inbox}
+    known = [path for number, path in reader.inboxes().items() if reader.has_results(number)]
+    new = [os.fsdecode(path) for path in configured.difference(known)]
+    moved_to = new[0] if len(new) == 1 else "NEW-FOLDER"
     return [
-        f"the ledger has results of the inbox {os.fsdecode(path)}, which is not in this configuration. If that folder has been "
-        "moved or renamed, move it back: images under another path are new ones, and each would be processed a second time."
-        for number, path in reader.inboxes().items()
-        if path not in configured and reader.has_results(number)
+        f"the ledger has results of the inbox {path}, which is not in this configuration: they are left as they are. If that "
+        f"folder was moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
+        f"`{shlex.join(['ln', '-s', moved_to, path])}`. Under another path all its images are new: each gets a second result, "
+        "and is twice in lists and exports."
+        for path in map(os.fsdecode, known)
+        if os.fsencode(path) not in configured
     ]
 
 

@@ -110,12 +110,12 @@ class Pipeline:
         self._watching = anyio.CancelScope()
         self._complete = False  # nothing more will be admitted
         self.found_all = False  # that was there, with `once`
-        self._trial: Trial | None = None
+        self.trial: Trial | None = None
         self._draining = False
 
     async def run(self, *, once: bool = False, limit: int = 0) -> None:
         """Work until drained or, with `once`, until all that was there has its end; with a limit, until so many images have."""
-        self._trial = Trial(limit) if limit else None
+        self.trial = Trial(limit) if limit else None
         async with anyio.create_task_group() as tasks:
             for lane in self.lanes:
                 tasks.start_soon(self.dispatch, lane)
@@ -200,7 +200,7 @@ class Pipeline:
             if jobs := await self._next_of(answering, complete):
                 return jobs
             nothing_waits = pause is None and not self.absences.resting() - lasting
-            if complete and not self.in_flight and (nothing_waits or (self._trial and self._trial.is_over)):
+            if complete and not self.in_flight and (nothing_waits or (self.trial and self.trial.is_over)):
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
                 await self._admitted.wait()
@@ -209,7 +209,7 @@ class Pipeline:
     async def _next_of(self, inboxes: set[int], complete: bool) -> list[Job]:
         """The next jobs of these inboxes. In a trial there are none before all files are found, as the highest priority comes
         first; and when enough have been taken up, only those of them that are to be tried again."""
-        trial, busy = self._trial, self.in_flight.keys()
+        trial, busy = self.trial, self.in_flight.keys()
         if not trial:
             return await self.persist("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
         if not complete or trial.is_over:
@@ -382,10 +382,10 @@ class Pipeline:
         job = ending.job
         self.progressed_at = time.monotonic()
         del self.in_flight[job.id]
+        if self.trial:
+            self.trial.leave(ending)
         if replaced:
             return
-        if self._trial:
-            self._trial.leave(ending)
         self.metrics.ended(ending)
         if ending.failure and not ending.failure.away:  # which is said once of all
             log.warning(

@@ -67,9 +67,9 @@ class Progress:
         """The daemon's progress since it started."""
         ended, self.notices = snapshot.ended_in_this_run, snapshot.notices
         if snapshot.loading:
-            self._tell_loading(snapshot.pending, snapshot.loading_sentence())
+            self._tell_loading(snapshot.left_in_this_run, snapshot.loading_sentence())
         else:
-            self.step(ended, ended + snapshot.pending, note=snapshot.some_loading())
+            self.step(ended, ended + snapshot.left_in_this_run, note=snapshot.some_loading())
 
     def _tell_loading(self, waiting: int, sentence: str) -> None:
         """In the bar, or a line for each step: loading takes from seconds to minutes."""

@@ -25,7 +25,7 @@ from daemon.evidence import Evidence
 from daemon.files import STDOUT, written_whole
 from daemon.hints import command
 from daemon.jobs import JobStatus
-from daemon.names import remember_names
+from daemon.names import find_left_out, remember_names
 from daemon.rebuild import Finding, folders_of, list_sidecars, rebuild, stat_regular
 from daemon.records import Reader, Record
 from daemon.schema import trouble_named
@@ -168,6 +168,13 @@ def _holds(path: bytes, data: bytes) -> bool:
         return False
     with open(path, "rb") as file:
         return file.read() == data
+
+
+def tell_left_out(config: Config) -> list[str]:
+    """Why results of some inboxes were neither compared nor written again, a sentence for each inbox."""
+    with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
+        return find_left_out(config, reader)
+    return []
 
 
 def back_up(config: Config, file: Path, *, force: bool = False) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.display import console, print_json, say
+from daemon.display import console, errors, print_json, say
 from daemon.options import ConfigOption, ForceOption, JsonOption, read_config
 
 if TYPE_CHECKING:
+    from daemon.config import Config
     from daemon.rebuild import Finding
 
 
@@ -32,7 +33,8 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from daemon import recovery
 
-    counts = _show(recovery.verify(read_config(config)), as_json=as_json)
+    settings = read_config(config)
+    counts = _show(recovery.verify(settings), settings, as_json=as_json)
     raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
 
 
@@ -44,7 +46,8 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from daemon import recovery
 
-    _show(recovery.repair(read_config(config)), as_json=as_json, done=REPAIRED)
+    settings = read_config(config)
+    _show(recovery.repair(settings), settings, as_json=as_json, done=REPAIRED)
 
 
 def backup(
@@ -60,9 +63,10 @@ def backup(
     print(f"the ledger as of now is in {file}")
 
 
-def _show(findings: Iterable[Finding], *, as_json: bool, done: Mapping[str, str] | None = None) -> Counter[str]:
+def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: Mapping[str, str] | None = None) -> Counter[str]:
     """How many sidecars are of each kind, and the names of all that are not as they should be; returns the counts. done: what
     was done about a kind."""
+    from daemon import recovery
     from daemon.progress import Progress
 
     counts: Counter[str] = Counter()
@@ -76,10 +80,11 @@ def _show(findings: Iterable[Finding], *, as_json: bool, done: Mapping[str, str]
             counts[finding.kind] += 1
             amiss += [finding] if finding.kind not in ("whole", "restored") else []
             progress.step(number)
+    notes = recovery.tell_left_out(config)
     rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
     if as_json:
         document = {"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]}
-        print_json(document | ({"old_ledger": kept} if kept else {}))
+        print_json(document | ({"old_ledger": kept} if kept else {}) | ({"notes": notes} if notes else {}))
         return counts
     for kind, file, detail in rows:
         console.print(f"{kind:10}{say(file)}  {say(detail)}".rstrip())
@@ -87,4 +92,6 @@ def _show(findings: Iterable[Finding], *, as_json: bool, done: Mapping[str, str]
     print(f"sidecars: {told or 'none'}")
     if kept:
         console.print(f"The ledger was made again from the sidecars. The old one is kept as {say(kept)}.")
+    for note in notes:
+        errors.print(f"[yellow]Note: {say(note)}[/yellow]")
     return counts

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from daemon.display import print_outcomes, print_trial
+from daemon.errors import Incomplete, Unfinished
 from daemon.jobs import JobStatus
 from daemon.options import ConfigOption, read_config
 
@@ -35,10 +36,16 @@ def run(
     if not once and (limit or allow_failed):
         raise typer.BadParameter("--limit and --allow-failed need --once")
     settings = read_config(config)
+    shortfall: Incomplete | None = None
     with Progress("images", shown=once) as progress:
-        outcomes = control.run(settings, once=once, limit=limit or 0, show=progress.show if once else None)
+        try:
+            outcomes = control.run(settings, once=once, limit=limit or 0, show=progress.show if once else None)
+        except Incomplete as error:
+            outcomes, shortfall = error.outcomes, error
     if once:
         print_outcomes(outcomes, progress, settings)
-        if limit:
+        if limit and not isinstance(shortfall, Unfinished):
             print_trial(outcomes[JobStatus.PENDING], limit)
+        if shortfall:
+            raise shortfall
         raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from stages.base import Limits
 from stages.binning import Thresholds
@@ -19,6 +20,7 @@ from stages.registry import ORDER
 # Temporary and partial names of the programs that people upload and edit with.
 IGNORED = [".*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.crdownload", "*.download", "*.swp", "*.filepart"]
 LEAST_SLAB_BYTES = 1 << 20
+OUT_OF_RANGE = "out_of_range"  # the type of the error of a number that is
 MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # by unit
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -65,6 +67,11 @@ def _canonical_device(name: str) -> str:
     return "cpu" if found[1] == "cpu" else f"cuda:{int(found[2] or 0)}"
 
 
+def most_of(name: str) -> int:
+    """The largest number that a key of this name can have."""
+    return next(most for unit, most in MOST.items() if name.endswith(unit))
+
+
 ByteCount = Annotated[int, BeforeValidator(_parse_bytes), Field(le=1 << 53)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Device = Annotated[str, AfterValidator(_canonical_device)]
@@ -77,9 +84,9 @@ class Section(BaseModel):
     @classmethod
     def _check_number(cls, value: object, field: ValidationInfo) -> object:
         """Neither infinite nor more than timers, the ledger and the kernel can count with."""
-        most = next((most for unit, most in MOST.items() if (field.field_name or "").endswith(unit)))
+        most = most_of(field.field_name or "")
         if isinstance(value, int | float) and not -most <= value <= most:  # nor NaN
-            raise ValueError(f"should be a number, at most {most:,}")
+            raise PydanticCustomError(OUT_OF_RANGE, "is out of range")
         return value
 
 

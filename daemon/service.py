@@ -97,15 +97,26 @@ class Service:
                 log.info("stopped", ended=sum(self.metrics.outcomes.values()), pending=status.snapshot().pending)
             if self.outdated and not self.metrics.outcomes.total():
                 log.warning("files are done by other models than these", files=self.outdated, mend=command("redo", "--stale"))
-            if self.once and (obstacles := pipeline.watcher.obstacles() + pipeline.absences.obstacles()):
-                leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
-                raise InboxUnreadable(f"Not every file was found and read: {'; '.join(obstacles)}.")
-            if self.once and (unread := pipeline.watcher.unread()):
-                lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
-                raise InboxUnreadable(f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them.")
-            if self.once and (obstacles := pipeline.publisher.obstacles()):
-                mend = f"Its result is written; when that is mended, `{command('run', '--once')}` does the rest."
-                raise InboxUnwritable(f"{'; '.join(obstacles)}. {mend}")
+            if self.once:
+                self._check_complete(pipeline)
+
+    @property
+    def outcomes(self) -> Counter[JobStatus]:
+        """How many images ended how in this run, and how many are PENDING."""
+        return self.metrics.outcomes + Counter({JobStatus.PENDING: int(self.metrics.value("visiond_images_pending"))})
+
+    def _check_complete(self, pipeline: Pipeline) -> None:
+        """Raises InboxUnreadable, InboxUnwritable: not all that was there is done."""
+        if obstacles := pipeline.watcher.obstacles() + pipeline.absences.obstacles():
+            leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
+            raise InboxUnreadable(f"Not every file was found and read: {'; '.join(obstacles)}.", self.outcomes)
+        if unread := pipeline.watcher.unread():
+            lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
+            text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
+            raise InboxUnreadable(text, self.outcomes)
+        if obstacles := pipeline.publisher.obstacles():
+            fix = f"Its result is written; when that is fixed, `{command('run', '--once')}` does the rest."
+            raise InboxUnwritable(f"{'; '.join(obstacles)}. {fix}", self.outcomes)
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
@@ -229,13 +240,14 @@ async def run_service(config: Config, *, once: bool = False, limit: int = 0, sho
             error = next(leaves(rest))
             raise error from (None if isinstance(error, VisiondError) else group)
         log.warning("stopped before the drain was over; what was in hand stays pending")
-    pending = int(service.metrics.value("visiond_images_pending"))
+    pending = service.outcomes[JobStatus.PENDING]
     found_all = service.pipeline is not None and service.pipeline.found_all
     if once and service.stopped_by and (pending or not found_all):
         left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
         left += "" if found_all else ", and not every file was found"
-        raise Unfinished(f"Stopped: {left}; `{command('run', '--once')}` goes on with the rest.", service.stopped_by)
-    return service.metrics.outcomes + Counter({JobStatus.PENDING: pending})
+        text = f"Stopped: {left}; `{command('run', '--once')}` goes on with the rest."
+        raise Unfinished(text, service.outcomes, service.stopped_by)
+    return service.outcomes
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

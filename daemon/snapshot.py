@@ -63,6 +63,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gone: int
     in_flight: int = 0
     ended_in_this_run: int = 0
+    left_in_this_run: int = 0  # of those pending: with --limit not all
     images_per_second: float = 0.0  # over the last half minute
     eta_seconds: float | None = None  # None while nothing moves
     obstacles: list[str] = []  # what cannot be read or written, and why; empty when all can

@@ -48,18 +48,20 @@ class Status:
     def snapshot(self) -> Snapshot:
         pipeline = self._pipeline
         pending = max(0, int(self._metrics.value("visiond_images_pending")))
+        left = min(pending, pipeline.trial.left) if pipeline.trial else pending
         rate, workers = self._rate(), self._workers()
         return Snapshot(
             running=True,
             pending=pending,
             in_flight=len(pipeline.in_flight),
             ended_in_this_run=sum(self._metrics.outcomes.values()),
+            left_in_this_run=left,
             done=self._total(JobStatus.DONE) + self._metrics.results_kept,
             failed=max(0, self._total(JobStatus.FAILED) - self._metrics.failures_replaced),
             skipped=self._total(JobStatus.SKIPPED),
             gone=self._total(JobStatus.GONE),
             images_per_second=round(rate, 2),
-            eta_seconds=pending / rate if rate and any(worker.state == "ready" for worker in workers) else None,
+            eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
             obstacles=pipeline.persist.obstacles() + pipeline.bystanders(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],

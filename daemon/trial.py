@@ -13,12 +13,18 @@ class Trial:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken: set[int] = set()
+        self._ended = 0
         self.postponed: set[int] = set()  # those of them that are to be tried again
 
     @property
     def room(self) -> int:
         """How many more may be taken."""
         return self._limit - len(self._taken)
+
+    @property
+    def left(self) -> int:
+        """How many images the trial still takes to their end, if there are so many."""
+        return self._limit - self._ended
 
     @property
     def is_over(self) -> bool:
@@ -33,3 +39,5 @@ class Trial:
     def leave(self, ending: Ending) -> None:
         if ending.status is JobStatus.PENDING:
             self.postponed.add(ending.job.id)
+        else:
+            self._ended += 1

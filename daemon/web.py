@@ -74,7 +74,7 @@ async def serve(
     config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path, *, pages_matter: bool = True
 ) -> AsyncIterator[str]:
     """Serve while the context is open; gives the URL of the pages, empty where there are none. Raises ConfigError when
-    token or certificate cannot be had, or an address for pages that matter."""
+    token or certificate cannot be used, or an address of pages that matter is taken."""
     pages, http = Pages(status, metrics, ledger), config.http
     with contextlib.ExitStack() as sockets:  # a server that was told to leave before it had begun closes none
         servers = [Server(pages.control(), sockets.enter_context(_listen_control(control)))]
@@ -274,7 +274,7 @@ def listen(http: Http) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error  # its own text names the address once more
         raise ConfigError(
-            [f"http.listen: {http.listen} cannot be had: {reason}. Name another address in [http] listen."]
+            [f"http.listen: cannot listen on {http.listen}: {reason}. Name another address in [http] listen."]
         ) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from stages import recognition
@@ -39,14 +40,15 @@ def assemble(
 
     Raises PackError when a source is not what its stage takes, or is a pickle and may not be read; OSError.
     """
+    check_sources(sources, labels, allow_pickle=allow_pickle)
     folder.mkdir()
     stages, origins = {}, {}
     if "yolo" in sources:
-        origins = add_yolo(sources["yolo"], folder, progress, allow_pickle=allow_pickle)
+        origins = add_yolo(sources["yolo"], folder, progress)
         stages["yolo"] = StageEntry("ultralytics", YOLO_FILES, notice=notice_beside(sources["yolo"], "yolo"))
     for stage in recognition.CLASSES:
         if stage in sources:
-            add_transformers(stage, sources[stage], folder / stage, progress, allow_pickle=allow_pickle)
+            add_transformers(stage, sources[stage], folder / stage, progress)
             files = {"model": stage}
             files |= {"labels": LABELS} if stage == "clip" else {"clip": "clip"} if "clip" in sources else {}
             stages[stage] = StageEntry("transformers", files, notice=notice_beside(sources[stage], stage))
@@ -65,12 +67,44 @@ def assemble(
     return manifest
 
 
-def add_yolo(source: Path, folder: Path, progress: Callable[[str], None], *, allow_pickle: bool) -> dict[str, str]:
-    """YOLO's two files into the folder; returns the name and digest of what they were converted from."""
-    files = {"weights": source, "config": source.with_name(YOLO_FILES["config"])}
+def check_sources(sources: Mapping[str, Path], labels: Path | None, *, allow_pickle: bool) -> None:
+    """Raises PackError with a line for each source that cannot be used. Checked first, as a conversion takes minutes."""
+    problems = []
+    for stage, source in sources.items():
+        check = check_yolo if stage == "yolo" else partial(check_transformers, stage)
+        try:
+            check(source, allow_pickle=allow_pickle)
+        except PackError as error:
+            problems.append(str(error))
+    if labels and not labels.is_file():
+        problems.append(f"--labels {labels} must be a text file with a label on each line.")
+    if problems:
+        raise PackError("\n".join(problems))
+
+
+def check_yolo(source: Path, *, allow_pickle: bool) -> None:
     if source.suffix not in (".pt", ".safetensors") or not source.is_file():
         raise PackError(f"--yolo {source} must be a file: .pt, or .safetensors with a yolo.json beside it.")
-    recognition.check_yolo(files, allow_pickle=allow_pickle)
+    recognition.check_yolo(yolo_files(source), allow_pickle=allow_pickle)
+
+
+def check_transformers(stage: str, source: Path, *, allow_pickle: bool) -> None:
+    if not (source / "config.json").is_file():
+        raise PackError(f"--{stage} {source} must be a folder as transformers saves a model, but has no config.json.")
+    recognition.check_transformers(stage, source, pickle=True)
+    if not recognition.list_weights(source, pickle=True) and not allow_pickle:
+        raise PackError(
+            f"{source / recognition.PICKLE} is a pickle, which can run code when it is read. If you trust it, add "
+            "--allow-pickle: it is then read once, by torch's restricted loader."
+        )
+
+
+def yolo_files(source: Path) -> dict[str, Path]:
+    return {"weights": source, "config": source.with_name(YOLO_FILES["config"])}
+
+
+def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dict[str, str]:
+    """YOLO's two files into the folder; returns the name and digest of what they were converted from."""
     if source.suffix == ".pt":
         progress(f"converting {source} to safetensors")
         from stages.yolonet import convert_checkpoint
@@ -78,22 +112,14 @@ def add_yolo(source: Path, folder: Path, progress: Callable[[str], None], *, all
         with loader_errors():
             convert_checkpoint(source, folder)
         return {source.name: digest_file(source)}
-    for role, name in YOLO_FILES.items():
-        shutil.copyfile(files[role], folder / name)
+    for role, file in yolo_files(source).items():
+        shutil.copyfile(file, folder / YOLO_FILES[role])
     return {}
 
 
-def add_transformers(stage: str, source: Path, folder: Path, progress: Callable[[str], None], *, allow_pickle: bool) -> None:
+def add_transformers(stage: str, source: Path, folder: Path, progress: Callable[[str], None]) -> None:
     """A model's weights as safetensors, and every small file beside them: its config, tokenizer and image processor."""
-    if not (source / "config.json").is_file():
-        raise PackError(f"--{stage} {source} must be a folder as transformers saves a model, but has no config.json.")
-    recognition.check_transformers(stage, source, pickle=True)
     weights = recognition.list_weights(source, pickle=True)
-    if not weights and not allow_pickle:
-        raise PackError(
-            f"{source / recognition.PICKLE} is a pickle, which can run code when it is read. If you trust it, add "
-            "--allow-pickle: it is then read once, by torch's restricted loader."
-        )
     folder.mkdir()
     beside = [file for file in source.iterdir() if file.suffix in (".json", ".txt") and not file.name.startswith(".")]
     for file in [*beside, *(weights or [source / recognition.PICKLE])]:

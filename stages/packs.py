@@ -69,12 +69,15 @@ class Pack:
 
     @property
     def size_bytes(self) -> int:
-        """Of its files that stages may read."""
-        return sum(file.stat().st_size for file in list_files(self.folder))
+        """Of its files that stages may read; of a folder without a manifest, which may hold anything, only of those named."""
+        named = [self.folder / file for entry in self.manifest.stages.values() for file in entry.files.values()]
+        places = [self.folder] if self.record.parent == self.folder else named
+        return sum(file.stat().st_size for file in {file for place in places for file in list_files(place)})
 
 
-def open_pack(name_or_path: str | Path, models_folder: Path) -> Pack:
-    """Find a pack by name or by folder. Raises UnknownName, or PackError when there is none or it cannot be used."""
+def open_pack(name_or_path: str | Path, models_folder: Path, *, record: bool = True) -> Pack:
+    """Find a pack by name or by folder. record: whether to record the digests of a folder that is new and has no manifest.
+    Raises UnknownName, or PackError when there is none or it cannot be used."""
     name = str(name_or_path)
     known = {"mini": MINI, STANDARD: models_folder / STANDARD, **find_packs(models_folder)}
     path = known.get(name, Path(name).expanduser())
@@ -89,7 +92,7 @@ def open_pack(name_or_path: str | Path, models_folder: Path) -> Pack:
     path = path.absolute()
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder)
-    return open_plain(path, models_folder)
+    return open_plain(path, models_folder, record=record)
 
 
 def list_packs(models_folder: Path) -> list[str]:
@@ -108,13 +111,15 @@ def find_packs(models_folder: Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(models_folder.glob(f"*/{MANIFEST}"))}
 
 
-def open_plain(path: Path, models_folder: Path) -> Pack:
-    """A folder or file of weights without a manifest: recognise it, and record its digests when it is new."""
+def open_plain(path: Path, models_folder: Path, *, record: bool) -> Pack:
+    """A folder or file of weights without a manifest: recognise it, and record its digests when it is new, or have none."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     lock = models_folder / "locks" / f"{path.name}-{digest}.json"
     folder = path if path.is_dir() else path.parent
     if not lock.is_file():
         stages = recognise(path)
+        if not record:
+            return Pack(folder, Manifest(name=path.name, stages=stages), lock, models_folder)
         named = [folder / file for entry in stages.values() for file in entry.files.values()]
         files = sorted({file for place in named for file in list_files(place)})
         digests = {file.relative_to(folder).as_posix(): digest_file(file) for file in files}

@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import socket
 import sqlite3
@@ -324,7 +325,7 @@ def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp
         for command in ("check", "run"):
             told = place.command(command)
             assert told.returncode == os.EX_CONFIG
-            assert (told.stdout + told.stderr).count(f"http.listen: {address} cannot be had: Address already in use.") == 1
+            assert (told.stdout + told.stderr).count(f"http.listen: cannot listen on {address}: Address already in use.") == 1
     with Daemon(place):
         told = say(place, "check")
     assert f"http.listen: {address} is taken, and a daemon runs" in told
@@ -337,7 +338,7 @@ def test_once_does_its_work_without_pages_where_another_daemon_has_their_port(tm
         place.drop_many(range(3))
         run = place.run_once()
     assert run.returncode == 0
-    assert f"http.listen: {address} cannot be had: Address already in use" in run.stderr
+    assert f"http.listen: cannot listen on {address}: Address already in use" in run.stderr
     place.assert_kept(DONE=3)
 
 
@@ -390,8 +391,24 @@ def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
     assert (done.returncode, "manifest.json is no manifest" in done.stderr) == (os.EX_CONFIG, True)
 
 
-def test_models_list_names_the_packs(place: Place) -> None:
-    assert all({"name", "folder", "stages"} <= pack.keys() for pack in json.loads(say(place, "models", "list", "--json")))
+def test_models_list_shows_which_weights_the_configuration_uses_wherever_they_are(tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(MINI, tmp_path / "elsewhere" / "mine", ignore=shutil.ignore_patterns("manifest.json"))
+    stages = {"yolo": {"backend": "", "model": str(MINI)}, "clip": {"backend": ""}, "blip": {"backend": ""}}
+    place = Place(tmp_path, {"models": {"pack": "elsewhere/mine"}, "stages": stages})
+    listed = json.loads(say(place, "models", "list", "--json"))
+    used = {(pack["name"], pack["folder"]): pack["used_for"] for pack in listed}
+    assert used == {("mini", str(MINI)): ["yolo"], ("mine", str(elsewhere)): ["clip", "blip"]}
+    assert min(pack["bytes"] for pack in listed) > 1 << 20
+    assert "used for" in say(place, "models", "list")
+    assert not (tmp_path / "models").exists(), "what is only listed is not recorded"
+
+
+def test_models_list_names_a_configured_pack_that_is_not_there(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"models": {"pack": "standard"}, "stages": {"yolo": {"backend": ""}}})
+    done = place.command("models", "list")
+    assert (done.returncode, "mini" in done.stdout) == (0, True)
+    assert 'the pack "standard" is not in' in done.stderr
+    assert "`visiond models pull" in done.stderr
 
 
 def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> None:

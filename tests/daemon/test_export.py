@@ -249,6 +249,15 @@ def embed(*values: float) -> Output:
     return Output(msgspec.json.encode(answer), 0.0)
 
 
+async def test_the_docs_example_reads_every_embedding(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await export_embeddings(ledger, tmp_path / "results.parquet", embed(0.5, -1), None, embed(2, 0.25))
+    text = (Path(__file__).parents[2] / "docs" / "results.md").read_text().partition("## Export")[2]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(text.partition("```python")[2].partition("```")[0], names)
+    assert names["vectors"].tolist() == [[0.5, -1], [2, 0.25]]
+
+
 async def export_embeddings(ledger: Ledger, file: Path, *answers: Output | None) -> tuple[str, list[Any], list[str]]:
     """The type of the column, its values, and what was said. Each answer is of a model and in a file of its own."""
     for number, answer in enumerate(answers):

@@ -95,6 +95,19 @@ def test_what_is_there_is_replaced_only_by_force_and_only_where_it_is_a_pack(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "photos"]
 
 
+def test_all_sources_are_checked_before_anything_is_converted_and_each_that_is_wrong_is_named(tmp_path: Path) -> None:
+    wrong = {"clip": MINI / "blip", "blip": tmp_path / "nowhere"}
+    said: list[str] = []
+    labels, sources = tmp_path / "labels.txt", {"yolo": save_checkpoint(tmp_path), **wrong}
+    with pytest.raises(ModelsUnusable) as refusal:
+        making.make_pack(tmp_path / "mine", sources, said.append, labels=labels, allow_pickle=True)
+    clip, blip, no_labels = str(refusal.value).splitlines()
+    assert f"{MINI / 'blip'} holds a BlipForConditionalGeneration" in clip
+    assert blip.startswith(f"--blip {tmp_path / 'nowhere'} must be a folder")
+    assert no_labels == f"--labels {labels} must be a text file with a label on each line."
+    assert said == []
+
+
 @pytest.mark.parametrize("source", ["nothing.pt", "no-folder", "torn"])
 def test_what_cannot_be_used_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.setattr(making, "try_stages", lambda _: [Trial("clip", "cpu", problem=f"{MINI} fails.")])

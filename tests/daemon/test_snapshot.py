@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from daemon.progress import Progress
@@ -32,6 +33,15 @@ def snapshot(*workers: WorkerState) -> Snapshot:
 )
 def test_the_sentence_shows_how_far_the_models_are(workers: list[WorkerState], said: str) -> None:
     assert snapshot(*workers).sentence() == f"0 done, 0 failed, 0 skipped, 3 pending, {said}"
+
+
+def test_the_bar_is_full_when_this_run_has_done_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(Progress, "step", lambda _, done, total, note: steps.append((done, total)))
+    with Progress("images") as progress:
+        now = snapshot(worker("ready", 4))
+        progress.show(msgspec.structs.replace(now, pending=4_998, ended_in_this_run=2, left_in_this_run=18))
+    assert steps == [(2, 20)]
 
 
 def test_without_a_terminal_each_step_of_the_loading_is_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:

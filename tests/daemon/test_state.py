@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import stat
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from daemon.state import closed_to_others, lock_state
-from tests.daemon_process import Daemon, Place, picture
+from tests.daemon_process import Daemon, Place, counts_of, picture
 
 OTHERS = stat.S_IRWXO
 
@@ -37,8 +40,9 @@ def test_what_the_daemon_makes_is_closed_to_others(tmp_path: Path) -> None:
         assert [name for path in made for name in open_to_others(path)] == []
         assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
         assert stat.S_IMODE((tmp_path / "results" / "deep" / "a.ppm.json").stat().st_mode) == 0o640
-    assert place.command("backup", tmp_path / "backup").returncode == 0
-    assert stat.S_IMODE((tmp_path / "backup").stat().st_mode) == 0o640
+    for name in ("backup", "export.csv", "export.jsonl", "export.parquet"):
+        assert place.command(name.partition(".")[0], tmp_path / name).returncode == 0
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
 
 
 def test_a_stricter_umask_stays_and_another_process_time_has_its_own(tmp_path: Path) -> None:
@@ -94,7 +98,29 @@ def test_an_inbox_that_was_moved_is_named_before_its_images_are_processed_a_seco
     place.configure({"inbox": [{"path": "moved", "settle_seconds": 0.1}]})
     told = f"results of the inbox {tmp_path / 'inbox'}, which is not in this configuration"
     assert told in place.command("check", "--quick").stdout
+    for command in ("verify", "repair"):
+        assert told in (named := place.command(command)).stderr
+        assert "1 foreign" in named.stdout
+    assert told in json.loads(place.command("repair", "--json").stdout)["notes"][0]
     assert told in place.run_once().stderr
+
+
+def test_the_link_that_the_warning_of_a_moved_inbox_names_has_nothing_processed_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    assert place.run_once().returncode == 0
+    assert "notes" not in json.loads(place.command("verify", "--json").stdout)
+    place.inbox().rename(tmp_path / "moved to")
+    place.configure({"inbox": [{"path": "moved to", "settle_seconds": 0.1}]})
+    warning = place.command("repair").stderr
+    subprocess.run(shlex.split(warning.split("`")[1]), check=True)
+    place.configure({"inbox": [{"path": "inbox", "settle_seconds": 0.1}]})
+    assert place.run_once().stdout.startswith("0 done, 0 failed, 0 skipped")
+    assert place.command("verify").stdout == "sidecars: 3 whole\n"
+    with Daemon(place) as daemon:
+        (tmp_path / "moved to" / "new.ppm").write_bytes(picture(10))
+        daemon.wait_idle(1)
+    assert counts_of(place) == {"DONE": 4}
 
 
 def test_inboxes_that_exchange_their_names_are_refused_until_the_results_follow(tmp_path: Path) -> None:

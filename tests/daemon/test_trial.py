@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
+import anyio
 import pytest
 
+from daemon.config import parse
+from daemon.service import run_service
+from daemon.snapshot import Snapshot
 from tests.daemon_process import Daemon, Place, counts_of, picture
 
 SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.05}}}}
@@ -34,6 +39,7 @@ def test_a_run_that_a_signal_cut_short_ends_as_a_shell_reports_it_even_where_fai
         daemon.wait_until(lambda status: status["done"], "work")
         daemon.signal(signum)
         assert daemon.wait_end() == 128 + signum
+        assert re.search(r"^[1-9]\d* done, 0 failed, 0 skipped in ", daemon.log_text(), re.MULTILINE)
     assert counts_of(place)["PENDING"]
 
 
@@ -72,6 +78,18 @@ def test_an_image_of_a_trial_that_stumbles_has_all_its_tries_and_others_that_wai
     assert (run.returncode, run.stdout.startswith("0 done, 2 failed")) == (1, True)
     assert counts_of(place) == {"FAILED": 2, "PENDING": 2}
     assert sorted(place.rows("SELECT status, attempts FROM image")) == [(0, 0), (0, 0), (2, 3), (2, 3)]
+
+
+def test_the_progress_of_a_trial_counts_its_images_alone(tmp_path: Path) -> None:
+    place = Place(tmp_path, SLOW)
+    place.drop_many(range(40))
+    (place.inbox() / "link").symlink_to(tmp_path)  # which ends without being taken
+    shown: list[Snapshot] = []
+    anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True, limit=12, show=shown.append))
+    found = [snapshot for snapshot in shown if snapshot.pending + snapshot.done == 40]
+    assert {snapshot.done + snapshot.left_in_this_run for snapshot in found} == {12}
+    assert len({snapshot.done for snapshot in found}) > 1
+    assert (found[-1].ended_in_this_run, found[-1].left_in_this_run, found[-1].pending) == (13, 0, 28)
 
 
 @pytest.mark.parametrize("option", [("--limit", "3"), ("--allow-failed",), ("--once", "--limit", "0")])

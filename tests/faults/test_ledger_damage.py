@@ -87,6 +87,20 @@ def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptie
         assert "run `visiond repair" in daemon.log_text()
 
 
+def test_of_an_emptied_ledger_that_somebody_opened_the_daemon_says_that_it_was_emptied_though_sqlite_deletes_its_wal(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    with Daemon(place) as daemon:
+        daemon.wait_idle(3)
+        empty(place)
+        assert place.rows("SELECT * FROM sqlite_schema") == []
+        assert not Path(f"{place.site.ledger}-wal").exists()
+        assert daemon.wait_end() == os.EX_DATAERR
+        assert f"{place.site.ledger} was emptied while the daemon used it" in daemon.log_text()
+
+
 def test_a_run_once_whose_ledger_was_deleted_does_not_end_with_success(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}})
     place.drop_many(range(100))

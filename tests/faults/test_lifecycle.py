@@ -228,7 +228,11 @@ def test_a_missing_inbox_is_named_with_78_and_not_created(tmp_path: Path) -> Non
     run = place.run_once()
     assert run.returncode == os.EX_CONFIG
     assert f"inbox {place.inbox()} does not exist; create it" in run.stderr
-    assert not place.inbox().exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # and nothing else is, either
+    place.inbox().mkdir()
+    assert place.run_once().returncode == 0
+    place.inbox().rmdir()
+    assert f"inbox {place.inbox()} does not exist; create it" in place.run_once().stderr
 
 
 def test_an_inbox_that_goes_missing_is_in_the_status_until_it_is_back(tmp_path: Path) -> None:
@@ -277,6 +281,7 @@ def test_once_does_not_wait_for_a_dead_mount_and_says_so(tmp_path: Path) -> None
     run = place.run_once(prefix=["env", *(f"{name}={value}" for name, value in environment.items())])
     assert run.returncode == os.EX_IOERR
     assert f"{place.inbox('dead')} has not answered" in run.stderr
+    assert run.stdout.startswith("3 done, 0 failed, 0 skipped in ")
     assert counts_of(place) == {"DONE": 3}
 
 

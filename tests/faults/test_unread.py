@@ -46,6 +46,7 @@ def place(tmp_path: Path) -> Place:
 def test_once_does_all_else_and_then_ends_as_for_an_inbox_that_cannot_be_read(place: Place, humble: list[str]) -> None:
     run = place.run_once(prefix=humble)
     assert run.returncode == os.EX_IOERR
+    assert run.stdout.startswith("1 done, 0 failed, 0 skipped in ")
     assert f"Not every file was found: 3 folders in inbox {place.inbox()} cannot be read: " in run.stderr
     assert f"{place.inbox() / 'closed'}: Permission denied" in run.stderr
     assert run.stderr.count(EVENT) == 3
