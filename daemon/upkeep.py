@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from daemon.backups import back_up_beside
-from daemon.beside import Stop, Stopped, run_beside, stopping
+from daemon.beside import run_beside
 from daemon.config import Config
 from daemon.diary import read_diary, write_diary
 from daemon.errors import NotWritable
@@ -33,6 +33,7 @@ from daemon.pruning import Amounts, prune
 from daemon.records import Reader
 from daemon.schema import trouble_named
 from daemon.snapshot import TASKS, Chore
+from daemon.stopping import Stop, Stopped, stopping
 from daemon.writer import Alone
 
 log = structlog.get_logger()

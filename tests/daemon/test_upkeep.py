@@ -15,7 +15,7 @@ import pytest
 
 from daemon import upkeep
 from daemon.backups import back_up_beside
-from daemon.beside import Stopped, run_beside
+from daemon.beside import run_beside
 from daemon.config import parse
 from daemon.diary import DIARY, read_diary
 from daemon.errors import ConfigError, LedgerDamaged
@@ -24,6 +24,7 @@ from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.records import Reader
 from daemon.snapshot import TASKS
+from daemon.stopping import Stopped
 from daemon.upkeep import Upkeep, is_quiet
 from daemon.writer import Alone
 from tests.daemon_process import PATIENCE, Daemon, Gate, Place, picture, until, wait_for
