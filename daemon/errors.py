@@ -10,6 +10,8 @@ import os
 import signal
 from pathlib import Path
 
+from daemon.signals import SHELL_OFFSET
+
 RAISE = "raise its limit (LimitNOFILE= in the unit, ulimit -Hn)"
 SCARCE = {  # descriptors, which are lacking for now: no file's fault
     errno.EMFILE: "the daemon may open no more files at once (EMFILE); " + RAISE,
@@ -111,7 +113,7 @@ class NotPrinted(VisiondError):
 class ReaderGone(VisiondError):
     """Whoever read standard output has had enough: nobody's fault, and nothing to say of it."""
 
-    exit_status = 128 + signal.SIGPIPE  # as a shell tells of a program that the signal ended
+    exit_status = SHELL_OFFSET + signal.SIGPIPE  # as a shell tells of a program that the signal ended
 
 
 class MissingLibrary(VisiondError):
@@ -154,7 +156,7 @@ class Unfinished(VisiondError):
 
     def __init__(self, text: str, signum: int) -> None:
         super().__init__(text)
-        self.exit_status = 128 + signum  # as a shell reports a program that the signal ended
+        self.exit_status = SHELL_OFFSET + signum  # as a shell reports a program that the signal ended
 
 
 class ResultsLost(VisiondError):
