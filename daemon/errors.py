@@ -132,6 +132,12 @@ class NotRunning(VisiondError):
     exit_status = os.EX_UNAVAILABLE
 
 
+class NotAnswering(NotRunning):
+    """A daemon took the request, and it is not known whether it will be done."""
+
+    exit_status = os.EX_TEMPFAIL
+
+
 class NotPermitted(VisiondError):
     exit_status = os.EX_NOPERM
 

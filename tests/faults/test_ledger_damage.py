@@ -102,7 +102,8 @@ def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptie
 
 
 def test_a_run_once_whose_ledger_was_deleted_does_not_end_with_success(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}})
+    slow = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
+    place = Place(tmp_path, {"stages": slow, "pipeline": {"rescan_seconds": 3600.0}})  # the last look has to find it
     place.drop_many(range(100))
     with Daemon(place, "--once") as daemon:
         daemon.wait_until(lambda status: status["done"], "work")

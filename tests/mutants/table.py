@@ -1052,7 +1052,7 @@ LEDGERS = [
         "daemon/publisher.py",
         "return [record for record in records if not record.doubt]",
         "return list(records)",
-        ("faults/test_ledger_damage.py::test_a_damaged_result_is_not_published_but_made_again",),
+        ("faults/test_ledger_damage.py::test_a_damaged_result_of_an_image_that_is_gone_leaves_its_sidecar_alone",),
     ),
     Mutant(
         "damaged-exported",
@@ -1161,6 +1161,14 @@ LEDGERS = [
         "anyio.move_on_after(ASK_SECONDS)",
         "anyio.move_on_after(None)",
         ("daemon/test_upkeep.py::test_a_scrape_does_not_wait_for_the_ledger_and_reports_what_was_known",),
+    ),
+    Mutant(
+        "silence-named",
+        "a daemon that is slow to answer is not called another one",
+        "daemon/control.py",
+        "    except NotAnswering:\n        raise\n",
+        "",
+        ("daemon/test_redo.py::test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_another_one",),
     ),
     Mutant(
         "state-umask",
