@@ -1216,7 +1216,7 @@ LEDGERS = [
         "daemon/sections.py",
         "if isinstance(value, int | float) and not -most <= value <= most:",
         "if False:",
-        ("daemon/test_config.py::test_a_number_beyond_all_bounds_is_refused_by_name",),
+        ("daemon/test_config.py::test_what_cannot_be_counted_with_is_refused_by_name",),
     ),
     Mutant(
         "slab-memory",
@@ -1387,6 +1387,14 @@ PAGES = [
         "if not token:",
         "if False:",
         ("faults/test_http.py::test_a_token_or_certificate_that_is_of_no_use_is_refused",),
+    ),
+    Mutant(
+        "reserved-descriptors",
+        "clients do not take the descriptors that the work needs",
+        "daemon/connections.py",
+        "if is_scarce and not self._make_room():",
+        "if False:",
+        ("daemon/test_connections.py::test_where_descriptors_are_few_who_has_waited_longest_makes_room",),
     ),
     Mutant(
         "waiting-clients",
