@@ -9,10 +9,11 @@ import sqlite3
 import time
 from pathlib import Path
 
-from daemon.beside import Stop, Stopped, opened_beside, stopping
+from daemon.beside import opened_beside
 from daemon.errors import NotWritable
 from daemon.files import written_whole
 from daemon.schema import damaged
+from daemon.stopping import Stop, Stopped, stopping
 
 PAGES = 256  # copied at once: a megabyte
 PAUSE_SECONDS = 0.01  # after each, so that others have the disk most of the time

@@ -21,12 +21,21 @@ import msgspec
 
 from daemon.config import Config
 from daemon.diary import read_diary
-from daemon.errors import LedgerDamaged, LedgerUnusable, NothingFound, NotPermitted, NotRunning, WrongArgument
+from daemon.errors import (
+    ConfigError,
+    LedgerDamaged,
+    LedgerUnusable,
+    NotAnswering,
+    NothingFound,
+    NotPermitted,
+    NotRunning,
+    WrongArgument,
+)
 from daemon.files import tell_lost_ledger
 from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.log import set_up as set_up_log
-from daemon.mounts import check_missing
+from daemon.mounts import is_there, tell_missing
 from daemon.records import Reader, Record
 from daemon.schema import trouble_named
 from daemon.snapshot import Snapshot
@@ -46,7 +55,7 @@ def run(
     before anything else."""
     if not config.state.path.exists():  # a first start that cannot work leaves no folders behind
         set_up_log(config.log.level, config.log.format)
-        check_missing([inbox.path for inbox in config.inbox])
+        _check_inboxes(config)
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
@@ -64,6 +73,12 @@ def run(
             work = partial(run_service, config, once=once, limit=limit, show=show)
             with claim_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})
+
+
+def _check_inboxes(config: Config) -> None:
+    """Raises ConfigError when one does not exist. One that does not answer may well exist."""
+    if problems := [tell_missing(inbox.path) for inbox in config.inbox if is_there(inbox.path) is False]:
+        raise ConfigError(problems)
 
 
 @contextlib.contextmanager
@@ -149,6 +164,8 @@ def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
     chunks = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
     try:
         return sum(ask(config.state.path / CONTROL, "POST", path, chunk)["images"] for chunk in chunks)
+    except NotAnswering:
+        raise
     except NotRunning:
         import anyio
 
@@ -186,17 +203,19 @@ def prune(config: Config, before: float) -> Amounts:
 
 
 def ask(control: Path, method: str, path: str, body: object = None) -> Any:
-    """A request to the running daemon over its control socket; returns the decoded JSON. Raises NotRunning."""
-    connection = http.client.HTTPConnection("localhost", timeout=30)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    try:
-        with socket_address(control) as address:
-            connection.sock.connect(address)
-        connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
-        return msgspec.json.decode(connection.getresponse().read())
-    except PermissionError as error:
-        raise NotPermitted(control) from error
-    except OSError as error:
-        raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
-    finally:
-        connection.close()
+    """A request to the running daemon over its control socket; returns the decoded JSON. Raises NotRunning, NotAnswering."""
+    with contextlib.closing(http.client.HTTPConnection("localhost", timeout=30)) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        try:
+            with socket_address(control) as address:
+                connection.sock.connect(address)
+        except PermissionError as error:
+            raise NotPermitted(control) from error
+        except OSError as error:
+            raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
+        try:
+            connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
+            return msgspec.json.decode(connection.getresponse().read())
+        except OSError as error:
+            busy = "The daemon did not answer in time; it may be shrinking its ledger's file"
+            raise NotAnswering(f"{busy}. Try again in a minute; what was asked for may be done by then.") from error

@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from daemon.signals import SHELL_OFFSET
+
 if TYPE_CHECKING:
     from daemon.jobs import JobStatus
 
@@ -116,7 +118,7 @@ class NotPrinted(VisiondError):
 class ReaderGone(VisiondError):
     """Whoever read standard output has had enough: nobody's fault, and nothing to say of it."""
 
-    exit_status = 128 + signal.SIGPIPE  # as a shell tells of a program that the signal ended
+    exit_status = SHELL_OFFSET + signal.SIGPIPE  # as a shell tells of a program that the signal ended
 
 
 class MissingLibrary(VisiondError):
@@ -133,6 +135,12 @@ class NothingFound(VisiondError):
 
 class NotRunning(VisiondError):
     exit_status = os.EX_UNAVAILABLE
+
+
+class NotAnswering(NotRunning):
+    """A daemon took the request, and it is not known whether it will be done."""
+
+    exit_status = os.EX_TEMPFAIL
 
 
 class NotPermitted(VisiondError):
@@ -167,7 +175,7 @@ class Unfinished(Incomplete):
 
     def __init__(self, text: str, outcomes: Counter[JobStatus], signum: int) -> None:
         super().__init__(text, outcomes)
-        self.exit_status = 128 + signum  # as a shell reports a program that the signal ended
+        self.exit_status = SHELL_OFFSET + signum  # as a shell reports a program that the signal ended
 
 
 class ResultsLost(VisiondError):

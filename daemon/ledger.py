@@ -25,7 +25,7 @@ from daemon.records import Model, Record, assemble
 from daemon.rows import content_row, ending_checksum, file_row, job_of, reason_of, result_row
 from daemon.statements import SQL, run_rows
 from daemon.stored import Key, Stored, read_stored
-from daemon.writer import Alone, Work, Writer
+from daemon.writer import Alone, T, Work, Writer
 
 log = structlog.get_logger()
 
@@ -48,7 +48,7 @@ class Ledger:
         self._configured = "[]"  # inboxes, as JSON: rows of others wait until they are configured again
         self._cursors: dict[int, int] = {}  # priority → last row handed out
         self._asked_of: frozenset[int] = frozenset()  # the inboxes that the cursors have not passed over
-        self.admitting = 0  # files that wait for the writing thread
+        self.awaited = 0  # requests for which shrinking the file stops
         self.touched: set[bytes] | None = None  # digests that were written since it was made, where somebody asks
         self.commit_seconds: Callable[[float], None] = lambda seconds: None
         self._writer = Writer(self._connection, path, lambda seconds: self.commit_seconds(seconds))
@@ -114,11 +114,7 @@ class Ledger:
             failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
             return Admitted(*new, old.count(JobStatus.GONE), failures, old.count(JobStatus.DONE))
 
-        self.admitting += len(files)
-        try:
-            admitted = await self._ask(work)
-        finally:
-            self.admitting -= len(files)
+        admitted = await self._ask_soon(work)
         for file in files:
             self._cursors.setdefault(self._priorities[file.inbox], 0)
         return admitted
@@ -314,7 +310,7 @@ class Ledger:
         def work(connection: sqlite3.Connection) -> int:
             return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
 
-        return await self._ask(work)
+        return await self._ask_soon(work)
 
     async def oldest_pending(self) -> float | None:
         """When the longest-waiting image was seen, in Unix seconds."""
@@ -328,6 +324,14 @@ class Ledger:
     async def run(self, work: Work | Alone) -> Any:
         """Run anything else in the writing thread. It shares a transaction with others, so it should take only milliseconds."""
         return await self._ask(work)
+
+    async def _ask_soon(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Make a request that must not wait until the file has been shrunk: an image or a person waits for it."""
+        self.awaited += 1
+        try:
+            return await self._ask(work)
+        finally:
+            self.awaited -= 1
 
     # In the writing thread
 

@@ -6,10 +6,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Iterable
 from pathlib import Path
-
-from daemon.errors import ConfigError
 
 ANSWER_SECONDS = 2.0  # that the first, small look into a folder may take before it is said not to answer
 NETWORK_FILE_SYSTEMS = re.compile(
@@ -30,12 +27,6 @@ def tell_missing(inbox: Path) -> str:
     if os.path.lexists(inbox) and not os.path.islink(inbox):
         return f"inbox {inbox} is a file; name the folder that images are dropped into."
     return f"inbox {inbox} does not exist; create it ({shlex.join(['mkdir', '-p', str(inbox)])}) or mount it."
-
-
-def check_missing(inboxes: Iterable[Path]) -> None:
-    """Raises ConfigError when one does not exist. One that does not answer may well exist."""
-    if problems := [tell_missing(inbox) for inbox in inboxes if is_there(inbox) is False]:
-        raise ConfigError(problems)
 
 
 def is_network_mount(path: Path) -> bool:

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from daemon.beside import Stop, opened_beside, run_beside
+from daemon.beside import opened_beside, run_beside
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.statements import SQL, run_rows
+from daemon.stopping import Stop
 
 T = TypeVar("T")
 

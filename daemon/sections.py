@@ -165,8 +165,8 @@ class UpkeepSection(Section):
     vacuum_days: float = Field(
         7,
         ge=0,
-        description="Days between attempts to shrink the ledger's file, if a quarter of it is free; stops when images come. "
-        "0: never.",
+        description="Days between attempts to shrink the ledger's file, if a quarter of it is free; stops when images or a "
+        "command come. 0: never.",
     )
     prune_days: float = Field(0, ge=0, description="Days between prunes, as with `visiond prune`; 0: never.")
     prune_age_days: float = Field(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
+import anyio
+
 from daemon.jobs import JobStatus
 from daemon.ledger import Ledger
 from daemon.metrics import Metrics
@@ -14,6 +16,7 @@ from daemon.upkeep import Upkeep
 from daemon.walk import SHOWN, count_unread
 
 RATE_SECONDS = 30.0  # over which the rate is taken
+ASK_SECONDS = 0.5  # that a scrape waits for the ledger, whose thread may be shrinking the file
 
 
 class Status:
@@ -37,6 +40,7 @@ class Status:
         metrics.noticed(self._notices)
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
+        self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.pending.set(counts[JobStatus.PENDING])
         metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
         metrics.paused.set_function(lambda: float(bool(pipeline.persist.troubles)))
@@ -75,7 +79,9 @@ class Status:
 
     async def refresh(self) -> None:
         """Bring the figures up to date that have to be asked for; called before a scrape."""
-        oldest = await self._ledger.oldest_pending()
+        with anyio.move_on_after(ASK_SECONDS):  # then what was last known is reported
+            self._oldest = await self._ledger.oldest_pending()
+        oldest = self._oldest
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)  # the clock may have been set back
         for lane in self._pipeline.lanes:
             workers = lane.pool.health()

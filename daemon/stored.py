@@ -10,9 +10,9 @@ from daemon import checksums
 from daemon.checksums import Named
 from daemon.messages import Output
 from daemon.statements import SQL, run_rows
+from daemon.stopping import Stopped, stopping
 
 CHUNK = 1024  # rows in memory at a time
-STEPS = 100_000  # steps of SQLite between two checks whether to continue: a few milliseconds
 
 GoOn = Callable[[], bool]
 
@@ -77,13 +77,9 @@ def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go
 
 def find_fault_in_file(connection: sqlite3.Connection, go_on: GoOn) -> str:
     """What SQLite finds wrong when it reads the whole file; empty if nothing is wrong, or if `go_on` stopped it."""
-    connection.set_progress_handler(lambda: not go_on(), STEPS)
     try:
-        found: str = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
-            raise
+        with stopping(connection, lambda: not go_on()):
+            found: str = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    except Stopped:
         return ""
-    finally:
-        connection.set_progress_handler(None, 0)
     return "" if found == "ok" else found.replace("\n", " ")

@@ -1,7 +1,8 @@
 """Scheduled tasks that keep the ledger in good order over the years: a full check, backups, pruning, shrinking the file.
 
 A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming images: check
-and backup read over separate connections, pruning takes small steps, and shrinking the file stops when images come.
+and backup read over separate connections, pruning takes small steps, and shrinking the file stops when images or a
+command (redo, retry, prune) come.
 A task that fails is logged, counted and tried again an hour later; work goes on.
 """
 
@@ -21,7 +22,7 @@ import msgspec
 import structlog
 
 from daemon.backups import back_up_beside
-from daemon.beside import Stop, Stopped, run_beside, stopping
+from daemon.beside import run_beside
 from daemon.config import Config
 from daemon.diary import read_diary, write_diary
 from daemon.errors import NotWritable
@@ -32,6 +33,7 @@ from daemon.pruning import Amounts, prune
 from daemon.records import Reader
 from daemon.schema import trouble_named
 from daemon.snapshot import TASKS, Chore
+from daemon.stopping import Stop, Stopped, stopping
 from daemon.writer import Alone
 
 log = structlog.get_logger()
@@ -132,7 +134,7 @@ class Upkeep:
         try:
             outcome, detail = "done", await self._work[task]()
         except Stopped:
-            outcome, detail = "stopped", "images came, or the daemon was stopping"
+            outcome, detail = "stopped", "images or a command came, or the daemon was stopping"
         except Exception as error:  # noqa: BLE001 - of one task; whatever it is, work goes on
             outcome, detail = "failed", str(error) or repr(error)
             self._metrics.upkeep_failures.labels(task).inc()
@@ -185,7 +187,7 @@ class Upkeep:
         return f"{free * page_bytes >> 20} MiB given back to the disk"
 
     def _is_disturbed(self, told: threading.Event) -> bool:
-        return told.is_set() or self._leaving or self._ledger.admitting > 0
+        return told.is_set() or self._leaving or self._ledger.awaited > 0 or self.pruning.running
 
     def leave(self) -> None:
         """The daemon is about to end: what holds up the ledger's thread stops at once."""

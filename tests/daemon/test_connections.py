@@ -110,3 +110,15 @@ async def test_who_has_waited_longest_makes_room_for_who_asks(monkeypatch: pytes
         for client in clients[1:]:
             await client.send(REQUEST[-2:])
             assert (await client.receive()).startswith(b"HTTP/1.1 204")
+
+
+async def test_where_descriptors_are_few_who_has_waited_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (3, 3))  # each client has one that the work needs
+    async with served() as port, contextlib.AsyncExitStack() as stack:
+        clients = []
+        for _ in range(connections.LEAST_CONNECTIONS + 1):
+            clients.append(await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)))
+            await clients[-1].send(REQUEST[:-2])
+        assert await is_closed(clients[0])
+        await clients[-1].send(REQUEST[-2:])
+        assert (await clients[-1].receive()).startswith(b"HTTP/1.1 204")

@@ -177,6 +177,16 @@ def test_a_server_does_not_outlive_a_daemon_that_is_killed_nor_its_folder_the_ne
     assert not folder.exists()
 
 
+async def test_the_folder_of_a_server_at_work_stays(trial: Path) -> None:
+    first, second = Server("GPU-1"), Server("GPU-2")
+    folder = anyio.Path((await first.share())[PIPES])
+    await second.share()
+    stayed = await folder.exists()
+    await first.stop()
+    await second.stop()
+    assert stayed
+
+
 async def start_and_stop() -> None:
     server = Server("GPU-1")
     assert await server.share()

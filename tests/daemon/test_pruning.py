@@ -4,6 +4,7 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,14 @@ async def test_results_of_bytes_that_come_again_while_it_prunes_stay(ledger: Led
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert [len(record.outputs) for record in reader.finished()] == [4, 4]
     assert ledger.touched is None
+
+
+async def test_what_is_needed_again_since_it_was_found_stays(ledger: Ledger) -> None:
+    await replaced_and_gone(ledger)
+    spare = rows(ledger, "SELECT id FROM image")[:1]
+    newest = rows(ledger, "SELECT MAX(id) FROM image WHERE path = CAST('a.jpg' AS BLOB)")
+    found = partial(pruning._prune, ids=spare + newest, before=LATER)
+    assert [number for number, _ in await ledger.run(found)] == spare
 
 
 async def test_numbers_are_not_given_twice(ledger: Ledger) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daemon.state import CONTROL, lock_state, socket_address
 from tests.daemon_process import STAGES, Daemon, Place, counts_of, picture
 
 NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # whatever a model is asked fails
@@ -202,3 +206,26 @@ def test_what_is_no_done_image_is_refused(tmp_path: Path, arguments: list[str], 
     refused = place.command("redo", *arguments)
     assert refused.returncode == status
     assert word in refused.stderr
+
+
+def test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_another_one(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(1))
+    assert place.run_once().returncode == 0
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    with socket.socket(socket.AF_UNIX) as listener, lock_state(tmp_path / "state"):
+        with socket_address(tmp_path / "state" / CONTROL) as address:
+            listener.bind(address)
+        listener.listen()
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        refused = place.command("redo", "1")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert refused.returncode == os.EX_TEMPFAIL
+    assert "did not answer in time" in refused.stderr

@@ -5,7 +5,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from daemon import upkeep
 from daemon.backups import back_up_beside
-from daemon.beside import Stopped, run_beside
+from daemon.beside import run_beside
 from daemon.config import parse
 from daemon.diary import DIARY, read_diary
 from daemon.errors import ConfigError, LedgerDamaged
@@ -24,9 +24,10 @@ from daemon.ledger import Ledger
 from daemon.metrics import Metrics
 from daemon.records import Reader
 from daemon.snapshot import TASKS
+from daemon.stopping import Stopped
 from daemon.upkeep import Upkeep, is_quiet
 from daemon.writer import Alone
-from tests.daemon_process import Daemon, Place, picture, until
+from tests.daemon_process import PATIENCE, Daemon, Gate, Place, picture, until, wait_for
 from tests.makers import MODELS, make_file
 
 pytestmark = pytest.mark.anyio
@@ -314,27 +315,41 @@ async def test_a_file_that_is_mostly_free_is_made_smaller(open_upkeep: Callable[
     assert (await keeper._ledger.admit([make_file()])).pending == 1
 
 
-async def test_making_the_file_smaller_stops_when_images_come(
-    open_upkeep: Callable[..., Upkeep], monkeypatch: pytest.MonkeyPatch
+async def admit(keeper: Upkeep) -> None:
+    assert (await keeper._ledger.admit([make_file(b"new.jpg")])).pending == 1
+
+
+async def put_back(keeper: Upkeep) -> None:
+    assert await keeper._ledger.put_back(JobStatus.FAILED, [1]) == 0
+
+
+async def ask_to_prune(keeper: Upkeep) -> None:
+    keeper.prune_soon(0.0)
+
+
+@pytest.mark.parametrize("ask", [admit, put_back, ask_to_prune])
+async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
+    open_upkeep: Callable[..., Upkeep], monkeypatch: pytest.MonkeyPatch, ask: Callable[[Upkeep], Awaitable[None]]
 ) -> None:
     keeper = open_upkeep(Clock())
-    ledger, begun, vacuum = keeper._ledger, threading.Event(), upkeep._vacuum
+    ledger, begun, asked, vacuum = keeper._ledger, threading.Event(), threading.Event(), upkeep._vacuum
     await ledger.admit([make_file(b"%d.jpg" % number) for number in range(5000)])
     size = ledger.path.stat().st_size
 
-    def wait_for_an_image(connection: sqlite3.Connection, stop: Callable[[], bool]) -> None:
+    def begin_late(connection: sqlite3.Connection, stop: Callable[[], bool]) -> None:
         begun.set()
-        while not ledger.admitting:
-            time.sleep(0.001)
+        assert asked.wait(PATIENCE)
         vacuum(connection, stop)
 
-    monkeypatch.setattr(upkeep, "_vacuum", wait_for_an_image)
+    monkeypatch.setattr(upkeep, "_vacuum", begin_late)
     monkeypatch.setattr(upkeep, "LEAST_FREE_BYTES", 0)
     monkeypatch.setattr(upkeep, "FREE_SHARE", 0.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keeper.perform, "vacuum")
         await until(begun.is_set)
-        assert (await ledger.admit([make_file(b"new.jpg")])).pending == 1
+        tasks.start_soon(ask, keeper)
+        await anyio.wait_all_tasks_blocked()
+        asked.set()
     [chore] = [chore for chore in keeper.chores() if chore.task == "vacuum"]
     assert (chore.outcome, chore.succeeded_at, keeper.failures()) == ("stopped", None, [])
     assert ledger.path.stat().st_size == size
@@ -384,3 +399,18 @@ def test_the_daemon_does_what_is_due_and_its_status_and_readyz_say_how_that_ende
         daemon.wait_idle(2)
         assert daemon.stop() == 0
     assert "backup failed" in place.command("status").stdout
+
+
+def test_a_scrape_does_not_wait_for_the_ledger_and_reports_what_was_known(tmp_path: Path) -> None:
+    place, gate = Place(tmp_path), Gate(tmp_path)
+    oldest = "visiond_oldest_pending_seconds"
+    place.drop("a.ppm", picture(1))
+    with Daemon(place, ready=False, **gate.environment) as daemon:
+        daemon.wait_event("placement")
+        known = wait_for(lambda: place.has_ledger() and place.rows("SELECT 1 FROM image") and daemon.metric(oldest), "an image")
+        with contextlib.closing(sqlite3.connect(place.site.ledger, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # the ledger's thread waits for this for five seconds, and then fails
+            assert daemon.fetch("/metrics")[0] == 200
+            assert daemon.metric(oldest) > known
+        gate.let_in()
+        daemon.wait_idle(1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import urllib.error
 import urllib.parse
@@ -117,8 +119,18 @@ def test_a_query_is_understood_and_answered(query: Query, prometheus: Prometheus
         wait_for(lambda: prometheus.ask(text), f"an answer to {text}")
 
 
-def test_the_first_worker_that_is_lost_is_an_increase(prometheus: Prometheus) -> None:
-    wait_for(lambda: prometheus.value('increase(visiond_worker_restarts_total{reason="died"}[1h])') > 0, "an increase")
+def test_a_worker_that_dies_once_and_an_image_that_fails_once_are_an_increase(tmp_path: Path) -> None:
+    port = free_port()
+    place = Place(tmp_path, {"http": {"listen": f"127.0.0.1:{port}"}})
+    with Daemon(place) as daemon, started(tmp_path, port, free_port()) as prometheus:
+        wait_for(lambda: prometheus.ask("visiond_build_info"), "a scrape")  # what came before it, nobody can see
+        (worker,) = daemon.workers()
+        os.kill(worker, signal.SIGKILL)
+        place.drop("broken.png", b"no image")
+        for counter in ('visiond_worker_restarts_total{reason="died"}', 'visiond_images_total{outcome="failed"}'):
+            prometheus.wait_for(f"sum({counter})", 1)
+            wait_for(lambda counter=counter: prometheus.value(f"increase({counter}[1h])") > 0, f"an increase of {counter}")
+            assert prometheus.value(f"sum({counter})") == 1
 
 
 def test_throughput_is_seen(prometheus: Prometheus) -> None:

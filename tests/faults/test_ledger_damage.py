@@ -49,6 +49,20 @@ def cut(place: Place) -> None:
     os.truncate(place.site.ledger, place.site.ledger.stat().st_size - 4096)
 
 
+def change(place: Place, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute(statement)
+
+
+def owing_damaged_results(folder: Path) -> tuple[Place, dict[str, bytes]]:
+    """A place whose four results are damaged and to be published again, and its sidecars."""
+    place = worked(folder, 4)
+    before = sidecars(place)
+    flip_results(place, seeded(), 4)
+    change(place, "UPDATE image SET emitted = 0")
+    return place, before
+
+
 @pytest.mark.parametrize("lose", [empty, remove, keep_only_its_head, cut])
 def test_a_ledger_that_was_lost_is_not_taken_for_a_new_one(tmp_path: Path, lose: Callable[[Place], None]) -> None:
     place = worked(tmp_path)
@@ -102,7 +116,8 @@ def test_of_an_emptied_ledger_that_somebody_opened_the_daemon_says_that_it_was_e
 
 
 def test_a_run_once_whose_ledger_was_deleted_does_not_end_with_success(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}})
+    slow = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
+    place = Place(tmp_path, {"stages": slow, "pipeline": {"rescan_seconds": 3600.0}})  # the last look has to find it
     place.drop_many(range(100))
     with Daemon(place, "--once") as daemon:
         daemon.wait_until(lambda status: status["done"], "work")
@@ -195,11 +210,7 @@ def test_a_damaged_result_is_not_used_again_and_its_model_is_asked_again(tmp_pat
 
 
 def test_a_damaged_result_is_not_published_but_made_again(tmp_path: Path) -> None:
-    place = worked(tmp_path, 4)
-    before = sidecars(place)
-    flip_results(place, seeded(), 4)
-    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
-        connection.execute("UPDATE image SET emitted = 0")
+    place, before = owing_damaged_results(tmp_path)
     run = place.run_once()
     assert run.returncode == 0
     assert run.stderr.count("result damaged in the ledger; the image is annotated again") == 4
@@ -209,11 +220,7 @@ def test_a_damaged_result_is_not_published_but_made_again(tmp_path: Path) -> Non
 
 
 def test_a_damaged_result_of_an_image_that_is_gone_leaves_its_sidecar_alone(tmp_path: Path) -> None:
-    place = worked(tmp_path, 4)
-    before = sidecars(place)
-    flip_results(place, seeded(), 4)
-    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
-        connection.execute("UPDATE image SET emitted = 0")
+    place, before = owing_damaged_results(tmp_path)
     for file in place.inbox().iterdir():
         file.unlink()
     assert place.run_once().returncode == 0
@@ -276,11 +283,6 @@ REPLACED = {
     "the row": "UPDATE image SET bin = 'wrong' WHERE id = 1",
     "results removed": "DELETE FROM result WHERE digest = (SELECT digest FROM image WHERE id = 1)",
 }
-
-
-def change(place: Place, statement: str) -> None:
-    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
-        connection.execute(statement)
 
 
 def is_whole(place: Place) -> bool:
@@ -416,8 +418,7 @@ def test_a_sidecar_with_a_number_that_no_image_has_is_left_out_and_the_number_na
 
 def test_a_ledger_whose_numbers_have_run_out_is_refused(tmp_path: Path) -> None:
     place = worked(tmp_path)
-    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
-        connection.execute("UPDATE sqlite_sequence SET seq = 9223372036854775807")
+    change(place, "UPDATE sqlite_sequence SET seq = 9223372036854775807")
     refused = place.run_once()
     assert refused.returncode == os.EX_DATAERR
     assert "9223372036854775807" in refused.stderr

@@ -77,6 +77,13 @@ def test_a_repaired_sidecar_is_on_the_disk_before_the_command_ends(tmp_path: Pat
     assert [call.name for call in calls[named[-1] :]].count("syncfs") == 1
 
 
+def test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
+    place = finished(tmp_path)
+    identity = tmp_path / "state" / "identity"
+    identity.write_bytes(b"damaged")
+    assert_whole_and_durable(watch(place, "repair"), identity)
+
+
 def test_a_result_is_on_the_ledgers_disk_before_its_sidecar_has_its_name(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop("a.ppm", picture(1))

@@ -41,6 +41,11 @@ def test_a_child_takes_no_code_from_the_working_directory(
     assert ("/nowhere" in path) == ("/nowhere" in entries)
 
 
+def test_the_command_is_safe_by_itself_too(tmp_path: Path) -> None:
+    run = subprocess.run(python("-c", PRINT_PATH), cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not {"", str(tmp_path)} & set(run.stdout.splitlines())
+
+
 def test_what_a_child_starts_takes_none_either(tmp_path: Path) -> None:
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {PRINT_PATH!r}], check=True)"
     run = subprocess.run(python("-c", program), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
