@@ -76,8 +76,8 @@ audit: $(STAMP)  ## known weaknesses of what requirements.lock names; wants a ne
 	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict
 
 docs: $(STAMP)  ## what is generated: the configuration reference and the dashboard
-	$(BIN)/python -m daemon.reference > docs/configuration.md
-	$(BIN)/python -m daemon.reference --toml > daemon.toml
+	$(BIN)/python -m daemon.config.reference > docs/configuration.md
+	$(BIN)/python -m daemon.config.reference --toml > daemon.toml
 	$(BIN)/python -m daemon.sidecar > docs/sidecar.schema.json
 	$(BIN)/python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
 

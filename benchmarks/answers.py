@@ -4,8 +4,8 @@
 
 On scenes of `visiond samples`, through the stages as a worker runs them. Counted are images whose answers differ. The
 references are transformers' processors, models and generate and ultralytics' predict, in float32 on the same device and of the
-same pixels: nvJPEG decodes a little otherwise than libjpeg, which tests/stages/test_images.py measures. OCR's, rapidocr, is in
-tests/stages/test_ocr.py.
+same pixels: nvJPEG decodes a little otherwise than libjpeg, which tests/stages/decoding/test_images.py measures. OCR's,
+rapidocr, is in tests/stages/ocr/test_stage.py.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torchvision.ops import box_iou
 from stages import binning, registry
 from stages.base import Objects, Stage
 from stages.baseline import OneAtATime, Task, open_image
-from stages.clip import decode_embedding
+from stages.clip.stage import decode_embedding
 from stages.options import BlipOptions
-from stages.packs import open_pack
 from stages.training.scenes import write_samples
 from stages.training.score import UNSEEN_SEED, load_stages, read_batches, run_batch
 from stages.training.truth import TRUTH
+from stages.weights.packs import open_pack
 
 Answers = Mapping[str, Any]  # by stage
 FOUND_IOU = 0.9  # with which a box is one of predict's

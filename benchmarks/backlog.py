@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.overhead import FAKES, make_files
 from daemon.control import ask
 from daemon.errors import NotRunning
-from daemon.ledger import Ledger
-from daemon.records import Model
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Model
 
 CONFIG = '[[inbox]]\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "warning"\n'
 SLOW = FAKES.replace('"fake"\n', '"fake"\noptions = { latency_seconds = 2.0 }\n', 1)  # so that the backlog stays one

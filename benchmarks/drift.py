@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from daemon.bench import Place
+from daemon.bench.job import Place
+from daemon.bench.meter import Meter, Sample
 from daemon.control import find_snapshot
-from daemon.meter import Meter, Sample
 
 LOOK_SECONDS = 0.1
 

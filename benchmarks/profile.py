@@ -20,14 +20,14 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from daemon.bench import Place
-from daemon.ceiling import fill
-from daemon.chain import Chain
+from daemon.bench.ceiling import fill
+from daemon.bench.job import Place
 from daemon.layout import Layout
 from daemon.messages import Batch
-from daemon.metrics import Metrics
-from daemon.slab import ALIGNMENT, Slab
-from daemon.worker import keep_memory
+from daemon.monitoring.metrics import Metrics
+from daemon.workers.chain import Chain
+from daemon.workers.child import keep_memory
+from daemon.workers.slab import ALIGNMENT, Slab
 from stages.devices import APART
 
 WARM_UP, PROFILED = 3, 4  # batches

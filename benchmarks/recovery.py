@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from daemon import recovery
-from daemon.config import load
-from daemon.sinks import sidecar_paths, write_sidecar
+from daemon.config.loading import load
+from daemon.recovery import verify as recovery
+from daemon.results.sinks import sidecar_paths, write_sidecar
 from tests.makers import make_record
 
 

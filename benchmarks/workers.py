@@ -11,8 +11,8 @@ import argparse
 import itertools
 from pathlib import Path
 
-from daemon.bench import Place
-from daemon.ceiling import measure_ceiling
+from daemon.bench.ceiling import measure_ceiling
+from daemon.bench.job import Place
 
 
 def main() -> None:

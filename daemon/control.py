@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from daemon.config import Config
-from daemon.diary import read_diary
+from daemon.config.loading import Config
 from daemon.errors import (
     ConfigError,
     LedgerDamaged,
@@ -31,18 +30,19 @@ from daemon.errors import (
     NotRunning,
     WrongArgument,
 )
-from daemon.files import tell_lost_ledger
 from daemon.hints import command
 from daemon.jobs import JobStatus
-from daemon.log import set_up as set_up_log
-from daemon.mounts import is_there, tell_missing
-from daemon.records import Reader, Record
-from daemon.schema import trouble_named
-from daemon.snapshot import Snapshot
+from daemon.ledger.files import tell_lost_ledger
+from daemon.ledger.records import Reader, Record
+from daemon.ledger.schema import trouble_named
+from daemon.monitoring.diary import read_diary
+from daemon.monitoring.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
+from daemon.system.log import set_up as set_up_log
+from daemon.system.mounts import is_there, tell_missing
 
 if TYPE_CHECKING:
-    from daemon.pruning import Amounts
+    from daemon.upkeep.pruning import Amounts
 
 LOOK_SECONDS = 0.1  # between two looks at whether the daemon has done something
 CHUNK = 10_000  # images named in one request
@@ -59,10 +59,10 @@ def run(
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
-        from daemon.claims import claim_outputs
-        from daemon.lines import written_aside
+        from daemon.results.claims import claim_outputs
         from daemon.service import run_service
-        from daemon.stray import catch
+        from daemon.system.lines import written_aside
+        from daemon.system.stray import catch
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
@@ -169,7 +169,7 @@ def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
     except NotRunning:
         import anyio
 
-        from daemon.ledger import Ledger
+        from daemon.ledger.ledger import Ledger
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
             return sum(anyio.run(ledger.put_back, status, chunk) for chunk in chunks)
@@ -180,7 +180,7 @@ def prune(config: Config, before: float) -> Amounts:
 
     before: Unix seconds. Raises NothingFound without a ledger, LedgerDamaged, LedgerUnusable.
     """
-    from daemon import pruning
+    from daemon.upkeep import pruning
 
     control = config.state.path / CONTROL
     with open_reader(config):  # else one would be made
@@ -196,7 +196,7 @@ def prune(config: Config, before: float) -> Amounts:
     except NotRunning:
         import anyio
 
-        from daemon.ledger import Ledger
+        from daemon.ledger.ledger import Ledger
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
             return anyio.run(pruning.prune, ledger, before)

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daemon.signals import SHELL_OFFSET
+from daemon.system.signals import SHELL_OFFSET
 
 if TYPE_CHECKING:
     from daemon.jobs import JobStatus

@@ -23,3 +23,8 @@ def command(*words: str | Path) -> str:
     """A command of ours, quoted for the shell."""
     elsewhere = Path(sys.argv[0]).name == "visiond" and not shutil.which("visiond")  # not on the PATH
     return shlex.join([os.path.abspath(sys.argv[0]) if elsewhere else "visiond", *map(str, words), *_options])
+
+
+def quantity(number: int, noun: str) -> str:
+    """ "1 image", "2,000 images"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

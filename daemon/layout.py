@@ -11,26 +11,26 @@ from pathlib import Path
 
 import psutil
 
-from daemon.config import Config
-from daemon.endings import Judge
+from daemon.config.loading import Config
 from daemon.errors import ConfigError, ModelsUnusable
-from daemon.gpus import Gpu, list_gpus
 from daemon.hints import command
-from daemon.host import Host, count_cores
+from daemon.ledger.records import Model
 from daemon.messages import Setup
-from daemon.metrics import Metrics
-from daemon.mps import Server, is_installed
+from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import Lane
 from daemon.placement import Placement, Segment, choose_batch, plan
-from daemon.pool import Pool, Seat
-from daemon.records import Model
-from daemon.slab import Slab
+from daemon.results.endings import Judge
 from daemon.state import KERNELS
-from stages import packs
+from daemon.system.gpus import Gpu, list_gpus
+from daemon.system.host import Host, count_cores
+from daemon.workers.mps import Server, is_installed
+from daemon.workers.pool import Pool, Seat
+from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, NotPulled, PackError, list_files
 from stages.registry import STAGES, UnknownName, check_options
+from stages.weights import packs
 
 CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without one

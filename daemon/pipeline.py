@@ -19,22 +19,22 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon.absence import Absences
-from daemon.child import Worker
-from daemon.endings import Judge
 from daemon.errors import WorkerLost
-from daemon.intake import read_files
+from daemon.inbox.absence import Absences
+from daemon.inbox.intake import read_files
+from daemon.inbox.watcher import Watcher
 from daemon.jobs import Ending, Failure, File, Job, JobStatus
-from daemon.ledger import Ledger
+from daemon.ledger.ledger import Ledger
 from daemon.messages import Item, Reply
-from daemon.metrics import Metrics
-from daemon.persistence import Persistence
-from daemon.pool import Pool
-from daemon.publisher import Publisher
-from daemon.sinks import Journal, Publication, Sink
-from daemon.slab import Slab
+from daemon.monitoring.metrics import Metrics
+from daemon.results.endings import Judge
+from daemon.results.persistence import Persistence
+from daemon.results.publisher import Publisher
+from daemon.results.sinks import Journal, Publication, Sink
 from daemon.trial import Trial
-from daemon.watcher import Watcher
+from daemon.workers.pool import Pool
+from daemon.workers.slab import Slab
+from daemon.workers.worker import Worker
 from stages.base import Reason, advise
 
 log = structlog.get_logger()

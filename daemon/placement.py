@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from daemon.config import Config
-from daemon.gpus import Gpu
-from daemon.host import Host
+from daemon.config.loading import Config
+from daemon.system.gpus import Gpu
+from daemon.system.host import Host
 
 # Share of the time of one image by stage, measured on an H200 with full-size models. Only the ratios count.
 COSTS = {"ocr": 0.60, "yolo": 0.08, "clip": 0.03, "blip": 0.29}

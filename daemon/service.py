@@ -16,32 +16,32 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon import lines, signals
-from daemon.config import Config
-from daemon.endings import LONGEST_PAUSE_SECONDS
+from daemon.config.loading import Config
 from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
-from daemon.files import tell_lost_ledger
-from daemon.guard import OpenFiles, guard
 from daemon.hints import command
+from daemon.inbox.walk import count_unread
+from daemon.inbox.watcher import Watcher
 from daemon.jobs import JobStatus
 from daemon.layout import Layout, judge_of, open_slab
-from daemon.ledger import Ledger
-from daemon.metrics import Metrics
-from daemon.mounts import is_there, tell_missing
-from daemon.names import check_names
-from daemon.notices import list_notices
+from daemon.ledger.files import tell_lost_ledger
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Reader
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.notices import list_notices
+from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
-from daemon.pool import Pool
-from daemon.records import Reader
-from daemon.sinks import Journal, Sink
-from daemon.snapshot import Snapshot
+from daemon.results.endings import LONGEST_PAUSE_SECONDS
+from daemon.results.sinks import Journal, Sink
 from daemon.state import CONTROL, LEDGER
-from daemon.status import Status
-from daemon.systemd import Notifier
-from daemon.upkeep import Upkeep
-from daemon.walk import count_unread
-from daemon.watcher import Watcher
-from daemon.web import serve
+from daemon.system import lines, signals
+from daemon.system.mounts import is_there, tell_missing
+from daemon.system.systemd import Notifier
+from daemon.upkeep.guard import OpenFiles, guard
+from daemon.upkeep.names import check_names
+from daemon.upkeep.schedule import Upkeep
+from daemon.web.app import serve
+from daemon.web.status import Status
+from daemon.workers.pool import Pool
 
 log = structlog.get_logger()
 

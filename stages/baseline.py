@@ -1,7 +1,7 @@
 """One image at a time, the way a first script does it: what `visiond bench` holds the daemon against.
 
 float32, batches of one, every stage opens the file again and prepares it by its library's own means: ultralytics' predict,
-transformers' processors and generate. OCR is the plain network of stages/ocr.py, as rapidocr has no runtime for a GPU.
+transformers' processors and generate. OCR is the plain network of stages/ocr/stage.py, as rapidocr has no runtime for a GPU.
 
 A process of its own, as it loads torch: a Task on standard input, and on the last line of standard output how long
 each stage took.
@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPImageProcessor, CLIPModel
 
 from stages.base import Image, StageSpec
-from stages.checkpoints import load_model, load_tokenizer
-from stages.clip import TextTower
-from stages.ocr import OcrStage
-from stages.yolonet import load_network
+from stages.clip.stage import TextTower
+from stages.ocr.stage import OcrStage
+from stages.weights.checkpoints import load_model, load_tokenizer
+from stages.yolo.network import load_network
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class OneAtATime:
         return captions, (self.tower.embed(self.tower.tokenize(captions)) @ self.embedding.T).cpu()
 
     def _load_yolo(self, files: dict[str, str]) -> None:
-        from ultralytics import YOLO  # after stages.yolonet, which tells it to stay off the network
+        from ultralytics import YOLO  # after stages.yolo.network, which tells it to stay off the network
 
         network, config = load_network(files)
         self.size, self.names = config["imgsz"], config["names"]

@@ -75,7 +75,7 @@ def has_kernels(device: torch.device) -> bool:
     if find_spec("triton") is None or (device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_GPU):
         return False
     try:
-        from stages.launch import try_project
+        from stages.kernels.launch import try_project
 
         try_project(device)
         settle(str(device))

@@ -26,17 +26,17 @@ class Backend(NamedTuple):
 
 
 BACKENDS = {
-    "ocr": {"ppocr": Backend("stages.ocr:OcrStage", OcrOptions), "fake": Backend("stages.fake:FakeOcr", FakeOptions)},
+    "ocr": {"ppocr": Backend("stages.ocr.stage:OcrStage", OcrOptions), "fake": Backend("stages.fake:FakeOcr", FakeOptions)},
     "yolo": {
-        "ultralytics": Backend("stages.yolo:YoloStage", YoloOptions),
+        "ultralytics": Backend("stages.yolo.stage:YoloStage", YoloOptions),
         "fake": Backend("stages.fake:FakeYolo", FakeOptions),
     },
     "clip": {
-        "transformers": Backend("stages.clip:ClipStage", ClipOptions),
+        "transformers": Backend("stages.clip.stage:ClipStage", ClipOptions),
         "fake": Backend("stages.fake:FakeClip", FakeOptions),
     },
     "blip": {
-        "transformers": Backend("stages.blip:BlipStage", BlipOptions),
+        "transformers": Backend("stages.blip.stage:BlipStage", BlipOptions),
         "fake": Backend("stages.fake:FakeBlip", FakeOptions),
     },
 }

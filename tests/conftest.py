@@ -14,11 +14,11 @@ import hypothesis
 import pytest
 import structlog
 
-from daemon import log
-from daemon.child import Worker
-from daemon.ledger import Ledger
-from daemon.pool import Pool
-from daemon.worker import keep_memory
+from daemon.ledger.ledger import Ledger
+from daemon.system import log
+from daemon.workers.child import keep_memory
+from daemon.workers.pool import Pool
+from daemon.workers.worker import Worker
 from tests.daemon_process import GLANCE
 from tests.makers import MODELS
 

@@ -292,7 +292,7 @@ class NotifySocket:
 GATE = """
 import os, sys, time
 parent = os.getppid()
-while "daemon.worker" in sys.orig_argv:
+while "daemon.workers.child" in sys.orig_argv:
     try:
         os.unlink(os.path.join(FOLDER, min(os.listdir(FOLDER))))
         break
@@ -445,7 +445,7 @@ class Daemon:
 
     def workers(self) -> list[int]:
         """Process ids of its workers."""
-        return [pid for pid in self.place.processes() if b"daemon.worker" in _command_of(pid)]
+        return [pid for pid in self.place.processes() if b"daemon.workers.child" in _command_of(pid)]
 
     def events(self, event: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Lines of its log."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # What commands import when they are called, beside what the module of the commands imports itself.
-PRELOADED = ["daemon.cli", "daemon.commands", "daemon.service", "daemon.progress", "daemon.sidecar", "daemon.stray"]
+PRELOADED = ["daemon.cli.commands", "daemon.cli.progress", "daemon.service", "daemon.sidecar", "daemon.system.stray"]
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(PRELOADED)
@@ -41,6 +41,7 @@ def run_forked(
 
 
 def _be_visiond(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], streams: Sequence[Path]) -> None:
+    import daemon
     from daemon import cli
 
     assert threading.active_count() == 1, "what has threads may not be forked"
@@ -51,5 +52,5 @@ def _be_visiond(arguments: Sequence[str], folder: Path, environment: Mapping[str
         descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.argv = [os.path.join(os.path.dirname(cli.__file__), "__main__.py"), *arguments]  # as by `python -m daemon`
+    sys.argv = [os.path.join(os.path.dirname(daemon.__file__), "__main__.py"), *arguments]  # as by `python -m daemon`
     cli.main()

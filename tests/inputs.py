@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from PIL import Image, ImageChops
 
 from stages.base import Reason
-from stages.formats import heif_is_readable
+from stages.decoding.formats import heif_is_readable
 
 
 class Input(NamedTuple):

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from daemon.config import parse
+from daemon.config.loading import parse
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
-from daemon.ledger import Ledger
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Model, Record
 from daemon.messages import Output
-from daemon.records import Model, Record
-from daemon.sinks import Sink
+from daemon.results.sinks import Sink
 from stages import fake
 from stages.base import Reason
 from stages.binning import Thresholds, judge

@@ -69,6 +69,31 @@ def test_no_modules_import_each_other() -> None:
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 
 
+def room_of(module: str) -> str:
+    """Its folder; a file that lies beside the folders is a room of its own."""
+    is_folder = MODULES[module].name == "__init__.py"
+    folder = module if is_folder else module.rpartition(".")[0]
+    return module if folder in ("daemon", "stages") else folder
+
+
+def test_no_rooms_import_each_other() -> None:
+    """A folder's modules may import each other, and of the other folders only those that do not need them."""
+    graph: dict[str, set[str]] = {}
+    for module in MODULES:
+        named = set(imported(ast.walk(parse(module)))) & MODULES.keys()
+        # `from folder import module` names the folder too.
+        faces = {name for name in named if any(other.startswith(f"{name}.") for other in named)}
+        graph.setdefault(room_of(module), set()).update({room_of(name) for name in named - faces} - {room_of(module)})
+    assert len(graph) > 30
+    assert find_cycle(graph) == []
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent for file in MODULES.values()}), ids=lambda folder: folder.name)
+def test_a_folder_can_be_taken_in_at_a_glance(folder: Path) -> None:
+    most = {"training": 24}.get(folder.name, 16)
+    assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= most
+
+
 @pytest.mark.parametrize("module", [module for module in MODULES if module.split(".")[0] == "stages"])
 def test_stages_do_not_know_the_daemon(module: str) -> None:
     assert {name for name in imported(ast.walk(parse(module))) if name.split(".")[0] == "daemon"} == set()
@@ -96,7 +121,7 @@ class Class:
 
 
 def test_the_daemon_and_its_commands_load_no_torch() -> None:
-    program = f"import sys, daemon.service, daemon.commands; print(*({HEAVY!r} & sys.modules.keys()))"
+    program = f"import sys, daemon.service, daemon.cli.commands; print(*({HEAVY!r} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout.split() == []
 

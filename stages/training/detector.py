@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import torch
 
-from stages import yolonet  # before ultralytics, which it tells to leave the network and the process alone
 from stages.training import mini
 from stages.training.job import WEIGHTS, DetectorJob, forget_training
 from stages.training.log import cut_log
 from stages.training.trainer import LOG
+from stages.yolo import network as yolonet  # before ultralytics, which it tells to leave the network and the process alone
 
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator

@@ -30,7 +30,7 @@ from transformers import (
 from stages.manifest import MANIFEST, Manifest, StageEntry, digest_folder, list_files, write_manifest
 from stages.training.shapes import LABELS
 from stages.training.truth import TAGS, VOCABULARY
-from stages.yolonet import build_network, halve, read_structure, save_network
+from stages.yolo.network import build_network, halve, read_structure, save_network
 
 BLANK_NOTICE = "random weights: answers mean nothing"
 

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from stages import binning, registry
 from stages.base import Caption, Clip, Image, ImageError, Limits, Ocr, Result, Stage
-from stages.decoder import Decoders
+from stages.decoding.decoder import Decoders
+from stages.decoding.images import decode, inspect
 from stages.devices import split_batches
-from stages.images import decode, inspect
-from stages.packs import Pack, open_pack, resolve_all
 from stages.training.cache import label_line, open_dataset, read_upright
 from stages.training.scenes import write_samples
 from stages.training.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
+from stages.weights.packs import Pack, open_pack, resolve_all
 
 UNSEEN_SEED = 90_001
 CHOICES = 100  # captions of which CLIP is to pick the true one
@@ -176,7 +176,7 @@ def judge(
     seconds: Mapping[str, float],
     seed: int,
 ) -> Scores:
-    from stages.clip import decode_embedding
+    from stages.clip.stage import decode_embedding
 
     pairs = list(zip(truths, results, strict=True))
     marks: dict[str, list[bool]] = defaultdict(list)
@@ -289,8 +289,8 @@ def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
     """The first caption of each scene with its unit embedding by the pack's CLIP."""
     from transformers import CLIPModel
 
-    from stages.checkpoints import load_model
-    from stages.clip import TextTower
+    from stages.clip.stage import TextTower
+    from stages.weights.checkpoints import load_model
 
     tower = TextTower(load_model(CLIPModel, str(pack / "clip"), torch.float32, "cpu"), str(pack / "clip"))
     captions = list(dict.fromkeys(truth.captions[0] for truth in truths))

@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from daemon import pipeline as steps
-from daemon import publisher
-from daemon.config import parse
-from daemon.pool import Pool
+from daemon.config.loading import parse
+from daemon.results import publisher
 from daemon.service import Service
+from daemon.workers.pool import Pool
 from tests.daemon_process import STAGES, Daemon, Gate, Place, picture, wait_for
 
 PASSING = ("id", "timings", "finished_at")  # what differs from run to run

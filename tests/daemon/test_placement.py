@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from daemon.config import parse
-from daemon.gpus import Gpu
-from daemon.host import Host
+from daemon.config.loading import parse
 from daemon.layout import CPU_SLAB, GPU_SLAB, size_slab, used_gpus
 from daemon.placement import (
     CONTEXT_BYTES,
@@ -21,6 +19,8 @@ from daemon.placement import (
     choose_batch,
     plan,
 )
+from daemon.system.gpus import Gpu
+from daemon.system.host import Host
 from stages.registry import ORDER
 
 WEIGHTS = {"ocr": 1 << 30, "yolo": 1 << 20, "clip": 1 << 29, "blip": 1 << 30}

@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from daemon.config import parse
+from daemon.config.loading import parse
+from daemon.monitoring.snapshot import Snapshot
 from daemon.service import run_service
-from daemon.snapshot import Snapshot
 from tests.daemon_process import Daemon, Place, counts_of, picture
 
 SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.05}}}}

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from daemon import config, reference
+from daemon.config import loading as config
+from daemon.config import reference
 from stages.base import StageSpec
 from stages.registry import BACKENDS, ORDER, check_options
 
@@ -40,7 +41,7 @@ def test_daemon_toml_shows_every_key_that_has_a_default() -> None:
 @pytest.mark.parametrize("name", ["daemon.toml", "docs/configuration.md"])
 def test_what_is_made_from_the_descriptions_is_current(name: str) -> None:
     option, write = (" --toml", reference.write_toml) if name.endswith(".toml") else ("", reference.write_markdown)
-    assert (ROOT / name).read_text() == write(), f"run: python -m daemon.reference{option} > {name}"
+    assert (ROOT / name).read_text() == write(), f"run: python -m daemon.config.reference{option} > {name}"
 
 
 def test_every_table_says_what_it_is_about() -> None:

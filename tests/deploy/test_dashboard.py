@@ -14,17 +14,17 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from daemon.child import Worker
-from daemon.gpus import Gpu
+from daemon.config.sections import Http, PipelineSection
 from daemon.jobs import Admitted, JobStatus
-from daemon.ledger import Ledger
+from daemon.ledger.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
-from daemon.metrics import Metrics
-from daemon.persistence import Persistence
-from daemon.pool import Pool, Seat
-from daemon.sections import Http, PipelineSection
-from daemon.slab import Slab
-from daemon.status import Status
+from daemon.monitoring.metrics import Metrics
+from daemon.results.persistence import Persistence
+from daemon.system.gpus import Gpu
+from daemon.web.status import Status
+from daemon.workers.pool import Pool, Seat
+from daemon.workers.slab import Slab
+from daemon.workers.worker import Worker
 from stages.base import Limits, Reason
 from tests.deploy.queries import FOLDER, Query, dashboard, panels, problems, queries
 from tests.makers import done, failed, make_job, make_outputs, postponed
@@ -37,7 +37,7 @@ PROMETHEUS = FOLDER.parent / "prometheus" / "prometheus.yml"
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[dict[str, str]]]:
     """What a scrape shows of a daemon in which everything has happened once: name → the labels of each sample."""
-    monkeypatch.setattr("daemon.metrics.list_gpus", lambda: [GPU])
+    monkeypatch.setattr("daemon.monitoring.metrics.list_gpus", lambda: [GPU])
     metrics = Metrics()
     anyio.run(report_everything, metrics, tmp_path / "ledger.sqlite")
     found: dict[str, list[dict[str, str]]] = defaultdict(list)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from daemon import config
-from daemon.child import TERM_SECONDS
-from daemon.commands import app
+from daemon.cli.commands import app
+from daemon.config import loading as config
+from daemon.config.sections import PipelineSection
 from daemon.errors import ConfigError, LedgerTooNew, ModelsUnusable, VisiondError
-from daemon.sections import PipelineSection
+from daemon.workers.worker import TERM_SECONDS
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNIT = FOLDER / "visiond.service"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.daemon.test_inputs import mix, name_of
+from tests.daemon.inbox.test_inputs import mix, name_of
 from tests.daemon_process import SLACK_SECONDS, Daemon, Place, counts_of, picture
 from tests.faults import clocks, damage, failures, hang, kill, load, persistent, power, scarce, stop, traps, unread
 from tests.faults.clocks import HOUR, YEAR

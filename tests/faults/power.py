@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import anyio
 
-from daemon.config import parse
-from daemon.ledger import Ledger
-from daemon.schema import connect
-from daemon.sinks import Sink, publish_records, sync_folders
+from daemon.config.loading import parse
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.schema import connect
+from daemon.results.sinks import Sink, publish_records, sync_folders
 from tests.daemon_process import Place
 from tests.faults.kill import INBOXES
 from tests.faults.syscalls import Call, Supervisor

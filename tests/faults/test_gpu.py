@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemon.chain import Chain
 from daemon.messages import Batch, Item, Setup
+from daemon.workers.chain import Chain
 from stages.base import Limits
-from stages.packs import open_pack, resolve
+from stages.weights.packs import open_pack, resolve
 from tests.daemon_process import STAGES, Daemon, Place
 from tests.inputs import jpeg, picture
 

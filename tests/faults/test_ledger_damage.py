@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import LedgerDamaged
-from daemon.upkeep import check_beside
+from daemon.upkeep.schedule import check_beside
 from tests.daemon_process import Daemon, Place, picture, seeded, to_toml, wait_for
 from tests.faults.damage import flip_results, sidecars, stored_results
 

@@ -16,10 +16,10 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon.config import parse
+from daemon.config.loading import parse
 from daemon.errors import Unfinished
+from daemon.monitoring.snapshot import Snapshot
 from daemon.service import run_service
-from daemon.snapshot import Snapshot
 from daemon.state import lock_state
 from tests.daemon_process import PATIENCE, SLACK_SECONDS, Daemon, Notice, Place, counts_of, picture, wait_for
 from tests.faults.kill import Readings

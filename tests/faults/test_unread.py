@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.walk import MOST_NAMED, TOO_LONG, Unread, Walk, compile_ignored
+from daemon.inbox.walk import MOST_NAMED, TOO_LONG, Unread, Walk, compile_ignored
 from tests.daemon_process import Daemon, Place, picture
 from tests.inputs import png
 

@@ -14,11 +14,12 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon import layout, pool
-from daemon.config import parse
+from daemon import layout
+from daemon.config.loading import parse
 from daemon.errors import NoWorkersLeft
-from daemon.gpus import Gpu
 from daemon.service import run_service
+from daemon.system.gpus import Gpu
+from daemon.workers import pool
 from tests.checker import Verdict
 from tests.daemon_process import GLANCE, SLACK_SECONDS, TOKEN, Daemon, Gate, Place, counts_of, picture, wait_for
 from tests.faults.kill import all_ready

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stages.base import Image
-from stages.packs import Pack, open_pack
 from stages.training.mini import make_blank_pack
+from stages.weights.packs import Pack, open_pack
 from tests.stages.pictures import draw_image
 
 SIZES = [(480, 640), (640, 480), (96, 128), (37, 41), (1, 1), (700, 20), (8, 300), (128, 128), (480, 640), (333, 222)]

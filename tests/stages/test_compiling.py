@@ -12,12 +12,15 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-from stages import kernels, launch, letterbox, pointwise, resize, resizekernel, warp, warpkernel
-from stages.fused import FusedDetector, FusedRecognizer
-from stages.letterbox import Letterbox
-from stages.ocr import lay_out
-from stages.onnxfile import weight_files
-from stages.ppocr import load_detector, load_recognizer
+from stages.kernels import convolution as kernels, launch, pointwise
+from stages.yolo import letterbox
+from stages.resizing import resize, kernel as resizekernel
+from stages.ocr import warp, warpkernel
+from stages.ocr.fused import FusedDetector, FusedRecognizer
+from stages.yolo.letterbox import Letterbox
+from stages.ocr.stage import lay_out
+from stages.ocr.onnxfile import weight_files
+from stages.ocr.ppocr import load_detector, load_recognizer
 
 TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
          torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}

@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-from stages import launch
 from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
 from stages.devices import dtype_of, has_kernels, hold_device, pixels_of, split_batches
+from stages.kernels import launch
 
 
 @pytest.mark.parametrize(

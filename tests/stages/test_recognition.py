@@ -13,11 +13,11 @@ import transformers
 from ultralytics.nn import tasks
 
 from stages.base import StageUnusable
-from stages.checkpoints import load_model, load_tokenizer
 from stages.manifest import PackError
-from stages.packs import Pack, open_pack, resolve
 from stages.recognition import check_transformers, list_classes
-from stages.yolonet import convert_checkpoint, load_network, read_structure
+from stages.weights.checkpoints import load_model, load_tokenizer
+from stages.weights.packs import Pack, open_pack, resolve
+from stages.yolo.network import convert_checkpoint, load_network, read_structure
 
 
 def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> Path:

@@ -57,7 +57,7 @@ def test_a_result_survives_its_way_through_json() -> None:
 
 def test_neither_the_registry_nor_packs_nor_fakes_load_torch() -> None:
     program = (
-        "import sys, stages.registry as r, stages.packs, stages.fake\n"
+        "import sys, stages.registry as r, stages.weights.packs, stages.fake\n"
         "from stages.base import StageSpec\n"
         "[r.build(StageSpec(name=name, backend='fake'), 'cpu').load() for name in r.ORDER]\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'ultralytics', 'huggingface_hub')))"

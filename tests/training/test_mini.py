@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import BlipForConditionalGeneration, CLIPModel
 
-from stages.checkpoints import load_model, load_tokenizer
 from stages.manifest import digest_folder, read_manifest
 from stages.training.mini import BLANK_NOTICE, Sizes, Vocabulary, layers, make_blank_pack
 from stages.training.scenes import make_scene
-from stages.yolonet import load_network
+from stages.weights.checkpoints import load_model, load_tokenizer
+from stages.yolo.network import load_network
 
 TINY = Sizes(
     yolo_size=64,

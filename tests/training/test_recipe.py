@@ -15,7 +15,6 @@ import torch
 from stages import registry
 from stages.base import Caption, Clip, Image, Objects
 from stages.manifest import MANIFEST, Manifest, PackError, read_manifest
-from stages.packs import Pack, open_pack, resolve_all, verify
 from stages.training import mini
 from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
 from stages.training.card import Card, Training, draw_curves, read_card, read_training, write_card
@@ -27,6 +26,7 @@ from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, Clip
 from stages.training.recipe import Options, TrainingFailed, list_jobs, pack_models, parse_options, train_mini, watch
 from stages.training.trainer import Settings, Trainer
 from stages.training.truth import Truth
+from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from tests.training.test_trainer import NAMES, TINY
 
 COUNT = 12

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from stages.base import Caption, Clip, Detection, Line, Objects, Ocr, Tag
-from stages.clip import encode_embedding
-from stages.packs import MINI
+from stages.clip.stage import encode_embedding
 from stages.training.cache import draw
 from stages.training.score import choose_bin, count_read, groups_are_true, mark, pick_captions, score_pack
 from stages.training.truth import Truth
+from stages.weights.packs import MINI
 
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
 

@@ -1,0 +1,1 @@
+"""`visiond bench`: the standard job, measured."""

@@ -1,0 +1,84 @@
+"""What the daemon's workers reach from bytes in memory: its own workers and slab, without files, ledger or sidecars."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+
+from daemon.config.loading import Config
+from daemon.errors import VisiondError, WrongArgument
+from daemon.layout import Layout, size_slab
+from daemon.messages import Item
+from daemon.monitoring.metrics import Metrics
+from daemon.pipeline import Lane
+from daemon.service import leaves
+from daemon.system.log import set_up as set_up_log
+from daemon.workers.slab import Slab
+
+
+def measure_ceiling(config: Config, images: list[Path], seconds: float) -> float:
+    """Images a second, once every image that the slab has room for has been through the workers a first time."""
+    set_up_log(config.log.level)
+    try:
+        return anyio.run(_measure, config, images, seconds, backend_options={"use_uvloop": True})
+    except BaseExceptionGroup as group:
+        raise next(leaves(group)) from group
+
+
+async def _measure(config: Config, images: list[Path], seconds: float) -> float:
+    layout = Layout.of(config)
+    if len(layout.placement.segments) > 1:
+        raise WrongArgument("--memory feeds workers that hold all stages, but here stages are spread over devices.")
+    with closing(Slab(size_slab(config, layout.gpus))) as slab:
+        lane = layout.open_lane(layout.placement.segments[0], slab, Metrics())
+        items = list(fill(slab, images))
+        batches = [items[start : start + lane.batch_size] for start in range(0, len(items), lane.batch_size)]
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(lane.pool.run)
+            await work(lane, iter(batches))
+            started = time.monotonic()
+            done = await work(lane, until(started + seconds, batches))
+            rate = done / (time.monotonic() - started)
+            lane.pool.stop()
+    return rate
+
+
+def fill(slab: Slab, images: list[Path]) -> Iterator[Item]:
+    """Bytes of the images, as far as there is room."""
+    for image in images:
+        data = image.read_bytes()
+        extent = slab.try_reserve(len(data))
+        if extent is None:
+            return
+        slab.window(extent)[:] = data
+        yield Item(extent.offset, extent.length, {})
+
+
+def until(deadline: float, batches: list[list[Item]]) -> Iterator[list[Item]]:
+    """The batches over and over, until the time is up."""
+    return itertools.takewhile(lambda _: time.monotonic() < deadline, itertools.cycle(batches))
+
+
+async def work(lane: Lane, batches: Iterator[list[Item]]) -> int:
+    """All slots of all workers take batch after batch; returns how many images are done."""
+    done = 0
+
+    async def use_slot() -> None:
+        nonlocal done
+        for items in batches:
+            worker = await lane.pool.reserve()
+            reply = await lane.pool.run_batch(worker, items)
+            lane.pool.release(worker)
+            if failed := [outcome.detail for outcome in reply.outcomes if outcome.reason]:
+                raise VisiondError(f"The workers failed on {len(failed)} images fed from memory: {failed[0]}")
+            done += len(items)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(sum(seat.setup.threads for seat in lane.pool.seats)):
+            tasks.start_soon(use_slot)
+    return done

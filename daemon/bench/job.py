@@ -1,0 +1,329 @@
+"""`visiond bench`: the standard job through the real daemon, beside the same images one at a time.
+
+The daemon is a process of its own, `visiond run --once`, as users start it. Figures come from what it leaves behind:
+a sidecar is written once its result is durable, so the sidecars' times tell when; seconds of stages stand in the ledger.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from daemon import __version__
+from daemon.bench.ceiling import measure_ceiling
+from daemon.bench.meter import Meter, Sample
+from daemon.config.loading import Config, load
+from daemon.control import find_snapshot, open_reader
+from daemon.errors import VisiondError
+from daemon.layout import Layout
+from daemon.state import KERNELS
+from daemon.system.gpus import driver_version, list_gpus
+from stages.processes import environment, python
+from stages.training.truth import TRUTH
+
+NEW_TOKENS = 12  # of each caption, forced
+WARM_UP = 2  # single images before those that are timed
+PATIENCE_SECONDS = 60.0  # for a single image on an idle daemon
+GLANCE_SECONDS = 0.0005  # between two looks for its sidecar
+ROOT = Path(__file__).parent.parent
+Tell = Callable[[str], None]
+
+CONFIG = """\
+# Made by `visiond bench`, and made anew by each.
+[[inbox]]
+path = {inbox}
+settle_seconds = 0
+[http]
+listen = ""
+[log]
+level = "warning"
+[models]
+pack = {pack}
+folder = {models}
+[stages.blip]
+options = {{ max_new_tokens = {tokens}, force_tokens = {tokens} }}
+[pipeline]
+reuse_results = false
+{pipeline}
+"""
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Percentiles:
+        cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+        return cls(cuts[49], cuts[94], cuts[98])
+
+
+class Run(msgspec.Struct, frozen=True):
+    """The standard job once. images_per_second: from the moment that the first worker is loaded to the last sidecar."""
+
+    cold: bool  # no compiled kernels were there
+    wall_seconds: float  # of the whole process
+    load_seconds: float  # until the first worker had its models
+    images_per_second: float
+    latency: Percentiles  # from the later of seen and loaded to its sidecar: with a backlog, mostly waiting
+    stage_seconds: dict[str, float]  # of one image, its share of its batch's, with the wait for the stage to be free
+    published_at: list[float]  # seconds since the start, in order
+    samples: list[Sample]
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """One image at a time. stage_seconds: of all images together."""
+
+    images: int
+    images_per_second: float
+    stage_seconds: dict[str, float]
+
+
+class Machine(msgspec.Struct, frozen=True):
+    gpus: list[str]
+    driver: str | None
+    torch: str
+    python: str
+    cores: int
+
+    @classmethod
+    def this(cls) -> Machine:
+        names = [gpu.name for gpu in list_gpus()]
+        return cls(names, driver_version(), version("torch"), sys.version.split()[0], len(os.sched_getaffinity(0)))
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    command: list[str]
+    version: str
+    commit: str | None
+    machine: Machine
+    pack: str
+    images: int
+    images_per_second: float  # the median of the representative runs
+    ratio: float  # to one image at a time
+    runs: list[Run]
+    one_at_a_time: Timings
+    single_image: Percentiles  # from the file's arrival to its sidecar, on an idle daemon
+    memory_images_per_second: float | None  # by the same workers, from bytes in memory
+
+
+class Place:
+    """The folder of a benchmark: images and weights, which stay for the next one, and a daemon's own folders."""
+
+    def __init__(self, folder: Path, pack: str = "", pipeline: Sequence[str] = ()) -> None:
+        """pack: as in [models]; empty for random weights. pipeline: lines for that table of the configuration."""
+        self.folder = folder.absolute()
+        self.home = self.folder / "daemon"
+        self.config_file = self.home / "daemon.toml"
+        self.drop = self.folder / "drop"
+        self.pack = str(Path(pack).absolute()) if "/" in pack else pack or str(self.folder / "pack")
+        self._pipeline = "\n".join(pipeline)
+
+    def make_pack(self) -> None:
+        """The published architectures with random weights, unless they are there or other weights are asked for."""
+        if self.pack == str(self.folder / "pack"):
+            make_once(self.folder / "pack", lambda part: run_module("stages.training.published", str(part)))
+
+    def make_images(self, count: int) -> list[Path]:
+        """The inputs of the standard job, unless they are there."""
+        from stages.training.scenes import standard_job
+
+        inbox = make_once(self.folder / f"images-{count}", lambda part: standard_job(part, count, seed=0))
+        return [path for path in sorted(inbox.iterdir()) if path.name != TRUTH]
+
+    def make_inbox(self, images: Sequence[Path], repeat: int) -> Path:
+        """A folder that holds each image under `repeat` names; for the daemon each is an image of its own."""
+        if repeat == 1:
+            return images[0].parent
+        return make_once(self.folder / f"images-{len(images)}x{repeat}", lambda part: link_images(images, repeat, part))
+
+    def prepare(self, inbox: Path, *, cold: bool = False) -> Config:
+        """No ledger, no results, and a configuration. Compiled kernels stay unless it is to be cold."""
+        for path in (self.home / "results", *self.home.glob("state/*")):
+            if path.is_file():
+                path.unlink()
+            elif cold or path.name != KERNELS:
+                shutil.rmtree(path, ignore_errors=True)
+        self.home.mkdir(parents=True, exist_ok=True)
+        strings = {"inbox": inbox, "pack": self.pack, "models": Path("models").absolute()}
+        quoted = {key: json.dumps(str(value)) for key, value in strings.items()}
+        self.config_file.write_text(CONFIG.format(**quoted, tokens=NEW_TOKENS, pipeline=self._pipeline))
+        return load(self.config_file)
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """The daemon. Its progress and its troubles go to stderr."""
+        command = python("-m", "daemon", "run", "--config", str(self.config_file), *options)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment())
+
+
+def run_bench(
+    place: Place,
+    count: int,
+    *,
+    repeat: int = 1,
+    cold: int,
+    warm: int,
+    sample: int,
+    single: int,
+    memory_seconds: float,
+    tell: Tell,
+) -> Report:
+    """All of it, one after another. repeat: under how many names each image lies in the inbox. memory_seconds: how long
+    workers are fed from memory; 0: not at all."""
+    tell("images and weights")
+    place.make_pack()
+    images = place.make_images(count)
+    inbox = place.make_inbox(images, repeat)
+    runs: list[Run] = []
+    for is_cold in [True] * cold + [False] * warm:
+        tell(f"run {len(runs) + 1} of {cold + warm}, {'cold' if is_cold else 'warm'}")
+        runs.append(run_job(place, inbox, cold=is_cold))
+    rate = statistics.median(run.images_per_second for run in representative(runs))
+    tell("single images on an idle daemon")
+    latency = time_single_images(place, images[: WARM_UP + single])
+    config = place.prepare(images[0].parent)
+    memory = None
+    if memory_seconds:
+        tell("workers fed from memory")
+        memory = measure_ceiling(config, images, memory_seconds)
+    tell("one image at a time")
+    timings = time_one_at_a_time(config, images[: 1 + sample])
+    return Report(
+        command=sys.argv,
+        version=__version__,
+        commit=find_commit(),
+        machine=Machine.this(),
+        pack=place.pack,
+        images=count * repeat,
+        images_per_second=rate,
+        ratio=rate / timings.images_per_second,
+        runs=runs,
+        one_at_a_time=timings,
+        single_image=latency,
+        memory_images_per_second=memory,
+    )
+
+
+def representative(runs: Sequence[Run]) -> Sequence[Run]:
+    """The warm runs, or the cold ones where none was warm."""
+    return [run for run in runs if not run.cold] or runs
+
+
+def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
+    """`visiond run --once` over a folder's images. Raises VisiondError unless that goes well."""
+    config = place.prepare(inbox, cold=cold)
+    with place.start("--once") as daemon, Meter(daemon.pid, config) as meter:
+        status = daemon.wait()
+        ended = time.time()
+    if status:
+        raise VisiondError(f"`visiond run --once` left with status {status}; what it says of it is above.")
+    with open_reader(config) as reader:
+        records = list(reader.finished())
+    results = os.fsencode(config.output.results)
+    published = [os.stat(os.path.join(results, record.path + b".json")).st_mtime for record in records]
+    waits = [at - max(record.seen_at, meter.loaded_at) for at, record in zip(published, records, strict=True)]
+    return Run(
+        cold=cold,
+        wall_seconds=ended - meter.started,
+        load_seconds=meter.loaded_at - meter.started,
+        images_per_second=len(records) / (max(published) - meter.loaded_at),
+        latency=Percentiles.of(waits),
+        stage_seconds={name: statistics.fmean(r.outputs[name].seconds for r in records) for name in config.stage_names},
+        published_at=sorted(at - meter.started for at in published),
+        samples=meter.samples,
+    )
+
+
+def time_single_images(place: Place, images: Sequence[Path]) -> Percentiles:
+    """From a file's arrival, by rename, to its sidecar, while the daemon has nothing else to do; settling takes no time."""
+    shutil.rmtree(place.drop, ignore_errors=True)
+    place.drop.mkdir()
+    config = place.prepare(place.drop)
+    with run_idle(place, config):
+        seconds = [time_single_image(config, place.drop, image) for image in images]
+    return Percentiles.of(seconds[WARM_UP:])
+
+
+@contextmanager
+def run_idle(place: Place, config: Config) -> Iterator[None]:
+    """A daemon whose workers have all loaded their models."""
+    deadline = time.monotonic() + config.pipeline.load_timeout_seconds
+    with place.start() as daemon:
+        try:
+            while not ((snapshot := find_snapshot(config)) and all(worker.state == "ready" for worker in snapshot.workers)):
+                if daemon.poll() is not None or time.monotonic() > deadline:
+                    raise VisiondError("The daemon did not get ready; what it says of it is above.")
+                time.sleep(0.1)
+            yield
+        finally:
+            daemon.terminate()
+
+
+def time_single_image(config: Config, drop: Path, image: Path) -> float:
+    part = shutil.copyfile(image, drop / f".{image.name}.part")
+    sidecar = config.output.results / f"{image.name}.json"
+    started = time.monotonic()
+    part.rename(drop / image.name)
+    while not sidecar.exists():
+        if time.monotonic() > started + PATIENCE_SECONDS:
+            raise VisiondError(f"A single image had no sidecar after {PATIENCE_SECONDS:g} s.")
+        time.sleep(GLANCE_SECONDS)
+    return time.monotonic() - started
+
+
+def time_one_at_a_time(config: Config, images: Sequence[Path]) -> Timings:
+    """On the first GPU, or the CPU; the first image warms up."""
+    layout, paths = Layout.of(config), list(map(str, images))
+    task = {"stages": list(layout.specs.values()), "images": paths, "device": "cuda:0" if layout.gpus else "cpu"}
+    told = run_module("stages.baseline", task=msgspec.json.encode(task | {"new_tokens": NEW_TOKENS}))
+    spent: dict[str, float] = json.loads(told.splitlines()[-1])
+    timed = len(images) - 1
+    return Timings(timed, timed / sum(spent.values()), spent)
+
+
+def link_images(images: Sequence[Path], repeat: int, folder: Path) -> None:
+    folder.mkdir()
+    for copy, image in itertools.product(range(repeat), images):
+        (folder / f"{copy:04}-{image.name}").hardlink_to(image)
+
+
+def make_once(target: Path, make: Callable[[Path], object]) -> Path:
+    """What `make` writes into a folder, which is there whole or not at all."""
+    if not target.exists():
+        part = target.with_name(f"{target.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        make(part)
+        part.rename(target)
+    return target
+
+
+def run_module(module: str, *arguments: str, task: bytes = b"") -> bytes:
+    """What needs torch, in a process of its own; returns what it printed. Raises VisiondError."""
+    result = subprocess.run(python("-m", module, *arguments), input=task, stdout=subprocess.PIPE, env=environment())
+    if result.returncode:
+        raise VisiondError(f"python -m {module} ended with status {result.returncode}; what it says of it is above.")
+    return result.stdout
+
+
+def find_commit() -> str | None:
+    """Of a source tree, with -dirty where files differ from it; None for an installed package."""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        return None
+    described = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return described.stdout.strip() or None

@@ -1,0 +1,64 @@
+"""Entry of the command `visiond`: what has to be right before anything else is imported.
+
+The search path comes first. With `python -m daemon` the working directory is on it, and that may be an inbox; until it is taken
+off, nothing is imported that Python has not imported already, not even __future__. What Python itself imports before that
+comes from there too: `visiond` and `python -P -m daemon` do not have that folder on the path at all. Then an order to stop
+is obeyed.
+"""
+
+import os
+import sys
+
+LEAVE_SECONDS = 2.0  # for threads that are about to end
+
+
+def main(*, by_module: bool = False) -> None:
+    """Be `visiond` with this process's arguments. by_module: started by `python -m`."""
+    forget_working_directory(by_module=by_module)
+    if sys.argv[1:2] == ["run"]:
+        from daemon.system.signals import leave_at_once
+
+        leave_at_once(once="--once" in sys.argv)
+    from daemon.cli.commands import main as run_command
+
+    try:
+        run_command()
+    except SystemExit as ending:
+        leave_threads(int(ending.code or 0))
+        raise
+
+
+def leave_threads(status: int) -> None:
+    """A thread that hangs in a system call, as on a dead mount, does not hold up the end of the process."""
+    import threading
+    import time
+
+    deadline = time.monotonic() + LEAVE_SECONDS
+    others = [t for t in threading.enumerate() if t is not threading.current_thread() and not t.daemon]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in others):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def forget_working_directory(*, by_module: bool) -> None:
+    """Take the working directory, and what is relative to it, off the search path of this process and of all that it starts."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    absolute = [entry for entry in entries if os.path.isabs(entry)]
+    doubtful = {""}
+    try:
+        if entries != [""]:  # an empty entry among others means the working directory
+            doubtful |= {os.path.abspath(entry) for entry in entries if entry not in absolute}
+        if by_module and not sys.flags.safe_path:
+            doubtful.add(os.getcwd())
+    except FileNotFoundError:  # the working directory has been removed
+        pass
+    sys.path[:] = [folder for folder in sys.path if folder in absolute or folder not in doubtful]
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if root not in sys.path:  # a checkout that is not installed
+        sys.path.append(root)
+    if "PYTHONPATH" in os.environ:
+        os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
+    os.environ["PYTHONSAFEPATH"] = "1"

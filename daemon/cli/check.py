@@ -1,0 +1,218 @@
+"""`visiond check`: whether `run` would work with this configuration on this machine, and how to mend what would not."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from daemon.cli.rules import RuleFailed, try_rule
+from daemon.cli.trials import try_stages
+from daemon.config.loading import Config
+from daemon.config.sections import Inbox
+from daemon.control import ask, open_reader
+from daemon.errors import ConfigError, NothingFound, VisiondError
+from daemon.hints import quantity
+from daemon.inbox.walk import count_unread, look_through
+from daemon.layout import Layout, open_slab, size_slab
+from daemon.ledger.files import tell_lost_ledger
+from daemon.monitoring.notices import list_notices
+from daemon.results.sinks import Sink
+from daemon.state import CONTROL, LEDGER
+from daemon.system.gpus import list_gpus
+from daemon.system.host import Host
+from daemon.system.mounts import is_network_mount, is_there, tell_missing
+from daemon.upkeep.names import find_left_out, find_renamed
+from daemon.web.app import listen, load_certificate, read_token, risks
+from stages.weights.packs import open_pack
+
+LEAST_FREE_BYTES = 1 << 30
+LEAST_OPEN_FILES = 1024
+WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
+LEAST_WATCHES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    grade: str  # "ok", "warning" or "error"
+    text: str
+
+
+def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterator[Finding]:
+    """Everything worth knowing before `run`, in the order a reader would ask, as it is found.
+
+    file: the configuration's, if it has one. quick: no stage is built.
+    """
+    source = f"the configuration is {file.absolute()}." if file else "there is no daemon.toml here: all is at its default."
+    models = partial(_models, quick=quick)
+    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _rules, models)
+    yield Finding("ok", source)
+    for examination in examinations:
+        yield from examination(config)
+
+
+def _inboxes(config: Config) -> Iterator[Finding]:
+    for inbox in config.inbox:
+        there = is_there(inbox.path)
+        if there is None:
+            yield Finding(
+                "warning", f"inbox {inbox.path} does not answer; is its mount dead? Meanwhile `run` works on the others."
+            )
+        elif not there:
+            yield Finding("error", tell_missing(inbox.path))
+        elif not os.access(inbox.path, os.R_OK | os.X_OK):
+            yield Finding("error", f"inbox {inbox.path} cannot be read by this user; change its permissions.")
+        elif (option := _what_moves(config, inbox)) and not os.access(inbox.path, os.W_OK):
+            yield Finding("error", f"inbox {inbox.path} cannot be written, which {option} needs.")
+        else:
+            how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
+            yield Finding("ok", f"inbox {inbox.path} is {how}.")
+            yield from _folders_within(inbox, Sink.of(inbox, config).longest_path)
+
+
+def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
+    """Those that `run` would pass over; large inboxes are walked in part."""
+    unread, whole = look_through(inbox, longest)
+    if len(unread):
+        lines = unread.lines()
+        more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
+        mend = "give the daemon's user permission to list and enter them, or move their files up."
+        yield Finding("warning", f"{count_unread(unread)}: {'; '.join(lines + more)}; {mend}")
+    if not whole:
+        yield Finding("ok", f"inbox {inbox.path} is large: only some of its folders were checked.")
+
+
+def _what_moves(config: Config, inbox: Inbox) -> str:
+    """The option by which files leave the inbox, if one does."""
+    if config.output.bins == "move":
+        return 'output.bins = "move"'
+    return "" if inbox.on_success == "keep" else f'on_success = "{inbox.on_success}"'
+
+
+def _folders(config: Config) -> Iterator[Finding]:
+    output = config.output
+    folders = {"output.results": output.results, "output.failed": output.failed, "state.path": config.state.path}
+    folders |= {"output.bins_folder": output.bins_folder} if output.bins != "none" else {}
+    folders |= {"output.done": output.done} if any(i.on_success == "move" for i in config.inbox) else {}
+    for key, folder in folders.items():
+        try:
+            there = next(path for path in (folder, *folder.parents) if path.exists())
+            with tempfile.TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            yield Finding("error", f"{key}: {folder} cannot be written: {error.strerror}.")
+            continue
+        free = shutil.disk_usage(there).free
+        if free < LEAST_FREE_BYTES:
+            yield Finding("warning", f"{key}: {folder} has {free >> 20} MiB left; visiond pauses when it is full.")
+        else:
+            yield Finding("ok", f"{key}: {folder} can be {'written' if there == folder else 'made'}.")
+    if is_network_mount(config.state.path):
+        yield Finding("error", f"state.path: {config.state.path} is a network mount; SQLite's locks need a local disk.")
+
+
+def _ledger(config: Config) -> Iterator[Finding]:
+    """Only whether it opens: `verify` reads it from end to end."""
+    path = config.state.path / LEDGER
+    try:
+        with open_reader(config) as reader:
+            images = sum(reader.counts().values())
+            yield from (Finding("error", problem) for problem in find_renamed(config, reader))
+            yield from (Finding("warning", warning) for warning in find_left_out(config, reader))
+        yield Finding("ok", f"ledger: {path} can be read and knows {quantity(images, 'version')} of files.")
+    except NothingFound:  # `run` makes it
+        if warning := tell_lost_ledger(config):
+            yield Finding("warning", warning)
+    except VisiondError as error:
+        yield Finding("error", f"ledger: {error}")
+
+
+def _http(config: Config) -> Iterator[Finding]:
+    http = config.http
+    if not http.listen:
+        return
+    try:
+        listen(http).close()
+        yield Finding("ok", f"http.listen: {http.listen} is free.")
+    except ConfigError as error:
+        try:
+            ask(config.state.path / CONTROL, "GET", "/healthz")
+            yield Finding("ok", f"http.listen: {http.listen} is taken, and a daemon runs with this state folder.")
+        except VisiondError:
+            yield Finding("error", str(error))
+    yield from (Finding("warning", risk) for risk in risks(http))
+    for key, file, read in (
+        ("token_file", http.token_file, read_token),
+        ("tls_certificate", http.tls_certificate, load_certificate),
+    ):
+        try:
+            if file:
+                read(http)
+                yield Finding("ok", f"http.{key}: {file} can be used.")
+        except ConfigError as error:
+            yield Finding("error", str(error))
+
+
+def _shared_memory(config: Config) -> Iterator[Finding]:
+    available = Host.here().free_bytes
+    size = size_slab(config, gpus := list_gpus())
+    try:
+        open_slab(config, gpus).close()
+    except ConfigError as error:
+        yield Finding("error", str(error))
+        return
+    if size > available // 2:
+        yield Finding("warning", f"pipeline.slab_bytes is {size >> 20} MiB of {available >> 20} MiB available memory.")
+
+
+def _limits(config: Config) -> Iterator[Finding]:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # `run` raises its own limit to this
+    if files < LEAST_OPEN_FILES:
+        yield Finding(
+            "warning", f"only {files} open files are allowed; raise it to {LEAST_OPEN_FILES} (ulimit -Hn, LimitNOFILE=)."
+        )
+    if WATCHES.exists() and int(WATCHES.read_text()) < LEAST_WATCHES:
+        yield Finding("warning", f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond polls.")
+
+
+def _gpus(_config: Config) -> Iterator[Finding]:
+    gpus = list_gpus()
+    for gpu in gpus:
+        yield Finding("ok", f"cuda:{gpu.index} is {gpu.name} with {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free.")
+    if not gpus:
+        yield Finding("warning", "no NVIDIA GPU is visible; stages run on the CPU.")
+
+
+def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
+    try:
+        layout = Layout.of(config)
+    except VisiondError as error:
+        yield from (Finding("error", line) for line in str(error).splitlines())
+        return
+    if any(spec.backend != "fake" for spec in layout.specs.values()):
+        pack = open_pack(config.models.pack, config.models.folder)
+        yield Finding("ok", f"models: pack {pack.name} in {pack.folder}; every file that is used has its recorded digest.")
+    for name in layout.specs:
+        if (section := getattr(config.stages, name)).model and section.backend != "fake":
+            yield Finding("ok", f"models: {name} takes its weights from {section.model}, not from the pack.")
+    yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
+    yield Finding("ok", f"placement: {layout.placement.why}.")
+    for trial in () if quick else try_stages(layout):
+        if trial.problem:
+            yield Finding("error", f"stage {trial.stage} on {trial.device}: {trial.problem}")
+        else:
+            seconds = f"loads in {trial.load_seconds:.1f} s and answers a test page in {trial.run_seconds:.1f} s"
+            yield Finding("ok", f"stage {trial.stage} on {trial.device}: {seconds}.")
+
+
+def _rules(config: Config) -> Iterator[Finding]:
+    if config.binning.rules:
+        try:
+            yield Finding("ok", try_rule(config))
+        except RuleFailed as error:
+            yield Finding("error", str(error))

@@ -1,0 +1,114 @@
+"""`visiond demo`: sample images and two photographs through the real daemon, and a table of what came out."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from daemon import control
+from daemon.cli.display import console, print_outcomes, say
+from daemon.cli.options import read_config
+from daemon.cli.progress import Progress
+from daemon.hints import command, quantity
+from daemon.jobs import JobStatus
+from daemon.ledger.files import written_into
+from daemon.ledger.records import Record
+from stages.training import scenes
+from stages.training.truth import TRUTH
+
+SEED = 7
+LONGEST_TEXT = 60  # characters of a cell
+ROWS = 30  # of the table
+
+CONFIG = """\
+# Made by `visiond demo`. Every key and its meaning: docs/configuration.md.
+
+[[inbox]]
+path = "inbox"
+settle_seconds = 0.5
+
+[output]
+bins = "link"
+
+[models]
+pack = "mini"
+
+[log]
+level = "info"
+"""
+
+
+def run_demo(folder: Path, count: int) -> None:
+    """Fill `folder`/inbox, run the daemon over it once, print the table. What was done before is not done again."""
+    folder = folder.absolute()  # the commands that it tells are pasted elsewhere too
+    inbox = folder / "inbox"
+    config_file = folder / "daemon.toml"
+    with written_into(folder):
+        inbox.mkdir(parents=True, exist_ok=True)
+        if not config_file.exists():
+            config_file.write_text(CONFIG)
+        new = drop_images(folder, count)
+    config = read_config(config_file)
+    quiet = config.log.model_copy(update={"level": "warning"})  # the table is to be read
+    closed = config.http.model_copy(update={"listen": ""})  # another daemon may run
+    config = config.model_copy(update={"log": quiet, "http": closed})
+    console.print(f"{quantity(new, 'new image')} in {inbox}; the daemon takes up what it has not done yet.")
+    with Progress("images") as progress:
+        outcomes = control.run(config, once=True, show=progress.show)
+    with control.open_reader(config) as reader:
+        records = list(reader.newest(JobStatus.DONE, ROWS))
+    print_records(records)
+    console.print()
+    print_outcomes(outcomes, progress, config)
+    console.print(
+        f"Images by bin are in {config.output.bins_folder}.\n"
+        f"Now try:  {say(command('show', inbox / 'bus.jpg'))}\n"
+        f"          {say(command('export', folder / 'results.csv'))}\n"
+        f"          {say(command('run'))}      and drop images into {inbox}"
+    )
+
+
+def drop_images(folder: Path, count: int) -> int:
+    """Synthetic scenes and ultralytics' two photographs into the inbox, each arriving whole by rename; returns how many are
+    new there."""
+    samples = folder / "samples"
+    if not (samples / TRUTH).exists():
+        scenes.write_samples(samples, count, SEED)
+    spec = importlib.util.find_spec("ultralytics")
+    assets = [Path(root) / "assets" for root in (spec.submodule_search_locations or [])] if spec else []
+    photographs = [asset / name for asset in assets for name in ("bus.jpg", "zidane.jpg")]
+    images = [path for path in sorted(samples.iterdir()) if path.name != TRUTH]
+    missing = [source for source in (*images, *photographs) if not (folder / "inbox" / source.name).exists()]
+    for source in missing:
+        partial = folder / "inbox" / f".{source.name}.part"
+        shutil.copyfile(source, partial)
+        partial.rename(folder / "inbox" / source.name)
+    return len(missing)
+
+
+def print_records(records: list[Record]) -> None:
+    """A row for each image: file, bin, caption, text, objects."""
+    title = "What came out" + (f" last, of {ROWS} images" if len(records) == ROWS else "")
+    table = Table("file", "bin", "caption", "text", "objects", title=title, title_justify="left")
+    for record in sorted(records, key=lambda record: record.path):
+        document: dict[str, Any] = msgspec.json.decode(record.sidecar)
+        labels = Counter(found["label"] for found in document["objects"]["detections"])
+        cells = (
+            record.path.decode(errors="replace"),
+            record.bin,
+            document["caption"]["text"],
+            " / ".join(line["text"] for line in document["ocr"]["lines"]),
+            ", ".join(f"{number} {label}" if number > 1 else label for label, number in labels.items()),
+        )
+        table.add_row(*(say(shorten(cell)) for cell in cells))
+    console.print(table)
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"

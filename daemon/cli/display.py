@@ -1,0 +1,224 @@
+"""What the commands print on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape as escape_markup
+from rich.table import Column, Table
+
+from daemon.errors import NotPrinted, ReaderGone
+from daemon.hints import command, quantity
+from daemon.jobs import JobStatus
+from daemon.monitoring.notices import list_notices
+from daemon.system.log import escape, is_json
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+    from daemon.cli.progress import Progress
+    from daemon.config.loading import Config
+    from daemon.ledger.records import Record
+    from daemon.monitoring.snapshot import Chore, Snapshot
+
+ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
+
+
+class StandardOutput(io.FileIO):
+    """Standard output, whose trouble is an error of ours whoever prints; from then on it swallows everything."""
+
+    lost = False
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Raises ReaderGone, NotPrinted."""
+        if self.lost:  # Python flushes once more at its end
+            return memoryview(data).nbytes
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.lost = True
+            if isinstance(error, BrokenPipeError):
+                raise ReaderGone from error
+            raise NotPrinted(f"standard output cannot be written: {error.strerror}.") from error
+
+
+class StandardError(io.FileIO):
+    """Standard error: a terminal that was closed or a disk that is full must not end the work that it tells of."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(data) or memoryview(data).nbytes  # None: it is full, and must not be waited for
+        return memoryview(data).nbytes
+
+
+def forgive_standard_error() -> None:
+    """What cannot be written there is lost from now on, and nothing else."""
+    fd = sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY)
+    buffer = io.BufferedWriter(StandardError(fd, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(buffer, errors="backslashreplace", line_buffering=True)
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[None]:
+    """All that is printed has been written when the context ends. Raises ReaderGone, NotPrinted."""
+    if sys.stdout is None:
+        raise NotPrinted("standard output is closed; give the command one, for example >/dev/null.")
+    buffer = io.BufferedWriter(StandardOutput(sys.stdout.fileno(), "w", closefd=False))
+    sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=sys.stdout.isatty())
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+
+
+console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout and sys.stdout.isatty() else ENDLESS)
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def say(text: object) -> str:
+    """Text for the terminal: on one line, without control characters or markup of its own."""
+    return escape_markup(escape(str(text)))
+
+
+def print_error(sentence: str) -> None:
+    """What ended the command, on standard error."""
+    if not is_json():
+        errors.print(f"[red]visiond:[/red] {say(sentence)}")
+        return
+    import structlog
+
+    structlog.get_logger().error(sentence)
+
+
+def print_json(content: object) -> None:
+    print(msgspec.json.encode(content).decode())
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
+    console.print(_table(columns, rows, title))
+
+
+def print_listing(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """On a terminal a table of its width, in which long cells are folded; for programs a line for each row, with tabs."""
+    if sys.stdout.isatty():
+        console.print(_table(columns, rows), soft_wrap=False)
+        return
+    for row in rows:
+        print(*(escape(str(cell)) for cell in row), sep="\t")
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
+    headers = (Column(name, overflow="fold") for name in columns)
+    table = Table(*headers, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(say(cell) for cell in row))
+    return table
+
+
+def print_chores(chores: Iterable[Chore]) -> None:
+    """What upkeep was done when."""
+
+    def moment(at: float | None) -> str:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"
+
+    print_table(
+        ("upkeep", "last success", "last try", "seconds", "ended", "what"),
+        ((c.task, moment(c.succeeded_at), moment(c.tried_at), c.seconds, c.outcome or "-", c.detail) for c in chores),
+    )
+
+
+def show_record(record: Record) -> None:
+    """All that is known of one image."""
+    document: dict[str, Any] = msgspec.json.decode(record.sidecar)
+    console.print(f"[bold]{say(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
+    console.print(
+        f"file  {say(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
+        + (f", {record.width}×{record.height} {record.format}" if record.width else "")
+        + (f", the first of {record.pages:,} pages or frames" if record.pages > 1 else "")
+    )
+    console.print(f"inbox  {say(os.fsdecode(record.inbox_path))}")
+    for line in list_notices((model.stage, model.notice) for model in record.models):
+        console.print(f"[yellow]{say(line)}[/yellow]")
+    if record.status is not JobStatus.DONE:
+        console.print(f"reason  {say(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
+        console.print(f"tries  {record.attempts}")
+        return
+    console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
+    console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
+    if lines := document.get("ocr", {}).get("lines"):
+        rows = ((line["text"], line["score"], "guessed" if line.get("guessed") else "") for line in lines)
+        print_table(("text", "score", ""), rows)
+    if found := document.get("objects", {}).get("detections"):
+        print_table(("object", "score", "box"), ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in found))
+    print_table(
+        ("bin", "criterion", "value", "threshold", "passed"),
+        (
+            (name, criterion, _figure(figures["value"]), _figure(figures["threshold"]), figures["passed"])
+            for name, criteria in document["bin"]["criteria"].items()
+            for criterion, figures in criteria.items()
+        ),
+        title=f"bin {document['bin']['name']}",
+    )
+    print_table(
+        ("stage", "seconds (its batch's average)", "model"),
+        ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
+    )
+
+
+def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Config) -> None:
+    """What a run that has ended did."""
+    ends = [f"{outcomes[status]:,} {status.name.lower()}" for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)]
+    seconds = progress.seconds
+    rate = (outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]) / seconds
+    console.print(
+        f"{', '.join(ends)} in {seconds:.1f} s of work, {rate:,.1f} images/s; results are in {say(config.output.results)}"
+    )
+    print_notices(progress.notices.items())
+    if outcomes[JobStatus.FAILED]:
+        tell_why_failed()
+
+
+def print_trial(left: int, limit: int) -> None:
+    """What a run with --limit leaves to the next one."""
+    if left:
+        go_on = say(command("run", "--once"))
+        waits = "1 image is" if left == 1 else f"{left:,} images are"
+        console.print(f"{waits} still waiting because of --limit {limit}; `{go_on}` continues with the rest.")
+
+
+def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
+    """Of stage and notice; on stderr, so that what is piped on stays as it is."""
+    for line in list_notices(pairs):
+        errors.print(f"[yellow]Note: {say(line)}.[/yellow]")
+
+
+def print_put_back(images: int, asked: int) -> None:
+    """How many of the images are pending again."""
+    print(f"{quantity(images, 'image')} pending again")
+    if images < asked:
+        errors.print("The others were replaced by newer versions, which alone can be done again.")
+
+
+def print_unread(snapshot: Snapshot) -> None:
+    """The folders in inboxes that cannot be read."""
+    for line in snapshot.unread:
+        console.print(f"cannot be read: {say(line)}")
+    if more := snapshot.unread_folders - len(snapshot.unread):
+        console.print(f"and {more:,} more")
+
+
+def tell_why_failed() -> None:
+    console.print(f"`{say(command('list', '--status', 'failed'))}` tells why they failed.")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

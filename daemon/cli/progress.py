@@ -1,0 +1,81 @@
+"""A progress bar on stderr with rate and time to go; without a terminal, a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+import rich.progress
+from rich.console import Console
+
+from daemon.monitoring.snapshot import Snapshot
+from daemon.system.log import say_line
+
+LINE_SECONDS = 10.0
+
+
+class Progress:
+    """A bar over a number of things that is known from the start, or grows."""
+
+    def __init__(self, unit: str, total: int | None = None, *, shown: bool = True) -> None:
+        self._unit = unit
+        self._total = total
+        self._started = self._lined_at = time.monotonic()
+        self._bar: rich.progress.Progress | None = None
+        if shown and sys.stderr.isatty():
+            self._bar = rich.progress.Progress(
+                rich.progress.BarColumn(),
+                rich.progress.MofNCompleteColumn(),
+                rich.progress.TextColumn("{task.fields[rate]}"),
+                rich.progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(unit, total=total, rate="")
+        self._shown = shown
+        self._loading = ""  # what was said of it last
+        self.notices: dict[str, str] = {}  # of the daemon's stages, once it has shown anything
+
+    def __enter__(self) -> Progress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Since the work began; for a daemon, since its models were loaded."""
+        return time.monotonic() - self._started
+
+    def step(self, done: int, total: int | None = None, *, note: str = "") -> None:
+        """So many are done by now, of so many. note: what else is to be seen beside that."""
+        total = total or self._total
+        rate = done / self.seconds if self.seconds else 0.0
+        note = f", {note}" if note else ""
+        if self._bar:
+            self._bar.update(self._task, completed=done, total=total, rate=f"{rate:,.1f} {self._unit}/s{note}")
+        elif self._shown and time.monotonic() - self._lined_at >= LINE_SECONDS:
+            self._lined_at = time.monotonic()
+            of = f" of {total}" if total else ""
+            left = f", {(total - done) / rate:.0f} s to go" if total and rate else ""
+            say_line(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The daemon's progress since it started."""
+        ended, self.notices = snapshot.ended_in_this_run, snapshot.notices
+        if snapshot.loading:
+            self._tell_loading(snapshot.left_in_this_run, snapshot.loading_sentence())
+        else:
+            self.step(ended, ended + snapshot.left_in_this_run, note=snapshot.some_loading())
+
+    def _tell_loading(self, waiting: int, sentence: str) -> None:
+        """In the bar, or a line for each step: loading takes from seconds to minutes."""
+        if self._bar:
+            self._bar.update(self._task, total=waiting or None, rate=sentence)
+        elif self._shown and sentence != self._loading:
+            say_line(sentence)
+        self._loading = sentence
+        self._started = time.monotonic()

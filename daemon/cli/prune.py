@@ -1,0 +1,61 @@
+"""The command `visiond prune`."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated
+
+import typer
+
+from daemon.cli.display import console, print_json, print_table
+from daemon.cli.options import ConfigOption, JsonOption, read_config
+from daemon.errors import WrongArgument
+from daemon.hints import quantity
+
+UNITS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0, "y": 365 * 86_400.0}
+
+
+def prune(
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", help="Age, for example 12h, 90d, 8w or 2y; default: [upkeep] prune_age_days."),
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what is no longer needed from the ledger: versions of files that were gone before they were read, or that a newer
+    version with a result replaced, if that was so long ago; and results of bytes that no version has. The newest version of a
+    file stays, and so does everything that is on disk or waits. This also works while the daemon runs.
+
+    Example: visiond prune --older-than 90d --dry-run
+    """
+    from daemon import control
+    from daemon.upkeep.pruning import survey
+
+    settings = read_config(config)
+    age_seconds = parse_age(older_than) if older_than else settings.upkeep.prune_age_days * UNITS["d"]
+    before = time.time() - age_seconds
+    if dry_run:
+        with control.open_reader(settings) as reader:
+            amounts = survey(reader.path, before, lambda: False)
+    else:
+        amounts = control.prune(settings, before)
+    if as_json:
+        print_json({"removed": not dry_run, "before": before, "amounts": amounts})
+        return
+    print_table(
+        ("kind", "rows", "bytes, about"), ((kind, f"{amount.rows:,}", f"{amount.bytes:,}") for kind, amount in amounts.items())
+    )
+    total = sum(amount.bytes for amount in amounts.values())
+    rows = sum(amount.rows for amount in amounts.values())
+    console.print(f"{quantity(rows, 'row')}, about {total:,} bytes, {'would be' if dry_run else 'were'} removed")
+
+
+def parse_age(text: str) -> float:
+    """ "90d" in seconds. Raises WrongArgument."""
+    found = re.fullmatch(r"(\d{1,6})([hdwy])", text.strip())
+    if not found or not int(found[1]):
+        raise WrongArgument(f'--older-than "{text}" is not an age; write hours, days, weeks or years: 12h, 90d, 8w, 2y.')
+    return int(found[1]) * UNITS[found[2]]

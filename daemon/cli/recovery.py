@@ -1,0 +1,97 @@
+"""The commands on ledger and sidecars as files: `visiond verify`, `repair` and `backup`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.cli.display import console, errors, print_json, say
+from daemon.cli.options import ConfigOption, ForceOption, JsonOption, read_config
+
+if TYPE_CHECKING:
+    from daemon.config.loading import Config
+    from daemon.recovery.rebuild import Finding
+
+
+REPAIRED = {
+    "missing": " and written again",
+    "edited": " and written again",
+    "foreign": " and left alone",
+    "damaged": " and repaired",
+}
+
+
+def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Hold the ledger against itself and every sidecar against the ledger, while no daemon runs. Exits 1 when one is
+    missing, edited, or of no image in the ledger.
+
+    Example: visiond verify
+    """
+    from daemon.recovery import verify as recovery
+
+    settings = read_config(config)
+    counts = _show(recovery.verify(settings), settings, as_json=as_json)
+    raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
+
+
+def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Write missing and edited sidecars again from the ledger; if the ledger is lost or damaged, make it anew from the
+    sidecars and keep the old one beside it. No model runs, and no daemon may.
+
+    Example: visiond repair
+    """
+    from daemon.recovery import verify as recovery
+
+    settings = read_config(config)
+    _show(recovery.repair(settings), settings, as_json=as_json, done=REPAIRED)
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to write.")], force: ForceOption = False, config: ConfigOption = None
+) -> None:
+    """Copy the ledger, which holds every result, also while the daemon runs.
+
+    Example: visiond backup /backup/visiond.sqlite
+    """
+    from daemon.recovery import verify as recovery
+
+    recovery.back_up(read_config(config), file, force=force)
+    print(f"the ledger as of now is in {file}")
+
+
+def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: Mapping[str, str] | None = None) -> Counter[str]:
+    """How many sidecars are of each kind, and the names of all that are not as they should be; returns the counts. done: what
+    was done about a kind."""
+    from daemon.cli.progress import Progress
+    from daemon.recovery import verify as recovery
+
+    counts: Counter[str] = Counter()
+    amiss: list[Finding] = []
+    kept = ""  # where the old ledger is, if there is a new one
+    with Progress("sidecars") as progress:
+        for number, finding in enumerate(findings, 1):
+            if finding.kind == "kept":
+                kept = finding.file.decode(errors="replace")
+                continue
+            counts[finding.kind] += 1
+            amiss += [finding] if finding.kind not in ("whole", "restored") else []
+            progress.step(number)
+    notes = recovery.tell_left_out(config)
+    rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
+    if as_json:
+        document = {"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]}
+        print_json(document | ({"old_ledger": kept} if kept else {}) | ({"notes": notes} if notes else {}))
+        return counts
+    for kind, file, detail in rows:
+        console.print(f"{kind:10}{say(file)}  {say(detail)}".rstrip())
+    told = ", ".join(f"{count} {kind}{(done or {}).get(kind, '')}" for kind, count in counts.items())
+    print(f"sidecars: {told or 'none'}")
+    if kept:
+        console.print(f"The ledger was made again from the sidecars. The old one is kept as {say(kept)}.")
+    for note in notes:
+        errors.print(f"[yellow]Note: {say(note)}[/yellow]")
+    return counts

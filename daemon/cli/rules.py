@@ -1,0 +1,64 @@
+"""Tries the user's rule on one image, for `visiond check`, before it fails on thousands."""
+
+from __future__ import annotations
+
+import inspect
+import time
+
+import msgspec
+
+from daemon.config.loading import Config
+from daemon.control import open_reader
+from daemon.errors import VisiondError
+from daemon.jobs import Job, JobStatus, Version
+from daemon.messages import Output
+from daemon.recovery.redo import job_of
+from daemon.results.endings import describe, explain, place_in_rule
+from stages import fake
+from stages.binning import Rule, apply_rule, judge, load_rule
+
+SAMPLE = {"ocr": fake.ocr_answer(3, 640, 480), "yolo": fake.yolo_answer(3, 640, 480), "clip": fake.clip_answer(3)}
+SAMPLE |= {"blip": fake.blip_answer(3, similar=True)}
+
+
+class RuleFailed(Exception):
+    """The rule cannot be used, for the reason given."""
+
+
+def try_rule(config: Config) -> str:
+    """Which bin the rule chose for which image: the newest that is DONE, else a sample. Raises RuleFailed."""
+    reference = config.binning.rules
+    try:
+        rule = load_rule(reference)
+    except ValueError as error:
+        raise RuleFailed(str(error)) from error
+    job, inbox, name = _find_image(config)
+    payloads = {stage: output.payload for stage, output in job.outputs.items()}
+    record = describe(job, judge(payloads, config.binning.thresholds()), inbox)
+    try:
+        chosen = apply_rule(rule, record)
+    except Exception as error:
+        place = place_in_rule(error, __file__) or _definition_of(rule)
+        raise RuleFailed(f'[binning] rules = "{reference}" fails on {name}: {explain(error, record, place)}.') from error
+    return f"binning rule {reference} puts {name} into bin {chosen}."
+
+
+def _find_image(config: Config) -> tuple[Job, bytes, str]:
+    """An image with results, the folder of its inbox, and what to call it."""
+    try:
+        with open_reader(config) as reader:
+            for record in reader.newest(JobStatus.DONE, 1):
+                if record.outputs:
+                    return job_of(record), record.inbox_path, f"image {record.id} (the newest that is done)"
+    except VisiondError:  # which is another finding's business
+        pass
+    outputs = {stage: Output(msgspec.json.encode(SAMPLE[stage]), 0.1) for stage in config.stage_names}
+    job = Job(1, 1, b"sample.jpg", b"sample.jpg", Version(0, 1, 0, 0), 0, time.time(), outputs=outputs)
+    job.format, job.width, job.height = "JPEG", 640, 480
+    return job, str(config.inbox[0].path).encode(errors="surrogateescape"), "a sample record"
+
+
+def _definition_of(rule: Rule) -> str:
+    """The rule's file and line."""
+    code = getattr(inspect.unwrap(rule), "__code__", None)
+    return f"{code.co_filename}, line {code.co_firstlineno}" if code else ""

@@ -1,0 +1,51 @@
+"""`visiond run`: the daemon itself, or one pass over what is in the inboxes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from daemon.cli.display import print_outcomes, print_trial
+from daemon.cli.options import ConfigOption, read_config
+from daemon.errors import Incomplete, Unfinished
+from daemon.jobs import JobStatus
+
+
+def run(
+    config: ConfigOption = None,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Process what is in the inboxes, then exit: 0 if all succeeded, 1 if some images failed."),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="With --once: process only this many images, as a trial.")
+    ] = None,
+    allow_failed: Annotated[
+        bool, typer.Option("--allow-failed", help="With --once: exit 0 even if images failed; `list` and `status` show them.")
+    ] = False,
+) -> None:
+    """Run the daemon. On SIGTERM, Ctrl-C or a closed terminal it finishes the images in hand first; `run --once` then exits
+    with 128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM) if images are left.
+
+    Example: visiond run --once --limit 20
+    """
+    from daemon import control
+    from daemon.cli.progress import Progress
+
+    if not once and (limit or allow_failed):
+        raise typer.BadParameter("--limit and --allow-failed need --once")
+    settings = read_config(config)
+    shortfall: Incomplete | None = None
+    with Progress("images", shown=once) as progress:
+        try:
+            outcomes = control.run(settings, once=once, limit=limit or 0, show=progress.show if once else None)
+        except Incomplete as error:
+            outcomes, shortfall = error.outcomes, error
+    if once:
+        print_outcomes(outcomes, progress, settings)
+        if limit and not isinstance(shortfall, Unfinished):
+            print_trial(outcomes[JobStatus.PENDING], limit)
+        if shortfall:
+            raise shortfall
+        raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)

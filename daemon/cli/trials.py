@@ -1,0 +1,107 @@
+"""Builds each stage of a configuration and tries it on a test page, in a child process: for `visiond check` and
+`visiond models make`. The child's side is tryout.py.
+
+Torch stays out of the process that asks, and a crash in the child is one more thing to report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import IO
+
+import msgspec
+
+from daemon.layout import Layout
+from daemon.placement import Segment
+from daemon.workers.tryout import Order, Trial
+from stages import processes
+
+COMMAND = processes.python("-m", "daemon.workers.tryout")
+CHUNK = 1 << 16
+DEATH_SECONDS = 10.0
+
+
+def try_stages(layout: Layout) -> Iterator[Trial]:
+    """Every stage in turn, on the first device that holds it."""
+    known: dict[str, bytes] = {}
+    for segment in layout.placement.segments:
+        stages = list(segment.stages)
+        while stages:  # a stage that ends its process does not keep the next from its turn
+            for trial in _try_segment(layout, Segment(tuple(stages), segment.devices), known):
+                stages.remove(trial.stage)
+                if trial.answer:
+                    known[trial.stage] = trial.answer
+                yield trial
+
+
+def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> Iterator[Trial]:
+    """One child for these stages; the last trial is that of the stage it died of, if it did."""
+    setup, environment = layout.set_up(segment, 0, 0)
+    settings = layout.config.pipeline
+    patience = settings.load_timeout_seconds + settings.batch_timeout_seconds
+    waiting, device = list(segment.stages), segment.devices[0]
+    with tempfile.TemporaryDirectory() as kernels, tempfile.TemporaryFile() as log:
+        try:
+            child = _start(Order(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
+        except OSError as error:
+            yield Trial(waiting[0], device, problem=f"cannot start a process to try it: {error.strerror}.")
+            return
+        try:
+            for line in _lines(child, patience):
+                trial = msgspec.json.decode(line, type=Trial)
+                waiting.remove(trial.stage)
+                yield msgspec.structs.replace(trial, device=device)
+            if waiting:
+                yield Trial(waiting[0], device, problem=_tell_end(child, log))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            if waiting:
+                yield Trial(waiting[0], device, problem=f"it was not built and tried within {patience:g} s.")
+        finally:
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it, as on a broken GPU
+                child.wait(DEATH_SECONDS)
+            assert child.stdout
+            child.stdout.close()
+
+
+def _start(order: Order, environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    with tempfile.TemporaryFile() as file:  # a pipe takes only so much before anybody reads
+        file.write(msgspec.msgpack.encode(order))
+        file.seek(0)
+        return subprocess.Popen(
+            [*COMMAND, str(os.getpid())], stdin=file, stdout=subprocess.PIPE, stderr=log, env=processes.environment(environment)
+        )
+
+
+def _lines(child: subprocess.Popen[bytes], patience_seconds: float) -> Iterator[bytes]:
+    """What the child says, a line at a time, until it ends. Raises TimeoutError when one takes longer than that."""
+    assert child.stdout
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        rest, deadline = b"", time.monotonic() + patience_seconds
+        while True:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            data = os.read(child.stdout.fileno(), CHUNK)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            if lines:
+                yield from lines
+                deadline = time.monotonic() + patience_seconds
+
+
+def _tell_end(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    status = child.wait(DEATH_SECONDS)
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    log.seek(0)
+    said = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    last = f": {said[-1].strip()}" if said and status >= 0 else ""
+    return f"the process that built and tried it {how}{last}."

@@ -1,0 +1,184 @@
+"""The configuration: daemon.toml, checked whole before anything starts.
+
+Every key is optional. An unknown key is refused with the nearest known one named, and all problems are told
+at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from daemon.config.refusal import explain
+from daemon.config.sections import (
+    BinningSection,
+    Http,
+    Inbox,
+    Log,
+    ModelsSection,
+    OutputSection,
+    PipelineSection,
+    Section,
+    StageSection,
+    StageTables,
+    StateSection,
+    UpkeepSection,
+)
+from daemon.errors import ConfigError
+from stages.registry import ORDER
+
+
+class Config(Section):
+    """The whole of daemon.toml. Relative paths are relative to the file's own folder."""
+
+    inbox: list[Inbox] = Field([Inbox()], min_length=1, description="A [[inbox]] table for each folder to watch.")
+    output: OutputSection = OutputSection()
+    state: StateSection = StateSection()
+    upkeep: UpkeepSection = UpkeepSection()
+    pipeline: PipelineSection = PipelineSection()
+    models: ModelsSection = ModelsSection()
+    stages: StageTables = StageTables()
+    binning: BinningSection = BinningSection()
+    http: Http = Http()
+    log: Log = Log()
+
+    @property
+    def stage_names(self) -> list[str]:
+        """The stages asked for, in the order they run."""
+        return [name for name in ORDER if name in self.pipeline.stages]
+
+
+def load(path: Path | None) -> Config:
+    """Read and check a configuration; None stands for the defaults in the current folder.
+
+    Raises ConfigError with every problem found, each behind the file's name.
+    """
+    if path is None:
+        return parse({}, Path.cwd())
+    try:
+        return parse(tomllib.loads(path.read_text()), path.parent)
+    except OSError as error:
+        raise ConfigError([f"{path} cannot be read: {error.strerror}. Name the file with --config."]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path} is not TOML: {error}"]) from error
+    except ConfigError as error:
+        raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
+
+
+def parse(document: dict[str, Any], folder: Path) -> Config:
+    """Check a parsed document; `folder` is what relative paths are relative to."""
+    try:
+        config = _anchor(Config.model_validate(document), folder.absolute())
+    except ValidationError as error:
+        raise ConfigError([explain(problem, Config) for problem in error.errors()]) from None
+    except RuntimeError as error:  # of expanduser
+        raise ConfigError([f"a path begins with the ~ of a user who has no home folder: {error}"]) from None
+    if problems := [*_misplaced_folders(config), *_misused_names(config)]:
+        raise ConfigError(problems)
+    return config
+
+
+def _anchor(config: Config, folder: Path) -> Config:
+    """The same configuration with every path absolute."""
+
+    def anchored(section: Section, *names: str) -> Any:
+        paths = {name: Path(os.path.normpath(folder / getattr(section, name).expanduser())) for name in names}
+        return section.model_copy(update=paths)
+
+    def absolute(file: str) -> str:
+        return os.path.normpath(folder / Path(file).expanduser())
+
+    def located(name: str) -> str:
+        """A pack or model by name as it is, by path absolute."""
+        return absolute(name) if "/" in name else name
+
+    backups = {"backup_folder": absolute(config.upkeep.backup_folder)} if config.upkeep.backup_folder else {}
+    files = {name: getattr(config.http, name) for name in ("token_file", "tls_certificate", "tls_key")}
+    stages = {
+        name: section.model_copy(update={"model": located(section.model)})
+        for name in ORDER
+        if isinstance(section := getattr(config.stages, name), StageSection)
+    }
+
+    return config.model_copy(
+        update={
+            "inbox": [anchored(inbox, "path") for inbox in config.inbox],
+            "output": anchored(config.output, "results", "failed", "done", "bins_folder"),
+            "state": anchored(config.state, "path"),
+            "upkeep": config.upkeep.model_copy(update=backups),
+            "models": anchored(config.models, "folder").model_copy(update={"pack": located(config.models.pack)}),
+            "stages": config.stages.model_copy(update=stages),
+            "http": config.http.model_copy(update={name: absolute(file) for name, file in files.items() if file}),
+        }
+    )
+
+
+def _misplaced_folders(config: Config) -> list[str]:
+    """Folders that would feed the daemon its own output, or mix two inboxes."""
+    problems = []
+    own = {
+        "output.results": config.output.results,
+        "output.failed": config.output.failed,
+        "output.done": config.output.done,
+        "output.bins_folder": config.output.bins_folder,
+        "state.path": config.state.path,
+        "models.folder": config.models.folder,
+    }
+    if config.upkeep.backup_folder:
+        own["upkeep.backup_folder"] = Path(config.upkeep.backup_folder)
+    for index, inbox in enumerate(config.inbox):
+        for key, folder in own.items():
+            if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):
+                problems.append(f"{key}: {folder} lies in the inbox {inbox.path}; put it elsewhere.")
+        if (journal := config.output.journal) and not inbox.recursive and journal.parent == inbox.path:
+            problems.append(f"output.results: {journal}, of the sink jsonl, lies in the inbox {inbox.path}; put it elsewhere.")
+        for key in ("output.failed", "output.done", "output.bins_folder"):
+            if inbox.path.is_relative_to(own[key]):
+                problems.append(
+                    f"{key}: the inbox {inbox.path} lies in {own[key]}, where images go; put one of them elsewhere."
+                )
+        for other in config.inbox[index + 1 :]:
+            if inbox.path.is_relative_to(other.path) or other.path.is_relative_to(inbox.path):
+                problems.append(f"inbox: {inbox.path} and {other.path} lie in each other; keep one of them.")
+            if inbox.name == other.name or not (inbox.name and other.name):
+                problems.append(
+                    f"inbox: {inbox.path} and {other.path} would write the same sidecars; give each a name of its own."
+                )
+    for key, folder in own.items():
+        if key != "output.bins_folder" and folder.is_relative_to(config.output.bins_folder):
+            problems.append(f"{key}: {folder} lies in output.bins_folder, where each folder is a bin; put it elsewhere.")
+    results, failed = own["output.results"], own["output.failed"]
+    if results.is_relative_to(failed) or failed.is_relative_to(results):
+        problems.append(
+            f"output.failed: {failed} and output.results {results} lie in each other: a sidecar and the reason of a failure "
+            "would be one file; put them beside each other."
+        )
+    if config.output.bins == "link" and any(inbox.on_success == "delete" for inbox in config.inbox):
+        problems.append('output.bins: links to deleted sources would dangle; use "copy" or "move".')
+    if config.output.bins == "move" and any(inbox.on_success != "keep" for inbox in config.inbox):
+        problems.append('output.bins: "move" already takes the source; leave on_success at "keep".')
+    return problems
+
+
+def _misused_names(config: Config) -> list[str]:
+    """Stage names, segments and rules that do not fit together."""
+    problems = [
+        f'pipeline.stages: "{name}" is no stage; stages are {", ".join(ORDER)}.'
+        for name in config.pipeline.stages
+        if name not in ORDER
+    ]
+    if config.binning.rules and config.pipeline.mode == "cascade":
+        problems.append('binning.rules: a rule of your own sees every stage, so it needs pipeline.mode = "full".')
+    if config.http.tls_key and not config.http.tls_certificate:
+        problems.append("http.tls_key: a key alone makes no HTTPS; name its tls_certificate too.")
+    placed = [name for table in config.pipeline.segment for name in table.stages]
+    if placed and placed != config.stage_names:
+        problems.append(
+            f"pipeline.segment: segments hold {', '.join(placed)}; together and in order they must be "
+            f"{', '.join(config.stage_names)}."
+        )
+    return problems

@@ -1,0 +1,97 @@
+"""Why a key of the configuration is refused: a sentence that says where, and what to write instead.
+
+pydantic finds what is wrong; its own sentences name neither the key's limits nor an example.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from daemon.config.sections import OUT_OF_RANGE, Section, most_of
+
+WANTED = {
+    "path_type": "a path in quotes",
+    "string_type": "text in quotes",
+    "list_type": "a list in square brackets",
+    "model_type": "a table",
+    "dict_type": "a table",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+}
+NO_NUMBER = {  # nor one within the key's limits
+    *("int_type", "int_parsing", "int_parsing_size", "int_from_float", "float_type", "float_parsing", "finite_number"),
+    *("greater_than", "greater_than_equal", "less_than", "less_than_equal", OUT_OF_RANGE),
+}
+PARSERS = "function-before[_parse_bytes(), int]"  # what pydantic puts behind a key that has one
+TABLES = ("inbox", "segment")  # lists of tables
+
+
+def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
+    """One problem as pydantic found it. root: what describes the whole configuration."""
+    location = [part for part in problem["loc"] if part != PARSERS]
+    where = ".".join(f"[{part}]" if isinstance(part, int) else part for part in location).replace(".[", "[")
+    kind, field = problem["type"], _field_at(root, location)
+    if kind == "extra_forbidden":
+        return f"{where}: unknown key; {_hint(root, location)}"
+    if kind == "missing":
+        return f"{where}: this key is missing. {field.description if field else ''}".rstrip()
+    if kind == "list_type" and location[-1] in TABLES:
+        return f"{where}: each is a table of its own; write [[{where}]], in double brackets."
+    if kind == "too_short":
+        return f"{where}: this list is empty; {_fill(where, field)}"
+    if kind in NO_NUMBER and field:
+        wanted = f"write {_describe_number(str(location[-1]), field)}"
+    elif kind == "literal_error":
+        wanted = "write " + problem["ctx"]["expected"].replace("'", '"')
+    else:
+        wanted = f"write {WANTED[kind]}" if kind in WANTED else problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {wanted} (it is {problem['input']!r})"
+
+
+def _describe_number(name: str, field: FieldInfo) -> str:
+    """Its kind, its limits, and the default as an example."""
+    limits = {key: getattr(part, key) for part in field.metadata for key in ("gt", "ge", "le") if hasattr(part, key)}
+    most = min(limits.get("le", most_of(name)), most_of(name))
+    if name.endswith("_bytes"):
+        least = f'from "{limits["ge"] >> 20} MiB" to' if "ge" in limits else "up to"
+        return f'a number of bytes {least} "{most >> 30} GiB", for example "4 GiB"'
+    kind = "a whole number" if field.annotation is int else "a number"
+    reach = f"above {limits['gt']:_}, at most {most:_}" if "gt" in limits else f"from {limits['ge']:_} to {most:_}"
+    example = "" if field.is_required() else f", for example {field.default}"
+    return f"{kind} {reach}{example}"
+
+
+def _fill(where: str, field: FieldInfo | None) -> str:
+    if where in TABLES:
+        return f"write a [[{where}]] table, or leave the key out."
+    example = field.get_default() if field and not field.is_required() else None
+    return f"name at least one{f', for example {example}' if example else ''}.".replace("'", '"')
+
+
+def _hint(root: type[Section], location: Sequence[Any]) -> str:
+    """The nearest known key, or all."""
+    known = list(_section_at(root, location[:-1]).model_fields)
+    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return f'did you mean "{near[0]}"?' if near else f"known keys are {', '.join(known)}."
+
+
+def _section_at(root: type[Section], location: Sequence[Any]) -> type[Section]:
+    """What describes the table at a place in the document."""
+    model: Any = root
+    for part in location:
+        if isinstance(part, str):
+            annotation = model.model_fields[part].annotation
+            model = next(iter(getattr(annotation, "__args__", ())), annotation)
+    found: type[Section] = model
+    return found
+
+
+def _field_at(root: type[Section], location: Sequence[Any]) -> FieldInfo | None:
+    """What describes a key; None for an entry of a list."""
+    if not isinstance(location[-1], str):
+        return None
+    return _section_at(root, location[:-1]).model_fields.get(location[-1])

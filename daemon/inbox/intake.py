@@ -1,0 +1,66 @@
+"""Reading files: once, straight into the slab, with their digest; and never a version other than the ledger's."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+
+from daemon.errors import AWAY, SCARCE
+from daemon.jobs import Failure, Job
+from daemon.system.beneath import READ, open_beneath
+from daemon.workers.slab import Slab
+from stages.base import Reason
+
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)
+
+
+def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> None:
+    """Read each job's file into its extent and set its digest; else its `failure`, or `gone` when the file has
+    changed since it was seen. `roots` are the inboxes' folders. Runs in a thread.
+
+    Raises OSError where no file could be read for now, whichever it is; then it may be called again."""
+    for job in jobs:
+        job.digest, job.failure, job.gone = b"", None, False  # of a call that ended before all were read
+        try:
+            _read(job, slab, roots)
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise
+            if error.errno in _VANISHED:
+                job.gone = True
+            else:
+                transient = not isinstance(error, PermissionError)
+                away = error.errno in AWAY or (error.errno == errno.EIO and not _answers(roots[job.inbox]))
+                job.failure = Failure(Reason.UNREADABLE, f"{error.strerror}", transient, away)
+
+
+def _answers(folder: bytes) -> bool:
+    """Whether a folder can be listed: one sector that cannot be read is a file's fault, a whole disk is not."""
+    try:
+        with os.scandir(folder) as entries:
+            next(entries, None)
+    except OSError:
+        return False
+    return True
+
+
+def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:
+    assert job.extent is not None
+    fd = os.open(job.location, READ) if job.location else open_beneath(roots[job.inbox], job.path)
+    try:
+        if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
+            job.gone = True
+            return
+        window = slab.window(job.extent)
+        filled = 0
+        while filled < len(window) and (count := os.preadv(fd, [window[filled:]], filled)):
+            filled += count
+        # What changed while it was read is not the version we were to read, whatever its size.
+        if filled < len(window) or not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
+            job.gone = True
+            return
+        job.digest = hashlib.sha256(window).digest()
+    finally:
+        os.close(fd)

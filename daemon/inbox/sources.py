@@ -1,0 +1,173 @@
+"""The source of an image that has its end: moved, copied, linked to or deleted, and never another version in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import filecmp
+import hashlib
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+
+from daemon.jobs import Placed, Version
+from daemon.ledger.files import sync_folder
+from daemon.ledger.records import Record
+from daemon.system.beneath import FOLDER, READ, open_beneath
+
+COPIED_BYTES = 1 << 20  # at once
+
+
+def move(record: Record, target: bytes) -> Placed:
+    """Rename the source, or copy it across file systems; what has the target's name already is left alone.
+
+    A source that is another version by now stays: it will have a row and a result of its own.
+    """
+    taken = taken_names(target, record.id)
+    if record.location in taken:  # it failed, was tried again and failed again
+        return Placed(record.id)
+    if not _is_same(record, record.location):
+        done = next((path for path in reversed(taken) if _is_same(record, path)), None)  # before a crash
+        if done is None:
+            return Placed(record.id)
+        delete(record)  # the last of it, if the crash was in the middle of that
+        return Placed(record.id, done, Version.of(os.lstat(done)))
+    final = next(path for path in _names(target, record.id) if not os.path.lexists(path))
+    os.makedirs(os.path.dirname(final), exist_ok=True)
+    try:
+        _take(record, final)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # which two mounts of one file system give, too
+            raise
+        copied = next((path for path in taken if _is_copy(record, path)), None)  # before a crash, or the deletion failed
+        if not copied and not copy(record, final):
+            return Placed(record.id)
+        final = copied or final
+        sync_folder(os.path.dirname(final))  # or a power failure might leave neither
+        delete(record)
+    return Placed(record.id, final, Version.of(os.lstat(final)))
+
+
+def copy(record: Record, target: bytes) -> bool:
+    """From the file that was opened, whatever is put in its place or in that of a folder on its way meanwhile. Returns
+    whether the source is there still, and so the copy."""
+    if not _is_same(record, record.location):
+        return False
+    if record.location == target:
+        return True
+    temporary = temporary_name(target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    try:
+        with open(os.open(record.location, READ), "rb") as source, open(temporary, "wb") as taken:
+            status = _expect(record, source.fileno())
+            shutil.copyfileobj(source, taken, COPIED_BYTES)
+            taken.flush()
+            os.fchmod(taken.fileno(), status.st_mode & 0o777)  # the copy is ours: set-user-id would lend our rights
+            os.utime(taken.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.fsync(taken.fileno())  # the source may be deleted next
+            _expect(record, source.fileno())  # still: it may have been written to
+        os.rename(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return True
+
+
+def link(source: bytes, target: bytes) -> None:
+    """A symbolic link: a hard link would change the source's change time and make another version of it."""
+    if source == target:
+        return
+    temporary = temporary_name(target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    os.symlink(source, temporary)
+    os.rename(temporary, target)
+
+
+def delete(record: Record) -> None:
+    """Remove the source, under another name first, so that a version that slips in is not the one that goes."""
+    aside = temporary_name(record.location)
+    if _is_same(record, record.location):
+        _take(record, aside)
+    if _is_same(record, aside):  # just now, or before a crash
+        os.unlink(aside)
+
+
+def second_name(target: bytes, number: int) -> bytes:
+    """What a source is called where another file has its name already."""
+    return next(itertools.islice(_names(target, number), 1, None))
+
+
+def taken_names(target: bytes, number: int) -> list[bytes]:
+    """Of the names that a source may have at `target` those that some file has."""
+    names = _names(target, number)
+    first = [path for path in itertools.islice(names, 2) if os.path.lexists(path)]
+    return first + list(itertools.takewhile(os.path.lexists, names))
+
+
+def _names(target: bytes, number: int) -> Iterator[bytes]:
+    """a.jpg, a~7.jpg, a~7.2.jpg, a~7.3.jpg …"""
+    stem, suffix = os.path.splitext(target)
+    yield target
+    yield b"%b~%d%b" % (stem, number, suffix)
+    yield from (b"%b~%d.%d%b" % (stem, number, again, suffix) for again in itertools.count(2))
+
+
+def temporary_name(path: bytes) -> bytes:
+    """A name beside `path`, always the same for it, so that a crash leaves at most one and the next try uses it up."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, b".visiond-" + hashlib.sha256(name).hexdigest()[:24].encode() + b".tmp")
+
+
+def _is_same(record: Record, path: bytes) -> bool:
+    """Whether the file at `path` is the version the result is of."""
+    try:
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if path == record.location:
+        return record.version.is_of(status, moved=record.has_moved)
+    now = Version.of(status)  # a copy has an inode of its own
+    return (now.size, now.mtime_ns) == (record.version.size, record.version.mtime_ns)
+
+
+def _is_copy(record: Record, path: bytes) -> bool:
+    """Whether the file at `path` has the source's very bytes."""
+    return _is_same(record, path) and filecmp.cmp(record.location, path, shallow=False)
+
+
+def _take(record: Record, target: bytes) -> None:
+    """Rename the source to `target`; it goes back should another version have slipped in at the last moment."""
+    name = os.path.basename(record.location)
+    with _opened_folder(record) as folder:
+        os.rename(name, target, src_dir_fd=folder)
+        if not record.version.is_of(os.lstat(target), moved=True):  # its inode came along
+            os.rename(target, name, dst_dir_fd=folder)
+            raise _replaced(record)
+
+
+def _expect(record: Record, fd: int) -> os.stat_result:
+    """What is opened there is the source."""
+    status = os.fstat(fd)
+    if not record.version.is_of(status, moved=record.has_moved):
+        raise _replaced(record)
+    return status
+
+
+def _replaced(record: Record) -> OSError:
+    return OSError(errno.EAGAIN, "it was replaced meanwhile", record.location)
+
+
+@contextlib.contextmanager
+def _opened_folder(record: Record) -> Iterator[int]:
+    """A descriptor of the folder that holds the source: no other file of that name is taken, whatever link is laid on the
+    way to it meanwhile."""
+    folder = os.path.dirname(record.location if record.has_moved else record.path)
+    fd = os.open(folder, FOLDER) if record.has_moved else open_beneath(record.inbox_path, folder or b".")
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,184 @@
+"""A walk through an inbox: every file in it, and every sub-folder that had to be skipped, with the reason.
+
+It uses full paths, as every later step (reading, results, bins) does. So a folder whose path is longer than the
+system allows is skipped, although a walk by descriptors could enter it: its files could be found, but never published.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from daemon.config.sections import Inbox
+from daemon.errors import cause_of
+
+log = structlog.get_logger()
+
+MOST_NAMED = 1000  # folders of an inbox that are remembered by name; more are only counted
+SHOWN = 20  # of them, in `visiond status` and `check`
+LOOK_ENTRIES, LOOK_SECONDS = 100_000, 5.0  # of an inbox that `check` looks at
+LONGEST_SHOWN = 200  # characters of a path
+LONGEST_PATH = 4095  # bytes (PATH_MAX)
+TOO_LONG = (
+    f"its path, or one in it, is over Linux's limit of {LONGEST_PATH:,} bytes, here or in an output folder; use shorter names"
+)
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # since its folder was listed: no trouble
+
+Found = tuple[bytes, os.stat_result]  # a file's path in the inbox, and what the system says of it
+
+
+@dataclass(slots=True)
+class Unread:
+    """The folders in an inbox that cannot be read at present, by their path in it; b"" is the inbox itself, where it can be
+    listed but not its files looked at."""
+
+    root: bytes
+    logs: bool = True
+    causes: dict[bytes, str] = field(default_factory=dict)
+    unnamed: int = 0  # further ones, as the last whole scan counted them
+    _seen: set[bytes] = field(default_factory=set)  # in the scan under way
+    _unnamed: int = 0  # likewise
+
+    def __len__(self) -> int:
+        return len(self.causes) + self.unnamed
+
+    def lines(self, most: int = SHOWN) -> list[str]:
+        """Each with its cause, up to a limit."""
+        chosen = sorted(self.causes.copy().items())[:most]  # a thread may be at work on it
+        return [f"{self._say(path)}: {cause}" for path, cause in chosen]
+
+    def begin_scan(self) -> None:
+        """Start a scan of the whole inbox."""
+        self._seen, self._unnamed = set(), 0
+
+    def end_scan(self) -> None:
+        """Folders that the scan did not meet are gone, or are inside another folder that cannot be read."""
+        for path in self.causes.keys() - self._seen:
+            del self.causes[path]
+        self.unnamed = self._unnamed
+
+    def note(self, path: bytes, error: OSError) -> None:
+        """This folder, or something in it, cannot be read: logged once, until it has been read or is gone."""
+        known, cause = path in self.causes, TOO_LONG if error.errno == errno.ENAMETOOLONG else cause_of(error)
+        if known or len(self.causes) < MOST_NAMED:
+            self.causes[path] = cause
+            self._seen.add(path)
+            if not known and self.logs:
+                log.warning("folder cannot be read; it is tried again at every scan", path=self._say(path), error=cause)
+            return
+        self._unnamed += 1
+        if not self.unnamed and self.logs:
+            log.warning("further folders cannot be read; they are only counted", path=self._say(path), error=cause)
+        self.unnamed = max(self.unnamed, self._unnamed)
+
+    def forget(self, path: bytes) -> None:
+        """This folder has been read."""
+        if self.causes.pop(path, None):
+            log.info("folder can be read again", path=self._say(path))
+
+    def _say(self, path: bytes) -> str:
+        """The path; a very long one is shortened to its two ends."""
+        whole = os.fsdecode(os.path.join(self.root, path).rstrip(b"/"))
+        return whole if len(whole) <= LONGEST_SHOWN else f"{whole[: LONGEST_SHOWN // 2]}…{whole[-LONGEST_SHOWN // 2 :]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How an inbox is walked. longest: a file with a longer path could not be published, and that would stop the daemon.
+
+    enter: called with each folder before it is listed. answer: called with the error when the inbox itself cannot be listed, or
+    with None when it has been.
+    """
+
+    root: bytes
+    ignored: re.Pattern[bytes]
+    recursive: bool
+    unread: Unread
+    longest: int = LONGEST_PATH  # bytes of a file's path in the inbox
+    enter: Callable[[bytes], None] = lambda _: None
+    answer: Callable[[OSError | None], None] = lambda _: None
+
+    def files(self, subtree: bytes = b"") -> Iterator[Found | None]:
+        """Every file, and None for entries to ignore. Files that vanish meanwhile are no error."""
+        pending = [subtree]
+        while pending:
+            relative = pending.pop()
+            self.enter(relative)
+            trouble: OSError | None = None  # with something in it
+            try:
+                with os.scandir(os.path.join(self.root, relative)) as entries:
+                    for entry in entries:
+                        path = os.path.join(relative, entry.name) if relative else entry.name
+                        if self.ignored.fullmatch(entry.name):
+                            yield None
+                            continue
+                        try:
+                            is_folder = entry.is_dir(follow_symlinks=False)
+                            status = None if is_folder else entry.stat(follow_symlinks=False)
+                        except OSError as error:  # its folder may be listed but not entered, or its path is too long
+                            trouble = trouble if error.errno in _VANISHED else error
+                            yield None
+                            continue
+                        if status and len(path) > self.longest:
+                            trouble, status = OSError(errno.ENAMETOOLONG, ""), None
+                        if is_folder and self.recursive:
+                            pending.append(path)
+                        yield (path, status) if status else None
+                self._judge(relative, trouble)
+            except OSError as error:
+                self._fail(relative, error)
+            yield None
+
+    def _judge(self, relative: bytes, trouble: OSError | None) -> None:
+        """A folder has been listed."""
+        if not relative:
+            self.answer(None)
+        if trouble:
+            self.unread.note(relative, trouble)
+        else:
+            self.unread.forget(relative)
+
+    def _fail(self, relative: bytes, error: OSError) -> None:
+        if not relative:
+            self.answer(error)
+        elif error.errno not in _VANISHED:
+            self.unread.note(relative, error)
+
+
+def count_unread(unread: Unread) -> str:
+    """How many folders of its inbox cannot be read, without their names."""
+    count = len(unread)
+    return f"{count:,} folder{'' if count == 1 else 's'} in inbox {os.fsdecode(unread.root)} cannot be read"
+
+
+def compile_ignored(patterns: Iterable[str]) -> re.Pattern[bytes]:
+    """Names that an inbox passes over, from shell patterns."""
+    translated = [b"(?:" + os.fsencode(fnmatch.translate(pattern)) + b")" for pattern in patterns]
+    return re.compile(b"|".join(translated) or b"(?!)", re.DOTALL)
+
+
+def look_through(inbox: Inbox, longest: int) -> tuple[Unread, bool]:
+    """The folders that cannot be read, and whether all were looked at: no more than LOOK_ENTRIES files or LOOK_SECONDS, as a
+    mount may die meanwhile."""
+    unread = Unread(os.fsencode(inbox.path), logs=False)
+    walk = Walk(unread.root, compile_ignored(inbox.ignore), inbox.recursive, unread, longest)
+    deadline, whole = time.monotonic() + LOOK_SECONDS, []
+
+    def look() -> None:
+        for count, _ in enumerate(walk.files()):
+            if count >= LOOK_ENTRIES or time.monotonic() > deadline:
+                return
+        whole.append(True)
+
+    thread = threading.Thread(target=look, name="look", daemon=True)
+    thread.start()
+    thread.join(LOOK_SECONDS)
+    return unread, bool(whole)

@@ -1,0 +1,391 @@
+"""Finding files. Events are a hint; a scan of the folders, held against the ledger, is the truth.
+
+The kernel drops events when nobody reads them, network mounts send none, and a daemon that was down saw none: so every
+`rescan_seconds` each inbox is walked, and what the ledger does not know is taken up. Events only make that faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import anyio
+import structlog
+from anyio import to_thread
+from asyncinotify import Event, Inotify, Mask
+
+from daemon.config.sections import Inbox
+from daemon.errors import cause_of
+from daemon.inbox.settle import Patience, Settling
+from daemon.inbox.walk import LONGEST_PATH, Unread, Walk, compile_ignored
+from daemon.jobs import File, Version
+from daemon.ledger.records import Reader
+from daemon.monitoring.metrics import Metrics
+from daemon.system.mounts import ANSWER_SECONDS, is_network_mount
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+CHUNK, CHUNK_SECONDS = 512, 1.0  # files for one look into the ledger; what else ends a chunk
+LOOKS = 2  # threads of an inbox, so that dead ones do not use up those of all
+HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
+UNSETTLED = 20_000  # files waiting until they are whole; more are left to a scan that comes soon
+POLL_SECONDS = 5.0  # between scans where there are no events
+DEAF_SECONDS = 30.0  # that a later look than the first may take
+REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
+
+_EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB | Mask.ONLYDIR
+
+
+class Hint(NamedTuple):
+    """Something happened to this file."""
+
+    path: bytes
+    renamed: bool = False
+
+
+@dataclass(slots=True)
+class Folder:
+    """An inbox as the watcher sees it; `number` is its number in the ledger. Each has tasks and threads of its own, so that a
+    mount that does not answer holds up no other inbox."""
+
+    number: int
+    settings: Inbox
+    root: bytes
+    ignored: re.Pattern[bytes]
+    polls: bool = False
+    heard: bool = False  # it has answered once
+    longest: int = LONGEST_PATH  # bytes of a file's path in it
+    unread: Unread = field(init=False)  # folders in it that cannot be read
+    trouble: str = ""  # why it cannot be read
+    given_up: str = ""  # why it is waited for no longer
+    scanned_at: float = 0.0  # monotonic
+    scan_seconds: float = 0.0
+    wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan before their time
+    wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
+    hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
+    settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
+    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(LOOKS))
+    looks: list[float] = field(default_factory=list)  # when those threads began that are looking into it (monotonic)
+
+    def __post_init__(self) -> None:
+        self.unread = Unread(self.root)
+
+    @property
+    def label(self) -> str:
+        """In the metrics."""
+        return self.settings.name or str(self.number)
+
+    @property
+    def patience(self) -> Patience:
+        return Patience(self.settings.settle_seconds, trusts_clock=not self.polls)
+
+    async def look(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function that reads the folder, in a thread: it may never return."""
+        started = time.monotonic()
+        self.looks.append(started)
+        try:
+            answer = await to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=self.threads)
+            self.heard = True
+            return answer
+        finally:
+            self.looks.remove(started)
+
+    def deaf_seconds(self) -> float:
+        """How long it has not answered; 0 while that is not too long."""
+        waited = time.monotonic() - min(self.looks, default=time.monotonic())
+        return waited if waited > (DEAF_SECONDS if self.heard else ANSWER_SECONDS) else 0.0
+
+    def want_scan(self, subtree: bytes = b"") -> None:
+        self.wanted.add(subtree)
+        self.wake.set()
+
+    def push(self, hint: Hint) -> None:
+        try:
+            self.hints.put_nowait(hint)
+        except asyncio.QueueFull:
+            self.want_scan()
+
+    def obstacle(self) -> str:
+        """Why nothing is found in it at present; empty when all is well."""
+        if self.given_up:
+            return self.given_up
+        if deaf := self.deaf_seconds():
+            return f"inbox {self.settings.path} has not answered for {deaf:.0f} s; is its mount dead?"
+        return f"inbox {self.settings.path} cannot be read: {self.trouble}" if self.trouble else ""
+
+
+Admit = Callable[[list[File]], Awaitable[None]]
+
+
+class Watcher:
+    """Hands every whole new version of every file in the inboxes to `admit`, in lists."""
+
+    def __init__(self, inboxes: dict[int, Inbox], reader: Reader, rescan_seconds: float, metrics: Metrics) -> None:
+        self._folders = [_open_folder(number, inbox) for number, inbox in inboxes.items()]
+        self._reader = reader
+        self._rescan_seconds = rescan_seconds
+        self._metrics = metrics
+        self.heard_of: Callable[[], None] = lambda: None  # called when an inbox has answered for the first time
+        self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
+        self._inotify: Inotify | None = None
+        for folder in self._folders:
+            metrics.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
+
+    async def run(self, admit: Admit, *, once: bool = False) -> None:
+        """Watch until cancelled; with `once`, until all that is there has been found whole."""
+        self._admit = admit
+        if once:
+            async with anyio.create_task_group() as tasks:
+                for folder in self._folders:
+                    tasks.start_soon(self._sweep_or_give_up, folder)
+            return
+        self._inotify = self._start_inotify()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._listen)
+                for folder in self._folders:
+                    tasks.start_soon(self._follow, folder)
+                    tasks.start_soon(self._rescan, folder)
+        finally:
+            if self._inotify:
+                self._inotify.close()
+
+    def obstacles(self) -> list[str]:
+        """What keeps files from being found. Empty when nothing does."""
+        return [obstacle for folder in self._folders if (obstacle := folder.obstacle())]
+
+    def unread(self) -> list[Unread]:
+        """Of each inbox the folders that cannot be read, where there are some."""
+        return [folder.unread for folder in self._folders if len(folder.unread)]
+
+    def limit_paths(self, longest: Mapping[int, int]) -> None:
+        """By inbox: how long the path of a file in it may be, in bytes."""
+        for folder in self._folders:
+            folder.longest = longest[folder.number]
+
+    def answering(self) -> set[int]:
+        """The inboxes that can be read from without waiting for a dead mount."""
+        return {folder.number for folder in self._folders if folder.heard and not (folder.deaf_seconds() or folder.given_up)}
+
+    # The truth: scans
+
+    async def _sweep_or_give_up(self, folder: Folder) -> None:
+        """What does not answer is not waited for: it is told at the end."""
+        async with anyio.create_task_group() as tasks:
+
+            async def sweep() -> None:
+                await self._sweep(folder)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(sweep)
+            silences = 0
+            while silences < 2:  # in a row: else it was the whole machine that stood still
+                await anyio.sleep(ANSWER_SECONDS / 4)
+                silences = silences + 1 if folder.deaf_seconds() else 0
+            folder.given_up = folder.obstacle()
+            tasks.cancel_scope.cancel()
+
+    async def _sweep(self, folder: Folder) -> None:
+        """A scan of everything, then patience with what has not settled yet; another scan for what did not fit."""
+        await self._scan(folder, b"")
+        while (pause := folder.settling.seconds_to_next(time.monotonic())) is not None:
+            await anyio.sleep(pause)
+            await self._examine(folder, _due(folder))
+            if folder.settling.has_room_again:
+                await self._scan(folder, b"")
+
+    async def _rescan(self, folder: Folder) -> None:
+        while True:
+            folder.wake = anyio.Event()  # before looking, so that what is wanted meanwhile is not overslept
+            if folder.wanted or time.monotonic() >= self._next_scan(folder):
+                subtrees, folder.wanted = folder.wanted or {b""}, set()
+                for subtree in sorted(subtrees):
+                    await self._scan(folder, subtree)
+            with anyio.move_on_after(max(self._next_scan(folder) - time.monotonic(), 0.05)):
+                await folder.wake.wait()
+
+    def _next_scan(self, folder: Folder) -> float:
+        if not folder.scanned_at:
+            return 0.0
+        interval = min(POLL_SECONDS, self._rescan_seconds) if folder.polls else self._rescan_seconds
+        if folder.settling.overflowed:
+            interval = min(interval, folder.settings.settle_seconds)  # by then there is room for what was left out
+        return folder.scanned_at + max(interval, REST * folder.scan_seconds)
+
+    async def _scan(self, folder: Folder, subtree: bytes) -> None:
+        """Walk a folder and take up what the ledger does not know, a chunk at a time."""
+        started = time.monotonic()
+        first = not folder.scanned_at
+        if not folder.heard:
+            try:
+                network = await folder.look(is_network_mount, folder.settings.path)
+            except OSError as error:
+                self._answer(folder, error)
+                return
+            folder.polls |= network and folder.settings.watch == "auto"
+            self.heard_of()
+        if not subtree:
+            folder.unread.begin_scan()
+            folder.settling.overflowed = False  # what was left out until now is met again on this walk
+        chunks = self._walk(folder, subtree)
+        while (files := await folder.look(next, chunks, None)) is not None:
+            whole = self._whole(folder, [(file, False) for file in files])
+            if whole and not first and not subtree:
+                self._metrics.reconcile_found.inc(len(whole))
+            if whole:
+                await self._admit(whole)
+            if len(folder.settling) and folder.hints.empty():
+                folder.push(Hint(b""))  # the folder itself: so `_follow` learns that something settles
+        if not subtree:
+            folder.unread.end_scan()
+            folder.scan_seconds = time.monotonic() - started
+            folder.scanned_at = time.monotonic()
+            self._metrics.scan_seconds.observe(folder.scan_seconds)
+
+    def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
+        """Files the ledger does not know, in chunks, none of which is long in coming: else many folders without files would
+        look like a dead mount. Runs in a thread."""
+        found: list[File] = []
+        yielded_at = time.monotonic()
+        own = (partial(self._watch, folder), partial(self._answer, folder))
+        for entry in Walk(folder.root, folder.ignored, folder.settings.recursive, folder.unread, folder.longest, *own).files(
+            subtree
+        ):
+            if entry:
+                found.append(_file(folder.number, *entry))
+            if len(found) >= CHUNK or time.monotonic() > yielded_at + CHUNK_SECONDS:
+                yield self._unknown(folder, found)
+                found, yielded_at = [], time.monotonic()
+        yield self._unknown(folder, found)
+
+    def _unknown(self, folder: Folder, files: list[File]) -> list[File]:
+        known = self._reader.versions(folder.number, [file.path for file in files])
+        return [file for file in files if (file.path, file.version) not in known]
+
+    def _answer(self, folder: Folder, error: OSError | None) -> None:
+        """Say once that an inbox cannot be read."""
+        if error and not folder.trouble:
+            path = os.fsdecode(folder.root)
+            log.warning("inbox cannot be read; it is tried again at every scan", path=path, error=cause_of(error))
+        folder.trouble = cause_of(error) if error else ""
+
+    # The hints: events
+
+    def _start_inotify(self) -> Inotify | None:
+        if all(folder.settings.watch == "poll" for folder in self._folders):
+            return None
+        try:
+            return Inotify(cache_size=256)
+        except OSError as error:
+            self._fall_back(error)
+            return None
+
+    def _watch(self, folder: Folder, relative: bytes) -> None:
+        """Ask for events of one folder, before it is listed, so that nothing falls between."""
+        if folder.polls or self._inotify is None:
+            return
+        try:
+            watch = self._inotify.add_watch(os.path.join(folder.root, relative), _EVENTS)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EMFILE):
+                self._fall_back(error)
+            return
+        self._watched[watch.wd] = (folder, relative)
+
+    def _fall_back(self, error: OSError) -> None:
+        log.warning(
+            "inotify's limits are used up; folders are polled instead. Raise fs.inotify.max_user_watches and "
+            "fs.inotify.max_user_instances with sysctl.",
+            error=error.strerror,
+        )
+        for folder in self._folders:
+            folder.polls = True
+
+    async def _listen(self) -> None:
+        """Turn events into hints."""
+        if self._inotify is None:
+            return
+        async for event in self._inotify:
+            if event.mask & Mask.Q_OVERFLOW:
+                self._metrics.watch_overflows.inc()
+                for folder in self._folders:
+                    folder.want_scan()
+            elif event.watch and event.watch.wd in self._watched:
+                self._take_event(event, *self._watched[event.watch.wd])
+
+    def _take_event(self, event: Event, folder: Folder, relative: bytes) -> None:
+        if event.mask & Mask.IGNORED and event.watch:
+            self._watched.pop(event.watch.wd, None)
+            return
+        name = os.fsencode(event.name) if event.name else b""
+        if not name or folder.ignored.fullmatch(name):
+            return
+        path = os.path.join(relative, name) if relative else name
+        if not event.mask & Mask.ISDIR:
+            folder.push(Hint(path, renamed=bool(event.mask & Mask.MOVED_TO)))
+        elif folder.settings.recursive and (event.mask & (Mask.CREATE | Mask.MOVED_TO) or path in folder.unread.causes):
+            folder.want_scan(path)  # files may be in it already, or its rights have changed
+
+    async def _follow(self, folder: Folder) -> None:
+        """Look at what the hints name, and again at what had not settled."""
+        while True:
+            hints: list[Hint] = []
+            with anyio.move_on_after(folder.settling.seconds_to_next(time.monotonic())):
+                hints.append(await folder.hints.get())
+            while not folder.hints.empty() and len(hints) < CHUNK:
+                hints.append(folder.hints.get_nowait())
+            await self._examine(folder, hints + _due(folder))
+
+    async def _examine(self, folder: Folder, hints: list[Hint]) -> None:
+        """Look at each file named and admit those that are whole and new."""
+        renamed = {hint.path for hint in hints if hint.renamed}
+        paths = {hint.path for hint in hints}
+        if not paths:
+            return
+        files = await folder.look(self._look, folder, paths)
+        for path in paths - {file.path for file in files}:
+            folder.settling.forget(path)
+        if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
+            await self._admit(whole)
+        if folder.settling.overflowed:
+            folder.wake.set()  # the next scan is sooner than `_rescan` thought
+
+    def _look(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
+        """Each file as it is now, where the ledger does not know this version. Runs in a thread."""
+        found = [(path, status) for path in paths if len(path) <= folder.longest and (status := _status_of(folder, path))]
+        return self._unknown(folder, [_file(folder.number, path, status) for path, status in found])
+
+    def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
+        now, clock = time.monotonic(), time.time()
+        return [file for file, renamed in found if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)]
+
+
+def _open_folder(number: int, inbox: Inbox) -> Folder:
+    return Folder(number, inbox, os.fsencode(inbox.path), compile_ignored(inbox.ignore), polls=inbox.watch == "poll")
+
+
+def _due(folder: Folder) -> list[Hint]:
+    """Files that have had their time to settle."""
+    return [Hint(path) for path in folder.settling.due(time.monotonic())]
+
+
+def _status_of(folder: Folder, path: bytes) -> os.stat_result | None:
+    """The file as it is now; None when it has gone or is a folder."""
+    try:
+        status = os.stat(os.path.join(folder.root, path), follow_symlinks=False)
+    except OSError:
+        return None
+    return None if stat.S_ISDIR(status.st_mode) else status
+
+
+def _file(number: int, path: bytes, status: os.stat_result) -> File:
+    return File(number, path, Version.of(status), stat.S_ISREG(status.st_mode))

@@ -1,0 +1,54 @@
+"""Long reads of the ledger beside the daemon's work, in a separate thread and connection. They can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from daemon.ledger.schema import trouble_named
+from daemon.ledger.stopping import Stop, stopping
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def opened_beside(path: Path, stop: Stop) -> Iterator[sqlite3.Connection]:
+    """A read-only connection of the calling thread's. Raises Stopped, LedgerDamaged, LedgerUnusable."""
+    with trouble_named(path):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        with contextlib.closing(connection), stopping(connection, stop):
+            yield connection
+
+
+async def run_beside(function: Callable[..., T], *arguments: object) -> T:
+    """Call `function(*arguments, stop)` in a separate thread. When this is cancelled, `stop` returns true from then on, and
+    nobody waits for the thread, not even the end of the process."""
+    loop, told = asyncio.get_running_loop(), threading.Event()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def resolve(result: object, error: BaseException | None) -> None:
+        if not answer.done():
+            if error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)
+
+    def work() -> None:
+        result, raised = None, None
+        try:
+            result = function(*arguments, told.is_set)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+            raised = error
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            loop.call_soon_threadsafe(resolve, result, raised)
+
+    threading.Thread(target=work, name="beside", daemon=True).start()
+    try:
+        return await answer  # type: ignore[no-any-return]
+    finally:
+        told.set()

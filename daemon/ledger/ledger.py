@@ -1,0 +1,362 @@
+"""The ledger: one SQLite file that knows every image and holds every result. It is the truth.
+
+A result is durable when its transaction is. One thread writes, over one connection, and commits in groups: all that
+was asked for while the last commit ran goes into the next one, so many images share an fsync. A row is PENDING
+until it has its end; who works on it is a matter of the daemon's memory, so a crash leaves nothing leased.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
+from daemon.ledger import identity
+from daemon.ledger.records import Model, Record, assemble
+from daemon.ledger.rows import content_row, ending_checksum, file_row, job_of, reason_of, result_row
+from daemon.ledger.statements import SQL, run_rows
+from daemon.ledger.stored import Key, Stored, read_stored
+from daemon.ledger.writer import Alone, T, Work, Writer
+from daemon.system.clock import steady_seconds
+
+log = structlog.get_logger()
+
+
+class Ledger:
+    """The only writer. Every method is a request to the writing thread and returns when it is durable.
+
+    A full or failing disk raises LedgerUnusable; the request has then had no effect and may be repeated.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError."""
+        self.path = path
+        self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
+        self._damaged: set[Key] = set()  # digests with a model, or None for format and size
+        self._models: dict[int, Model] = {}
+        self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
+        self._inbox_paths: dict[int, bytes] = {}
+        self._priorities: dict[int, int] = {}  # inbox → priority
+        self._configured = "[]"  # inboxes, as JSON: rows of others wait until they are configured again
+        self._cursors: dict[int, int] = {}  # priority → last row handed out
+        self._asked_of: frozenset[int] = frozenset()  # the inboxes that the cursors have not passed over
+        self.awaited = 0  # requests for which shrinking the file stops
+        self.touched: set[bytes] | None = None  # digests that were written since it was made, where somebody asks
+        self.commit_seconds: Callable[[float], None] = lambda seconds: None
+        self._writer = Writer(self._connection, path, lambda seconds: self.commit_seconds(seconds))
+        self._ask = self._writer.ask
+
+    def close(self) -> None:
+        """Finish what was asked for and close the file."""
+        self._writer.close()
+        with contextlib.suppress(sqlite3.Error):
+            identity.note(self.path, identity.identity_of(self._connection))
+        self._connection.close()
+
+    async def identity(self) -> identity.Identity:
+        """Which ledger it is, and up to which number its images are numbered."""
+        return await self._ask(identity.identity_of)
+
+    # Setting up
+
+    async def register(self, inboxes: Sequence[tuple[Path, int]], models: Iterable[Model]) -> list[int]:
+        """Make inboxes (with their priorities) and the present models known; returns the inboxes' numbers."""
+        present = list(models)
+
+        def work(connection: sqlite3.Connection) -> list[int]:
+            numbers = []
+            for path, priority in inboxes:
+                connection.execute(SQL["add_inbox"], (os.fsencode(path),))
+                number = connection.execute(SQL["inbox_id"], (os.fsencode(path),)).fetchone()[0]
+                connection.execute(SQL["set_priority"], {"inbox": number, "priority": priority})
+                self._priorities[number] = priority
+                self._inbox_paths[number] = os.fsencode(path)
+                numbers.append(number)
+            for model in present:
+                connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+                key = (model.stage, model.fingerprint)
+                self._model_ids[model.stage] = connection.execute(SQL["model_id"], key).fetchone()[0]
+            self._models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
+            self._configured = msgspec.json.encode(numbers).decode()
+            self._cursors = {row[0]: 0 for row in connection.execute(SQL["priorities"])}
+            return numbers
+
+        return await self._ask(work)
+
+    async def bound_waits(self, retry_seconds: float, longest_seconds: float) -> None:
+        """Limit each wait for another attempt to its own pause from now, even if the last daemon had another time."""
+        bounds = {"now": steady_seconds(), "retry": retry_seconds, "longest": longest_seconds}
+        await self._ask(lambda connection: connection.execute(SQL["bound_waits"], bounds))
+
+    # Before a job
+
+    async def admit(self, files: Sequence[File]) -> Admitted:
+        """A row for each version that is new: PENDING or, for what is no regular file, SKIPPED. Older pending versions
+        of the same file are GONE or, with a result, DONE again."""
+
+        def work(connection: sqlite3.Connection) -> Admitted:
+            now = time.time()
+            last = connection.execute(SQL["last_id"]).fetchone()[0]
+            rows = [file_row(file, self._priorities[file.inbox], now) for file in files]
+            statuses = [row[0] for row in run_rows(connection, "admit", rows)]
+            new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
+            if not statuses:
+                return Admitted(*new, 0)
+            old = [row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()]
+            failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
+            return Admitted(*new, old.count(JobStatus.GONE), failures, old.count(JobStatus.DONE))
+
+        admitted = await self._ask_soon(work)
+        for file in files:
+            self._cursors.setdefault(self._priorities[file.inbox], 0)
+        return admitted
+
+    async def next_jobs(
+        self,
+        limit: int,
+        busy: Collection[int],
+        inboxes: Collection[int] | None = None,
+        only: Collection[int] | None = None,
+    ) -> list[Job]:
+        """Jobs to work on: those due for another try, then highest priority first and oldest first within it.
+
+        `busy` holds the ids in hand already. inboxes: only of these. only: of these ids, those due for another try. One caller
+        at a time: the ledger remembers how far it has read.
+        """
+        asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
+        wanted = msgspec.json.encode(sorted(asked_of)).decode()
+        if not self._asked_of.issuperset(asked_of):
+            self._cursors = dict.fromkeys(self._cursors, 0)
+        self._asked_of = frozenset(asked_of)
+
+        def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
+            most = limit + len(busy) if only is None else -1  # others may be due before them
+            due = connection.execute(SQL["again"], (steady_seconds(), wanted, most)).fetchall()
+            rows = [row for row in due if row["id"] not in busy and (only is None or row["id"] in only)][:limit]
+            cursors: dict[int, int] = {}
+            if only is not None:
+                return rows, cursors
+            for priority in sorted(self._cursors, reverse=True):
+                place = self._cursors[priority]
+                while found := connection.execute(SQL["fresh"], (priority, place, wanted, limit - len(rows))).fetchall():
+                    rows += [row for row in found if row["id"] not in busy]
+                    cursors[priority] = place = found[-1]["id"]
+            return rows, cursors
+
+        rows, cursors = await self._ask(work)
+        self._cursors |= cursors
+        return [job_of(row) for row in rows]
+
+    async def seconds_to_next_try(self, without: Collection[int] = ()) -> float | None:
+        """When the next postponed job is due; None when there is none. without: inboxes that are not asked about."""
+        now, wanted = steady_seconds(), self._configured
+        if without:
+            wanted = msgspec.json.encode(sorted(self._inbox_paths.keys() - set(without))).decode()
+        row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now, wanted)).fetchone())
+        return None if row[0] is None else max(0.0, float(row[0]) - now)
+
+    async def recall(self, jobs: Sequence[Job]) -> None:
+        """Give each job what is known of its bytes: format and size, and the results of the present models."""
+        digests = {job.digest for job in jobs}
+
+        def work(connection: sqlite3.Connection) -> Stored:
+            return self._read_stored(connection, digests)
+
+        stored = await self._ask(work)
+        stages = {number: stage for stage, number in self._model_ids.items()}
+        for job in jobs:
+            if job.digest in stored.contents:
+                job.format, job.width, job.height, job.pages = stored.contents[job.digest]
+                outputs = stored.results.get(job.digest, {})
+                job.outputs |= {stages[model]: output for model, output in outputs.items() if model in stages}
+
+    def _read_stored(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
+        """Damaged results are not used: the model runs again, and the new answer replaces the damaged one."""
+        stored = read_stored(connection, digests, self._models)
+        for digest, model in stored.damaged - self._damaged:
+            what = self._models[model].stage if model in self._models else "format and size"
+            log.error("result damaged in the ledger; its model runs again", what=what, digest=digest.hex())
+        self._damaged |= stored.damaged
+        return stored
+
+    # After it
+
+    async def keep(self, jobs: Sequence[Job]) -> None:
+        """Hold the outputs of jobs that are not finished yet, so that a crash resumes at the next segment."""
+        await self._ask(lambda connection: self._keep(connection, jobs))
+
+    async def blame(self, job: Job) -> None:
+        """Hold how many workers died on the job alone, so that a new daemon does not begin to count again."""
+        await self._ask(lambda connection: connection.execute(SQL["blame"], (job.deaths, job.id)))
+
+    async def end(self, endings: list[Ending], judge: Callable[[list[Job]], list[Ending]] | None = None) -> set[int]:
+        """Write how jobs ended, with every result they have. Returns the ids that were still PENDING until now:
+        a job whose file was replaced meanwhile is not among them and must not be published. Where other results of the
+        same bytes were there first, the jobs get those and are judged again, in `endings`: what is published is what the
+        ledger holds. A job that has a result and whose file is GONE keeps it, and is DONE as before."""
+
+        def work(connection: sqlite3.Connection) -> set[int]:
+            jobs = [e.job for e in endings]
+            changed = [] if self._keep(connection, jobs) else self._take_kept(connection, jobs)
+            if changed and judge:
+                again = {ending.job.id: ending for ending in judge(changed)}
+                endings[:] = [again.get(ending.job.id, ending) for ending in endings]
+            postponed = [
+                (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
+            ]
+            connection.executemany(SQL["postpone"], postponed)
+            standing = [(e.job.id,) for e in endings if e.keeps_result]
+            rows = [self._end_row(e) for e in endings if e.status is not JobStatus.PENDING and not e.keeps_result]
+            return {row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)}
+
+        return await self._ask(work)
+
+    def _take_kept(self, connection: sqlite3.Connection, jobs: list[Job]) -> list[Job]:
+        """Give the jobs the results that the ledger has; returns those that had said otherwise."""
+        digests = {job.digest for job in jobs}
+        stored = self._read_stored(connection, digests)
+        known = {Key(job.digest, self._model_ids[stage]) for job in jobs for stage in job.outputs}
+        if stored.damaged & known:
+            self._drop_damaged(connection, stored.damaged & known)
+            self._keep(connection, jobs)
+            stored = self._read_stored(connection, digests)
+        changed = []
+        for job in jobs:
+            kept = stored.results.get(job.digest, {})
+            outputs = {stage: kept.get(self._model_ids[stage], said) for stage, said in job.outputs.items()}
+            if any(outputs[stage].payload != said.payload for stage, said in job.outputs.items()):
+                changed.append(job)
+            job.outputs = outputs
+        return changed
+
+    def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
+        """To be followed by the rows that replace them."""
+        connection.executemany(SQL["drop_content"], [(digest,) for digest, model in damaged if model is None])
+        connection.executemany(SQL["drop_result"], [key for key in damaged if key[1] is not None])
+        self._damaged -= set(damaged)
+
+    def record_of(self, ending: Ending) -> Record:
+        """The record that `end` has written, without asking the file for it."""
+        job = ending.job
+        inbox_path = self._inbox_paths[job.inbox]
+        reason, detail = reason_of(ending.failure)
+        return Record(
+            id=job.id,
+            inbox=job.inbox,
+            inbox_path=inbox_path,
+            path=job.path,
+            location=job.location or os.path.join(inbox_path, job.path),
+            version=job.version,
+            status=ending.status,
+            attempts=ending.attempts,
+            seen_at=job.seen_at,
+            finished_at=ending.at,
+            digest=job.digest,
+            format=job.format,
+            width=job.width,
+            height=job.height,
+            pages=job.pages,
+            outputs=job.outputs,
+            models=[self._models[self._model_ids[stage]] for stage in job.outputs if ending.status is JobStatus.DONE],
+            bin=ending.bin,
+            criteria=ending.criteria,
+            reason=reason or "",
+            detail=detail or "",
+        )
+
+    async def mark_emitted(self, placed: Sequence[Placed], *, superseding: bool = False) -> None:
+        """The sidecars are written, the bins filled and the sources where they belong. superseding: some of earlier versions
+        may not be, and need not any more."""
+        rows = [(p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2)) for p in placed]
+
+        def work(connection: sqlite3.Connection) -> None:
+            run_rows(connection, "placed", [row for row in rows if row[1]])
+            for statement in ("emitted", "superseded") if superseding else ("emitted",):
+                run_rows(connection, statement, [(p.id,) for p in placed])
+
+        await self._ask(work)
+
+    async def owed(self, after: int, limit: int) -> list[Record]:
+        """Ended images whose sidecar and source a crash may have left undone, by id."""
+
+        def work(connection: sqlite3.Connection) -> list[Record]:
+            rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
+            return list(assemble(connection, rows, self._models))
+
+        return await self._ask(work)
+
+    async def doubt(self, ids: Sequence[int]) -> int:
+        """Images whose stored results are damaged, so that they cannot be published, back to PENDING; returns how many."""
+        rows = [{"id": number} for number in ids]
+
+        def work(connection: sqlite3.Connection) -> int:
+            return sum(connection.execute(SQL["doubt"], row).rowcount for row in rows)
+
+        return await self._ask(work)
+
+    async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
+        """Images that are FAILED, or DONE, back to PENDING with all their tries; returns how many. One that was DONE keeps
+        its result until it has another."""
+        rows = [{"id": number, "status": status} for number in ids]
+
+        def work(connection: sqlite3.Connection) -> int:
+            return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
+
+        return await self._ask_soon(work)
+
+    async def oldest_pending(self) -> float | None:
+        """When the longest-waiting image was seen, in Unix seconds."""
+
+        def work(connection: sqlite3.Connection) -> float | None:
+            rows = [connection.execute(SQL["oldest_pending"], (priority,)).fetchone() for priority in self._cursors]
+            return min((row[0] for row in rows if row), default=None)
+
+        return await self._ask(work)
+
+    async def run(self, work: Work | Alone) -> Any:
+        """Run anything else in the writing thread. It shares a transaction with others, so it should take only milliseconds."""
+        return await self._ask(work)
+
+    async def _ask_soon(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Make a request that must not wait until the file has been shrunk: an image or a person waits for it."""
+        self.awaited += 1
+        try:
+            return await self._ask(work)
+        finally:
+            self.awaited -= 1
+
+    # In the writing thread
+
+    def _keep(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
+        """Write results, but for those that the same bytes have already; returns whether there were none of these."""
+        if (touched := self.touched) is not None:  # the event loop may end the pruning meanwhile
+            touched.update(job.digest for job in jobs)
+        contents = [content_row(job) for job in jobs if job.width]
+        results = [
+            result_row(job.digest, (number := self._model_ids[stage]), self._models[number], output)
+            for job in jobs
+            for stage, output in job.outputs.items()
+        ]
+        if self._damaged:
+            self._drop_damaged(connection, self._damaged & {Key(row[0], None) for row in contents})
+        run_rows(connection, "keep_content", contents)
+        changes = connection.total_changes
+        run_rows(connection, "keep_result", results)
+        return connection.total_changes - changes == len(results)
+
+    def _end_row(self, ending: Ending) -> tuple[Any, ...]:
+        job, models = ending.job, None
+        if ending.status is JobStatus.DONE:
+            models = msgspec.json.encode([self._model_ids[stage] for stage in job.outputs]).decode()
+        result = (job.digest or None, models, ending.bin or None, ending.criteria or None)
+        made_by = [self._models[self._model_ids[stage]] for stage in job.outputs]
+        checksum = ending_checksum(ending, self._inbox_paths[job.inbox], made_by)
+        return (job.id, int(ending.status), *result, *reason_of(ending.failure), ending.at, ending.attempts, checksum)

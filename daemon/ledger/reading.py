@@ -1,0 +1,73 @@
+"""Connections that read the ledger, lent to one thread at a time.
+
+SQLite crashes the process when a connection is closed, or used by another thread, while a thread runs a statement on it. So
+nobody closes a connection that is lent: if the others were closed meanwhile, the borrower closes it when done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from daemon.ledger.schema import OLDER, WITH_CHECKSUMS, explain, read_version, set_factories
+
+
+class ReaderClosed(Exception):
+    """A thread that was left behind tries to read. Nobody waits for its answer."""
+
+
+class Connections:
+    """Read-only connections to one ledger: as many as there are threads that read at the same moment."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[sqlite3.Connection] = []
+        self._closed = False
+        self._lock = threading.Lock()  # of the two above; never held while SQLite works
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[sqlite3.Connection]:
+        """A connection for this thread alone. Raises ReaderClosed, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
+        connection = self._take() or self._open()
+        try:
+            yield connection
+        finally:
+            self._give_back(connection)
+
+    def close(self) -> None:
+        """Close idle connections now, and lent ones when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _take(self) -> sqlite3.Connection | None:
+        with self._lock:
+            if self._closed:
+                raise ReaderClosed
+            return self._idle.pop() if self._idle else None
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            with contextlib.ExitStack() as undo:
+                address = f"{self._path.absolute().as_uri()}?mode=ro"
+                connection = sqlite3.connect(address, uri=True, check_same_thread=False)  # one thread after another
+                undo.callback(connection.close)
+                set_factories(connection)
+                if 0 < read_version(self._path, connection) < WITH_CHECKSUMS:
+                    connection.executescript(OLDER)
+                undo.pop_all()
+        except sqlite3.DatabaseError as error:
+            raise explain(self._path, error) from error
+        return connection

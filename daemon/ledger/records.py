@@ -1,0 +1,360 @@
+"""What the ledger knows of an image, read: for sidecars, `show`, `export` and the rescan. Never writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.errors import LedgerDamaged
+from daemon.hints import command
+from daemon.jobs import JobStatus, Version
+from daemon.ledger import checksums, identity
+from daemon.ledger.reading import Connections
+from daemon.ledger.schema import WITH_CHECKSUMS, damaged, explain, read_version
+from daemon.ledger.statements import SQL, run_rows
+from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
+from daemon.messages import Output
+from daemon.sidecar import SCHEMA, describe_source, timestamp
+from stages.registry import STAGES
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What answered for a stage."""
+
+    stage: str
+    fingerprint: str
+    notice: str
+
+
+UNKNOWN = Model("an unknown stage", "", "")
+
+
+@dataclass(frozen=True)
+class Record:
+    """An image's row with the results that belong to it: all that is known, and all a sidecar needs."""
+
+    id: int
+    inbox: int
+    inbox_path: bytes
+    path: bytes  # relative to the inbox
+    location: bytes  # absolute: where the file lies now
+    version: Version
+    status: JobStatus
+    attempts: int
+    seen_at: float
+    finished_at: float | None
+    digest: bytes
+    format: str
+    width: int
+    height: int
+    outputs: dict[str, Output]
+    models: list[Model]
+    bin: str
+    criteria: bytes
+    reason: str
+    detail: str
+    pages: int = 1  # pictures in the file, of which the first was read
+    doubt: str = ""  # what of it is damaged in the ledger; such a record is not published
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the daemon has taken the file out of its inbox."""
+        return self.location != os.path.join(self.inbox_path, self.path)
+
+    @property
+    def told(self) -> str:
+        """Its bin or, in one line, why it has none."""
+        damage = f"damaged in the ledger: {self.doubt}" if self.doubt else ""
+        return damage or self.bin or ": ".join(filter(None, (self.reason, self.detail)))
+
+    def document(self) -> dict[str, Any]:
+        """The record as it stands in its sidecar; for an image without a result, with its reason instead."""
+        document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": describe_source(self.inbox_path, self)}
+        if notices := sorted({model.notice for model in self.models if model.notice}):
+            document["notice"] = " ".join(notices)
+        if self.status is JobStatus.DONE:
+            for stage, kind in STAGES.items():
+                if output := self.outputs.get(stage):
+                    document[kind.key] = msgspec.Raw(output.payload)
+            document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
+            document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
+            document["models"] = {model.stage: model.fingerprint for model in self.models}
+        else:
+            document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
+        document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
+        document["finished_at"] = timestamp(self.finished_at) if self.finished_at else None
+        return document
+
+    @cached_property
+    def sidecar(self) -> bytes:
+        """One JSON object and a newline, made once for the sidecar's file and the journal."""
+        return msgspec.json.encode(self.document()) + b"\n"
+
+    @property
+    def checksum(self) -> int:
+        """Of what its own row has to say in the sidecar; results and sizes have their own."""
+        image = checksums.Image(
+            self.id, self.inbox_path, self.path, self.version.size, self.seen_at, self.finished_at, self.digest
+        )
+        if self.status is JobStatus.DONE:
+            return checksums.of_done(image, self.models, self.bin, self.criteria or b"{}")
+        return checksums.of_failed(image, self.reason, self.detail, self.attempts)
+
+
+class Reader:
+    """Reads a ledger, beside the daemon's own connection or without a daemon. Any thread may use it."""
+
+    def __init__(self, path: Path, *, of_any_id: bool = False) -> None:
+        """of_any_id: whatever the file `identity` says. Raises FileNotFoundError when there is no ledger yet, LedgerDamaged,
+        LedgerUnusable, LedgerTooNew."""
+        known = None if of_any_id else identity.expect(path)
+        if not path.exists():
+            raise FileNotFoundError(path)
+        self.path = path
+        self._connections = Connections(path)
+        try:
+            with self._connections.lend() as connection:
+                if known and read_version(path, connection) >= WITH_CHECKSUMS:
+                    identity.compare(path, known, identity.identity_of(connection))
+            self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise explain(path, error) from error
+
+    def close(self) -> None:
+        """Threads that are reading finish what they read; whoever begins to read after this gets ReaderClosed."""
+        self._connections.close()
+
+    def counts(self) -> dict[JobStatus, int]:
+        """Versions by state; of those that FAILED only the newest of their file, as the others need nobody's attention."""
+        found = {JobStatus(status): count for status, count in self._rows("counts")}
+        return {status: found.get(status, 0) for status in JobStatus} | {JobStatus.FAILED: len(self.failed_ids())}
+
+    def bin_counts(self) -> dict[str, int]:
+        """Of each bin how many images `finished` tells."""
+        return {row["bin"]: row["count"] for row in self._rows("bin_counts")}
+
+    def bins(self) -> list[str]:
+        """All that some version is in or was in."""
+        return [row["bin"] for row in self._rows("bins")]
+
+    def inboxes(self) -> dict[int, bytes]:
+        return {row["id"]: row["path"] for row in self._rows("inboxes")}
+
+    def has_results(self, inbox: int) -> bool:
+        """Whether some file of it has a sidecar, or a reason among the failed."""
+        return bool(self._rows("has_results", inbox))
+
+    def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
+        """Every version of these files that the ledger knows."""
+        with self._connections.lend() as connection:
+            rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
+        return {(row[0], Version(*tuple(row)[1:])) for row in rows}
+
+    def find(self, name: str) -> list[Record]:
+        """The newest version of each file that answers to a name, by the most exact way in which any does."""
+        return self.assemble(next(filter(None, self._called(name)), []))
+
+    def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
+        """By number, path, a link to it, path in an inbox, where the daemon moved it, and by the end of its path."""
+        if name.isdecimal() and len(name) < 19:
+            yield self._rows("find_by_id", int(name))
+        given, inboxes = os.fsencode(name), self.inboxes().items()
+        absolute = (os.path.abspath(given), os.path.realpath(given))
+        for path in absolute:
+            yield [row for inbox, folder in inboxes for row in self._rows("find_by_path", inbox, os.path.relpath(path, folder))]
+        yield [row for inbox, _ in inboxes for row in self._rows("find_by_path", inbox, given)]
+        for path in absolute:
+            yield self._rows("find_by_location", path)
+        yield self._rows("find_by_end", b"/" + given, b"/" + given)
+
+    def newest(self, status: JobStatus | None, limit: int) -> list[Record]:
+        """Files whose newest version is in this state, or in any; the newest first."""
+        return self.assemble(self._rows("newest", status, status, limit))
+
+    def failed_ids(self) -> list[int]:
+        """Images that FAILED and were not replaced since."""
+        return [row["id"] for row in self._rows("failed")]
+
+    def newest_done(self, *, with_results: bool) -> Iterator[Record]:
+        """Files whose newest version is DONE and published, oldest first; without their results, thousands at once."""
+        return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
+
+    def count_made_by_others(self, present: Iterable[Model]) -> int:
+        """Files that are DONE by other models, for some stage at least, than the present ones."""
+        keys = {(model.stage, model.fingerprint) for model in present}
+        others = {number for number, model in self.models.items() if (model.stage, model.fingerprint) not in keys}
+        sets = self._rows("model_sets") if others else []
+        return sum(row["images"] for row in sets if others.intersection(msgspec.json.decode(row["models"])))
+
+    def find_number(self, number: int) -> Record | None:
+        return next(iter(self.assemble(self._rows("find_by_id", number))), None)
+
+    def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
+        """Every file whose newest version is DONE, and every image that was moved; oldest first, a few in memory at a time."""
+        return self._walk("finished", bin_name, bin_name, chunk)
+
+    def answers_of_each_model(self, stage: str, bin_name: str = "") -> list[bytes]:
+        """One answer of each model of a stage that made some result which `finished` tells."""
+        used = {
+            number for row in self._rows("finished_models", bin_name, bin_name) for number in msgspec.json.decode(row["models"])
+        }
+        found = [self._rows("first_answer", number) for number in sorted(used) if self.models[number].stage == stage]
+        return [row["payload"] for rows in found for row in rows]
+
+    def published(self) -> Iterator[Record]:
+        """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
+        return self._walk("published", 256)
+
+    def replaced(self) -> Iterator[Record]:
+        """Every image that had a sidecar or a reason, and has a newer version with one."""
+        return self._walk("replaced", 256)
+
+    def pending(self) -> Iterator[Record]:
+        """Every image that has no end yet."""
+        return self._walk("pending", 256)
+
+    def set_aside(self) -> Iterator[Record]:
+        """Every image that FAILED, was moved, and has a newer version; GONE if that came before it was tried again."""
+        return self._walk("set_aside", 256)
+
+    def owed(self) -> Iterator[Record]:
+        """Every image with an end that may not be published yet."""
+        return self._walk("owed", 256)
+
+    def check(self, go_on: GoOn = lambda: True) -> None:
+        """Read the ledger from end to end, and hold every row against its checksum. go_on: asked every few milliseconds; no
+        ends it early. Raises LedgerDamaged."""
+        self.check_file(go_on)
+        if found := next(self.damaged_rows(go_on), None) or next(self._doubtful_endings(go_on), None):
+            raise LedgerDamaged(
+                f"{self.path} is damaged: {found}. Stop the daemon and run `{command('repair')}`: it takes what is true from "
+                "the sidecars."
+            )
+
+    def check_file(self, go_on: GoOn = lambda: True) -> None:
+        """Read the file from end to end, without checksums. Raises LedgerDamaged."""
+        with self.lend() as connection:
+            found = find_fault_in_file(connection, go_on)
+        if found:
+            raise damaged(self.path, found)
+
+    def damaged_rows(self, go_on: GoOn = lambda: True) -> Iterator[str]:
+        """Every stored result, and every format and size, whose checksum does not hold."""
+        with self.lend() as connection:
+            for digest, model in find_damaged(connection, self.models, go_on):
+                yield self.name_of(digest, model)
+
+    def name_of(self, digest: bytes, model: int | None) -> str:
+        """A row of what is stored of some bytes, in words."""
+        what = "format and size" if model is None else f"the result of {self.models.get(model, UNKNOWN).stage}"
+        return f"{what} of the bytes sha256:{digest.hex()}"
+
+    def lend(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A connection that reads, for this thread alone."""
+        return self._connections.lend()
+
+    def _doubtful_endings(self, go_on: GoOn) -> Iterator[str]:
+        last = 0
+        while go_on() and (rows := self._rows("all_endings", last, 1024)):
+            records = self.assemble(rows)
+            yield from (f"{record.doubt} of image {record.id}" for record in records if record.doubt)
+            last = rows[-1]["id"]
+
+    def back_up(self, file: Path) -> None:
+        """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""
+        try:
+            with contextlib.closing(sqlite3.connect(file)) as copy, self._connections.lend() as connection:
+                connection.backup(copy)
+        except sqlite3.OperationalError as error:
+            raise OSError(str(error)) from error
+
+    def _walk(self, statement: str, *parameters: object, with_results: bool = True) -> Iterator[Record]:
+        last = 0
+        while rows := self._rows(statement, last, *parameters):
+            yield from self.assemble(rows, with_results=with_results)
+            last = rows[-1]["id"]
+
+    def assemble(self, rows: Iterable[sqlite3.Row], *, with_results: bool = True) -> list[Record]:
+        with self._connections.lend() as connection:
+            return list(assemble(connection, list(rows), self.models, with_results=with_results))
+
+    def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
+        with self._connections.lend() as connection:
+            return connection.execute(SQL[statement], parameters).fetchall()
+
+
+def assemble(
+    connection: sqlite3.Connection, rows: list[sqlite3.Row], models: dict[int, Model], *, with_results: bool = True
+) -> Iterator[Record]:
+    """Rows of `image` joined in memory with their contents and results. Raises LedgerDamaged when a row is no row."""
+    stored = read_stored(connection, {row["digest"] for row in rows if row["digest"] and with_results}, models)
+    for row in rows:
+        try:
+            record = _join(row, stored, models)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # as a flipped bit may leave it
+            raise damaged(
+                ledger_of(connection), f"image {row['id']} cannot be read ({type(error).__name__}: {error})"
+            ) from error
+        doubt = _doubt(record, row["checksum"], stored) if with_results else ""
+        yield replace(record, doubt=doubt) if doubt else record
+
+
+def _doubt(record: Record, checksum: int | None, stored: Stored) -> str:
+    """What of an image that has its end is damaged or missing, in a few words; empty when nothing is."""
+    if record.status not in (JobStatus.DONE, JobStatus.FAILED):
+        return ""
+    is_done = record.status is JobStatus.DONE
+    found = [f"the result of {model.stage}" for model in record.models if model.stage not in record.outputs]
+    if (is_done and record.digest not in stored.contents) or Key(record.digest, None) in stored.damaged:
+        found.append("its format and size")
+    # A try that did not come to read the file has left the digest of an earlier one.
+    versions = [record] if is_done else [record, replace(record, digest=b"")]
+    if not any(checksums.holds(checksum, attrgetter("checksum"), version) for version in versions):
+        found.append("its row")
+    return ", ".join(found)
+
+
+def ledger_of(connection: sqlite3.Connection) -> Path:
+    """The file that a connection is of."""
+    return Path(connection.execute("PRAGMA database_list").fetchone()["file"])
+
+
+def _join(row: sqlite3.Row, stored: Stored, models: dict[int, Model]) -> Record:
+    used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
+    outputs = stored.results.get(row["digest"], {})
+    format, width, height, pages = stored.contents.get(row["digest"], ("", 0, 0, 1))
+    return Record(
+        id=row["id"],
+        inbox=row["inbox"],
+        inbox_path=row["inbox_path"],
+        path=row["path"],
+        location=row["location"] or os.path.join(row["inbox_path"], row["path"]),
+        version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+        status=JobStatus(row["status"]),
+        attempts=row["attempts"],
+        seen_at=row["seen_at"],
+        finished_at=row["finished_at"],
+        digest=row["digest"] or b"",
+        format=format,
+        width=width,
+        height=height,
+        outputs={models[model].stage: outputs[model] for model in used if model in outputs},
+        models=[models[model] for model in used],
+        bin=row["bin"] or "",
+        criteria=row["criteria"] or b"{}",
+        reason=row["reason"] or "",
+        detail=row["detail"] or "",
+        pages=pages,
+    )

@@ -1,0 +1,63 @@
+"""What stands in a row of the ledger's tables, made from the daemon's nouns and turned into them again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
+from daemon.ledger import checksums
+from daemon.ledger.records import Model, Record
+from daemon.messages import Output
+from stages.base import Reason
+
+
+def content_row(known: Job | Record) -> tuple[Any, ...]:
+    """As `keep_content` takes it."""
+    fields = (known.digest, known.format, known.width, known.height, known.pages)
+    return (*fields, checksums.of_content(*fields))
+
+
+def result_row(digest: bytes, number: int, model: Model, output: Output) -> tuple[Any, ...]:
+    """As `keep_result` takes it. number: the model's in the ledger."""
+    checksum = checksums.of_result(digest, model.stage, model.fingerprint, output.payload, output.seconds)
+    return (digest, number, output.payload, output.seconds, checksum)
+
+
+def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
+    """The checksum of the record that an ending leaves; only what has a sidecar or a reason has one."""
+    job = ending.job
+    image = checksums.Image(job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, job.digest)
+    if ending.status is JobStatus.DONE:
+        return checksums.of_done(image, models, ending.bin, ending.criteria or b"{}")
+    if ending.status is JobStatus.FAILED:
+        reason, detail = reason_of(ending.failure)
+        return checksums.of_failed(image, reason or "", detail or "", ending.attempts)
+    return None
+
+
+def file_row(file: File, priority: int, now: float) -> tuple[Any, ...]:
+    """As `admit` takes it."""
+    status, reason = (JobStatus.PENDING, None) if file.regular else (JobStatus.SKIPPED, Reason.NOT_REGULAR)
+    return (file.inbox, file.path, *file.version, priority, int(status), now, reason, 0, 0)
+
+
+def job_of(row: sqlite3.Row) -> Job:
+    """From `fresh` or `again`."""
+    return Job(
+        id=row["id"],
+        inbox=row["inbox"],
+        path=row["path"],
+        location=row["location"] or b"",
+        version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+        attempts=row["attempts"],
+        seen_at=row["seen_at"],
+        deaths=row["deaths"],
+        has_result=bool(row["has_result"]),
+    )
+
+
+def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:
+    # A name that is not UTF-8 may have found its way into the detail; SQLite and JSON take neither.
+    return (failure.reason, failure.detail.encode(errors="backslashreplace").decode()) if failure else (None, None)

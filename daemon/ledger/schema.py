@@ -1,0 +1,136 @@
+"""The ledger's file: whether it is one, whether it is whole, and that its tables are those of this program.
+
+Migrations go forward only: an older file is brought up to date when the daemon opens it, a newer one is refused untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from daemon.errors import SCARCE, ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError, find_scarcity
+from daemon.hints import command
+from daemon.ledger.soundness import find_fault
+from daemon.ledger.statements import SQL
+
+APPLICATION_ID = 0x56495344  # "VISD"
+# The first brings schema 1 to schema 2, and so on; append only. `schema` in ledger.sql is what comes out of all of them.
+MIGRATIONS = [
+    "ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;",
+    """
+    ALTER TABLE content ADD COLUMN pages INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE content ADD COLUMN checksum INTEGER;
+    ALTER TABLE result ADD COLUMN checksum INTEGER;
+    ALTER TABLE image ADD COLUMN checksum INTEGER;
+    CREATE TABLE meta (id TEXT NOT NULL, made_at TEXT NOT NULL);
+    INSERT INTO meta VALUES (lower(hex(randomblob(16))), strftime('%Y-%m-%dT%H:%M:%SZ', 'now'));
+    """,
+]
+WITH_CHECKSUMS = 3  # the first schema that has them, and an id
+# By these names an older ledger is read as if it had what came with them.
+ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
+OLDER = "".join(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table};" for table, columns in ADDED.items())
+
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY)
+
+
+def newest() -> int:
+    """The schema that this program writes."""
+    return 1 + len(MIGRATIONS)
+
+
+def connect(path: Path, id: str = "") -> sqlite3.Connection:
+    """Open a ledger for writing: create it if there is none, migrate it if it is older. id: for one that has none yet.
+
+    Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError when it is another program's.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    except sqlite3.OperationalError as error:
+        raise explain(path, error) from error
+    set_factories(connection)
+    try:
+        version = read_version(path, connection)
+        if version and (fault := find_fault(connection, current=version == newest())):  # before anything is written
+            raise damaged(path, fault)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA cache_size = -65536")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        if version < newest():
+            steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
+            steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT;"
+            )
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise explain(path, error) from error
+    except (LedgerTooNew, LedgerDamaged, ConfigError):
+        connection.close()
+        raise
+    return connection
+
+
+def set_factories(connection: sqlite3.Connection) -> None:
+    """Rows by name; and text that a flipped bit has made no text is read all the same: its checksum tells."""
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = lambda data: data.decode(errors="replace")
+
+
+def read_version(path: Path, connection: sqlite3.Connection) -> int:
+    """The schema of a file; 0: it has none yet. Raises ConfigError when it is another program's, LedgerTooNew."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    owner = connection.execute("PRAGMA application_id").fetchone()[0]
+    if connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0] == 0:
+        return 0
+    if owner != APPLICATION_ID:
+        raise ConfigError([f"{path} is a database of another program. Name another folder in [state] path."])
+    if version > newest():
+        raise LedgerTooNew(
+            f"{path} was written by a newer visiond (schema {version}, this one knows {newest()}). "
+            "Upgrade visiond, or name another folder in [state] path."
+        )
+    return version
+
+
+@contextlib.contextmanager
+def trouble_named(path: Path) -> Iterator[None]:
+    """What SQLite raises for the sake of the file, wherever it is read, as an error of ours; a defect passes."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if _code(error) in _DAMAGE + _TROUBLE:
+            raise explain(path, error) from error
+        raise
+
+
+def explain(path: Path, error: sqlite3.DatabaseError) -> VisiondError:
+    """Why a file cannot be used as a ledger: LedgerUnusable where it may well be whole, else LedgerDamaged."""
+    if _code(error) in _TROUBLE:
+        return unusable(path, error)
+    return damaged(path, error)
+
+
+def _code(error: sqlite3.DatabaseError) -> int:
+    """The primary result code of SQLite; 0 for what Python's module raises by itself."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def unusable(path: Path, error: Exception) -> LedgerUnusable:
+    if isinstance(error, sqlite3.DatabaseError) and _code(error) == sqlite3.SQLITE_CANTOPEN and (lack := find_scarcity()):
+        trouble = LedgerUnusable(f"{path} cannot be used: {SCARCE[lack]}.")
+        trouble.errno = lack
+        return trouble
+    return LedgerUnusable(f"{path} cannot be used: {error}. Is it a file that may be read and written, on a disk with room?")
+
+
+def damaged(path: Path, found: object) -> LedgerDamaged:
+    return LedgerDamaged(
+        f"{path} cannot be used: {found}. Stop the daemon and restore a backup, or run `{command('repair')}`: "
+        "it makes the ledger anew from the sidecars, and no model has to run again."
+    )

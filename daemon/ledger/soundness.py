@@ -1,0 +1,100 @@
+"""Checks a ledger when it is opened, as far as a short time allows; `visiond verify` reads all of it.
+
+Always checked: the file's length, its tables and indexes by name and text, the free list, the last number given, and the
+small tables with their indexes. A ledger of up to SMALL_BYTES is read from end to end. Checksums are compared when a row is
+read, wherever it lies (checksums.py).
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import struct
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+from daemon.ledger.statements import SQL
+
+SMALL_BYTES = 256 << 20  # which SQLite checks in half a second
+MOST = 1 << 53  # the highest number of an image, and the largest size: every JSON parser keeps these exact
+MAGIC = b"SQLite format 3\0"
+HEADER_BYTES = 100
+SMALL_TABLES = ("inbox", "model", "meta")
+
+
+def is_blank(path: Path) -> bool:
+    """Whether the ledger has no content: the file is missing, empty, or one page without tables, and there is no -wal to apply.
+
+    Raises OSError.
+    """
+    if not path.is_file():
+        return not path.exists()
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES + 8)
+    wal = Path(f"{path}-wal")
+    if not head:
+        return True  # SQLite deletes the -wal of an empty file
+    tables = int.from_bytes(head[HEADER_BYTES + 3 : HEADER_BYTES + 5])
+    return head.startswith(MAGIC) and tables == 0 and not (wal.exists() and wal.stat().st_size)
+
+
+def find_cut(path: Path) -> str:
+    """What is wrong if the file is shorter than its header says; else empty. With a -wal, the rest may be in that."""
+    wal = Path(f"{path}-wal")
+    if wal.exists() and wal.stat().st_size:
+        return ""
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+    if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
+        return ""  # SQLite says what it thinks of it
+    page_bytes, pages = _page_bytes(head), struct.unpack(">I", head[28:32])[0]
+    is_valid = head[24:28] == head[92:96]  # else an old SQLite wrote last, which did not keep the count
+    length = path.stat().st_size
+    if is_valid and length < page_bytes * pages:
+        return f"it is cut short: it has {length} of {page_bytes * pages} bytes"
+    return ""
+
+
+def _page_bytes(head: bytes) -> int:
+    size: int = struct.unpack(">H", head[16:18])[0]
+    return 65536 if size == 1 else size
+
+
+def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
+    """What is wrong with an open ledger, in a few words; empty when nothing is found. current: its schema is this program's.
+
+    Raises sqlite3.DatabaseError.
+    """
+    pages, page_bytes = _pragma(connection, "page_count"), _pragma(connection, "page_size")
+    if _pragma(connection, "freelist_count") > pages:
+        return "its list of free pages is longer than the file"
+    if current and (missing := expected_tables() - tables_of(connection)):
+        return f"{len(missing)} of its tables or indexes are not as visiond makes them"
+    small = pages * page_bytes <= SMALL_BYTES
+    for scope in ("1",) if small else SMALL_TABLES if current else ():
+        if (found := connection.execute(f"PRAGMA integrity_check({scope})").fetchone()[0]) != "ok":
+            return str(found).replace("\n", " ")
+    last = connection.execute(SQL["last_number"]).fetchone()[0]
+    highest = connection.execute(SQL["last_id"]).fetchone()[0]
+    if not highest <= last <= MOST:
+        return f"the last image number it gave is {last}, its highest is {highest}, and the limit is {MOST}"
+    return ""
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    return value
+
+
+def tables_of(connection: sqlite3.Connection) -> frozenset[str]:
+    """The statements that made tables and indexes, without comments and spaces."""
+    made = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+    return frozenset(f"{name}: " + re.sub(r"--.*|\s", "", sql) for name, sql in made)
+
+
+@cache
+def expected_tables() -> frozenset[str]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SQL["schema"])
+        return tables_of(connection)

@@ -1,0 +1,50 @@
+"""The statements of ledger.sql by name, and how a batch of rows becomes one call of SQLite."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+_CHUNKS = (128, 32, 8, 1)  # few sizes, so that the statements stay in SQLite's cache of prepared ones
+
+
+def _parse(text: str) -> dict[str, str]:
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    statements = {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    for condition in ("is_newest", "is_spare"):
+        text = statements.pop(condition)
+        statements = {name: body.replace(f":{condition}", text) for name, body in statements.items()}
+    return statements
+
+
+SQL = _parse(resources.files("daemon.ledger").joinpath("ledger.sql").read_text())
+
+
+def run_rows(connection: sqlite3.Connection, name: str, rows: Sequence[Sequence[Any]], *before: Any) -> list[Any]:
+    """Run a statement with `:rows` over many rows, in few calls; returns the rows that it returns.
+
+    `before` are parameters in front of the rows. Rows of one column become a plain list, as for IN.
+    """
+    returned: list[Any] = []
+    start = 0
+    for chunk in _CHUNKS:
+        while len(rows) - start >= chunk:
+            part = rows[start : start + chunk]
+            start += chunk
+            values = [value for row in part for value in row]
+            returned += connection.execute(_expand(name, chunk, len(part[0])), (*before, *values)).fetchall()
+    return returned
+
+
+def _expand(name: str, rows: int, columns: int) -> str:
+    key = (name, rows, columns)
+    if key not in _expanded:
+        row = "?" if columns == 1 else f"({', '.join('?' * columns)})"
+        _expanded[key] = SQL[name].replace(":rows", ", ".join([row] * rows))
+    return _expanded[key]
+
+
+_expanded: dict[tuple[str, int, int], str] = {}

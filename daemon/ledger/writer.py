@@ -1,0 +1,109 @@
+"""The thread that writes the ledger. It commits in groups: all requests that came during the last commit go into the next
+one, so many requests share an fsync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from daemon.ledger.schema import unusable
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], Any]
+
+GROUP = 256  # most requests in one transaction
+
+
+class Alone(NamedTuple):
+    """Work that runs between two transactions."""
+
+    work: Work
+
+
+class Writer:
+    """Runs requests over one connection, in a separate thread. Called from the event loop."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, committed: Callable[[float], None]) -> None:
+        """committed: called after each commit that wrote something, with its seconds."""
+        self._connection = connection
+        self._path = path
+        self._committed = committed
+        self._requests: queue.SimpleQueue[tuple[Work | Alone, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Finish all requests. The connection stays open."""
+        self._requests.put(None)
+        self._thread.join()
+
+    async def ask(self, work: Callable[[sqlite3.Connection], T] | Alone) -> T:
+        """The answer, once it is durable. Raises LedgerUnusable if the disk does not accept it: then nothing was done."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._requests.put((work, future))
+        return await future
+
+    def _write(self) -> None:
+        """Take all requests, run them in one transaction, commit, answer."""
+        while (request := self._requests.get()) is not None:
+            if isinstance(request[0], Alone):
+                _answer([request], [self._attempt(request[0])])
+                continue
+            group = [request]
+            while len(group) < GROUP and not self._requests.empty():
+                following = self._requests.get()
+                if following is None or isinstance(following[0], Alone):
+                    self._requests.put(following)
+                    break
+                group.append(following)
+            started, changes = time.perf_counter(), self._connection.total_changes
+            try:
+                answers: list[Any] = self._transact([work for work, _ in group])
+            except Exception:  # noqa: BLE001 - of SQLite or of a request of ours
+                # One of them cannot be done: each gets a transaction of its own, so that only the guilty fails.
+                answers = [self._attempt(work) for work, _ in group]
+            if self._connection.total_changes > changes:
+                self._committed(time.perf_counter() - started)
+            _answer(group, answers)
+
+    def _transact(self, works: Sequence[Any]) -> list[Any]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            answers = [work(self._connection) for work in works]
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        return answers
+
+    def _attempt(self, work: Work | Alone) -> Any:
+        try:
+            return work.work(self._connection) if isinstance(work, Alone) else self._transact([work])[0]
+        except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may pass
+            return unusable(self._path, error)
+        except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+            return error
+
+
+def _answer(group: list[tuple[Any, asyncio.Future[Any]]], answers: list[Any]) -> None:
+    """Resolve the group's futures, with one call into the event loop."""
+
+    def resolve() -> None:
+        for (_, future), answer in zip(group, answers, strict=True):
+            if not future.done():
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+    with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+        group[0][1].get_loop().call_soon_threadsafe(resolve)

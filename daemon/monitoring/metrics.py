@@ -1,0 +1,231 @@
+"""What Prometheus sees. One registry, in the daemon; workers send their figures with their replies.
+
+Label values come from closed sets only: never a path, never an error's text.
+"""
+
+from __future__ import annotations
+
+import collections
+import resource
+import time
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from daemon import __version__
+from daemon.jobs import Admitted, Ending, Job, JobStatus
+from daemon.messages import Reply
+from daemon.monitoring import notices
+from daemon.monitoring.snapshot import TASKS
+from daemon.system import lines
+from daemon.system.gpus import list_gpus
+from stages.base import Reason
+from stages.registry import ORDER
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES)
+GPU_SECONDS = 1.0  # at least so long between two questions to the driver
+
+# When each series began: as many series again as there are counters and histograms, and `rate` does without.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Loss(StrEnum):
+    """Why a worker had to be replaced."""
+
+    DIED = "died"
+    TIMEOUT = "timeout"  # a batch took too long
+    LOAD = "load"  # it was lost before it was ready
+    SHARING = "sharing"  # another one was lost that it shared its GPU with
+
+
+class Metrics:
+    """Every metric of the daemon, by attribute."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=SECONDS)
+        self.outcomes: collections.Counter[JobStatus] = collections.Counter()  # of this run, for reading back
+        self.failures_replaced = 0  # in this run, by newer versions of their files
+        self.results_kept = 0  # in this run, of images that were to be annotated anew
+
+        self.images = counter("visiond_images", "Images that reached their end.", ["outcome", "reason"])
+        self.retries = counter("visiond_retries", "Tries that failed and are made again.", ["reason"])
+        self.bins = counter("visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"])
+        self.image_seconds = histogram("visiond_image_duration_seconds", "From feeding an image to its durable result.")
+        self.wait_seconds = histogram("visiond_image_wait_seconds", "From seeing an image to feeding it.", buckets=LONG_SECONDS)
+        self.in_flight = gauge("visiond_images_in_flight", "Images fed and not yet ended.")
+        self.pending = gauge("visiond_images_pending", "Images in the ledger without an end.")
+        self.oldest_pending = gauge("visiond_oldest_pending_seconds", "Age of the image that waits longest; 0 when none does.")
+        self.last_success = gauge("visiond_last_success_timestamp_seconds", "When an image last became DONE.")
+
+        self.scan_seconds = histogram("visiond_scan_duration_seconds", "A scan of an inbox.", buckets=LONG_SECONDS)
+        self.reconcile_found = counter("visiond_reconcile_found", "Files a later scan found that events had missed.")
+        self.watch_overflows = counter("visiond_watch_overflows", "Times the kernel's event queue ran over.")
+        self.unread_folders = gauge("visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"])
+        self.slab_used = gauge("visiond_slab_used_bytes", "Bytes of images in flight.")
+        self.slab_size = gauge("visiond_slab_size_bytes", "The byte budget.")
+        self.reused = counter("visiond_reused_results", "Results answered from the ledger.", ["stage"])
+        self.queue_depth = gauge("visiond_queue_depth", "Images waiting for a worker.", ["segment"])
+        self.batch_images = histogram(
+            "visiond_batch_images", "Images in a batch sent to a worker.", ["segment"], buckets=BATCHES
+        )
+        self.stage_seconds = histogram("visiond_stage_duration_seconds", "A stage's time over one batch.", ["stage"])
+        self.stage_images = counter("visiond_stage_images", "Images a stage answered.", ["stage"])
+        self.commit_seconds = histogram("visiond_ledger_commit_seconds", "A transaction of the ledger.")
+        self.upkeep_success = gauge(
+            "visiond_upkeep_last_success_timestamp_seconds", "When an upkeep task last succeeded; 0: never.", ["task"]
+        )
+        self.upkeep_failures = counter("visiond_upkeep_failures", "Upkeep tasks that failed.", ["task"])
+        self.paused = gauge("visiond_paused", "1 while results cannot be written.")
+
+        self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
+        self.workers_sharing = gauge("visiond_workers_sharing", "Workers that share their GPU side by side (MPS).", ["segment"])
+        self.worker_restarts = counter("visiond_worker_restarts", "Workers that had to be replaced.", ["device", "reason"])
+        self.model_load_seconds = gauge(
+            "visiond_model_load_seconds", "Time of the last load of a stage's model.", ["device", "stage"]
+        )
+        self.out_of_memory = counter("visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"])
+        self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
+        self.stage_notice = gauge(
+            "visiond_stage_notice_info", "1 where a stage's weights carry a notice of this kind.", ["stage", "notice"]
+        )
+        self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
+
+        self._begin_at_zero()
+        registry.register(_Process())
+        registry.register(_Gpus())
+
+    def _begin_at_zero(self) -> None:
+        """Counters exist before their first event, which `rate` and `increase` would not see otherwise. Those with a segment, a
+        stage or a device follow in `begin_segment`."""
+        Info("visiond_build", "Version of visiond.", registry=self.registry).info({"version": __version__})
+        for outcome, reasons in (("done", [""]), ("gone", [""]), ("failed", Reason), ("skipped", SKIPPED_FOR)):
+            for reason in reasons:
+                self.images.labels(outcome, str(reason))
+        for reason in Reason:
+            self.retries.labels(reason.value)
+        for task in TASKS:
+            self.upkeep_success.labels(task)
+            self.upkeep_failures.labels(task)
+        for name in ("A", "B", "C", "other"):
+            self.bins.labels(name)
+        for stage in ORDER:
+            for kind in notices.KINDS:
+                self.stage_notice.labels(stage, kind)
+
+    def noticed(self, of_stages: Mapping[str, str]) -> None:
+        """of_stages: what is to be said beside each stage's answers."""
+        for stage, notice in of_stages.items():
+            self.stage_notice.labels(stage, notices.kind_of(notice)).set(1)
+
+    def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
+        """What this segment, its stages and its devices will count begins at zero."""
+        self.batch_images.labels(name)
+        for stage in stages:
+            for metric in (self.reused, self.stage_seconds, self.stage_images):
+                metric.labels(stage)
+        for device in devices:
+            self.out_of_memory.labels(device)
+            for loss in Loss:
+                self.worker_restarts.labels(device, loss.value)
+
+    # What the pipeline reports, a line for each event.
+
+    def admitted(self, admitted: Admitted) -> None:
+        self.pending.inc(admitted.pending - admitted.replaced - admitted.results_kept)
+        self.failures_replaced += admitted.failures_replaced
+        self.results_kept += admitted.results_kept
+        for status, reason, count in (
+            (JobStatus.SKIPPED, Reason.NOT_REGULAR.value, admitted.skipped),
+            (JobStatus.GONE, "", admitted.replaced),
+        ):
+            if count:
+                self.outcomes[status] += count
+                self.images.labels(status.name.lower(), reason).inc(count)
+
+    def put_back(self, images: int) -> None:
+        """So many that had their end at the start are to be annotated again."""
+        self.pending.inc(images)
+        self.results_kept -= images
+
+    def fed(self, job: Job) -> None:
+        if not job.has_result:  # which it may have had for a year
+            self.wait_seconds.observe(max(0.0, time.time() - job.seen_at))
+        for stage in job.outputs:
+            self.reused.labels(stage).inc()
+
+    def replied(self, lane: str, device: str, reply: Reply) -> None:
+        self.batch_images.labels(lane).observe(len(reply.outcomes))
+        for run in reply.runs:
+            self.stage_seconds.labels(run.stage).observe(run.seconds)
+            self.stage_images.labels(run.stage).inc(run.images)
+        if reply.out_of_memory:
+            self.out_of_memory.labels(device).inc(reply.out_of_memory)
+
+    def ended(self, ending: Ending) -> None:
+        reason = ending.failure.reason.value if ending.failure else ""
+        if ending.status is JobStatus.PENDING:
+            self.retries.labels(reason).inc()
+            return
+        self.pending.dec()
+        if ending.keeps_result:
+            self.results_kept += 1
+            return
+        self.outcomes[ending.status] += 1
+        self.images.labels(ending.status.name.lower(), reason).inc()
+        if ending.status is JobStatus.DONE:
+            self.bins.labels(ending.bin if ending.bin in ("A", "B", "C") else "other").inc()
+            self.image_seconds.observe(time.monotonic() - ending.job.fed_at)
+            self.last_success.set(ending.at)
+
+    def value(self, name: str, **labels: str) -> float:
+        """A sample's present value, 0 when it has none yet."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+class _Process(Collector):
+    """The daemon process itself; named as the standard process metrics are."""
+
+    def collect(self) -> Iterable[Metric]:
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
+        yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
+        yield CounterMetricFamily("visiond_log_lines_dropped", "Log lines dropped: nobody read them in time.", lines.dropped())
+
+
+class _Gpus(Collector):
+    """Memory and utilisation of the GPUs, asked of the driver when Prometheus asks, at most once a second."""
+
+    def __init__(self) -> None:
+        self._asked = -GPU_SECONDS
+        self._families: list[Metric] = []
+        self._peaks: dict[str, int] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        if (now := time.monotonic()) - self._asked >= GPU_SECONDS:
+            self._asked = now
+            self._families = list(self._ask())
+        return self._families
+
+    def _ask(self) -> Iterable[Metric]:
+        labels = ["gpu", "uuid", "name"]
+        memory = GaugeMetricFamily("visiond_gpu_memory_bytes", "GPU memory.", labels=[*labels, "kind"])
+        utilisation = GaugeMetricFamily("visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels)
+        for gpu in list_gpus():
+            label = [str(gpu.index), gpu.uuid, gpu.name]
+            peak = self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))
+            for kind, value in (("total", gpu.total_bytes), ("used", gpu.used_bytes), ("peak", peak)):
+                memory.add_metric([*label, kind], value)
+            if gpu.utilisation is not None:
+                utilisation.add_metric(label, gpu.utilisation)
+        return memory, utilisation

@@ -1,0 +1,1 @@
+"""What brings ledger and results together again: verify, repair, rebuild, redo."""

@@ -1,0 +1,224 @@
+"""The ledger made from its sidecars: each holds all that its result consists of. No model runs.
+
+What was pending is found again by the daemon's scan of the inboxes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from daemon.config.loading import Config
+from daemon.errors import LedgerDamaged
+from daemon.inbox.sources import taken_names
+from daemon.jobs import JobStatus, Version
+from daemon.ledger import identity
+from daemon.ledger.files import sync_folder
+from daemon.ledger.records import Model, Record
+from daemon.ledger.rows import content_row, result_row
+from daemon.ledger.schema import connect
+from daemon.ledger.soundness import MOST
+from daemon.ledger.statements import SQL, run_rows
+from daemon.messages import Output
+from daemon.results.sinks import Sink
+from daemon.sidecar import SCHEMA, Sidecar, path_of
+from daemon.state import DATABASE, LEDGER
+from stages.registry import STAGES
+
+CHUNK = 512  # sidecars restored in one transaction
+CLOCK_SECONDS = 0.001  # to which the times in a sidecar are cut
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sidecar. kind: "whole", "missing", "edited", "foreign" (of no row) or "damaged" (what the ledger has of it) beside a
+    ledger; "restored" or "left out" where the ledger is made from it. "kept": no sidecar, but where the old ledger is now."""
+
+    kind: str
+    file: bytes
+    detail: str = ""
+
+
+def rebuild(config: Config) -> Iterator[Finding]:
+    """Put a new ledger in the place of the old one, which stays beside it."""
+    path = config.state.path / LEDGER
+    fresh = path.with_name(f"{LEDGER}.new")
+    for suffix in DATABASE:
+        Path(f"{fresh}{suffix}").unlink(missing_ok=True)  # of a try that was interrupted
+    with contextlib.closing(connect(fresh)) as connection:
+        for number, inbox in enumerate(config.inbox, 1):
+            sink = Sink.of(inbox, config)
+            connection.execute(SQL["add_inbox"], (sink.inbox,))
+            for folder in folders_of([sink]):
+                files = list_sidecars(folder)
+                while some := list(itertools.islice(files, CHUNK)):
+                    yield from _restore(connection, some, folder, number, sink)
+        present = _follow(path, connection)
+    kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
+    for suffix in DATABASE:
+        keep = os.rename if suffix else os.link  # without a ledger, if only for a moment, a daemon would begin anew
+        with contextlib.suppress(FileNotFoundError):
+            keep(f"{path}{suffix}", f"{kept}{suffix}")
+    identity.write(path.parent, present)  # before the ledger: killed in between, it is refused, and repaired again
+    fresh.rename(path)
+    sync_folder(path.parent)
+    if os.path.lexists(kept):
+        yield Finding("kept", os.fsencode(kept))
+
+
+def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
+    """What the new ledger is. No number is given twice, also where the sidecars of the last images were lost: the number
+    that was noted last may be older than they are."""
+    last = identity.identity_of(connection).last_number
+    with contextlib.suppress(LedgerDamaged):
+        known = identity.read(path.parent)
+        last = max(last, known.last_number if known else 0)
+    if 0 < last <= MOST - 2 * identity.MARGIN:
+        identity.number_behind(connection, last + identity.MARGIN)
+    return identity.identity_of(connection)
+
+
+def _restore(
+    connection: sqlite3.Connection, files: Sequence[bytes], folder: bytes, inbox: int, sink: Sink
+) -> Iterator[Finding]:
+    records: dict[bytes, Record] = {}
+    for file in files:
+        try:
+            records[file] = _locate(read_sidecar(file, folder, inbox, sink), sink)
+        except KeyError as error:
+            yield Finding("left out", file, f"it has no {error}")
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            yield Finding("left out", file, str(error))
+    restored = write(connection, list(records.values()))
+    for file, record in records.items():
+        if record.id in restored:
+            restored.remove(record.id)  # it is the first of those with that id
+            yield Finding("restored", file)
+        else:
+            yield Finding("left out", file, f"another sidecar has the id {record.id} too")
+
+
+def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
+    """The opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the file is no sidecar."""
+    if stat_regular(file) is None:  # nobody waits for a FIFO
+        raise ValueError("it is not a regular file")
+    with open(file, "rb") as opened:
+        data = opened.read()
+    sidecar = msgspec.json.decode(data, type=Sidecar)
+    parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    source = sidecar.source
+    record = Record(
+        id=sidecar.id,
+        inbox=inbox,
+        inbox_path=sink.inbox,
+        path=path_of(source),
+        location=b"",
+        version=Version(sidecar.id, source.bytes, 0, 0),  # of no file that there is
+        status=JobStatus[sidecar.status or "DONE"],
+        attempts=sidecar.attempts or 1,
+        seen_at=_seconds(source.seen_at),
+        finished_at=_seconds(sidecar.finished_at) if sidecar.finished_at else None,
+        digest=bytes.fromhex(source.digest.removeprefix("sha256:")),
+        format=source.format,
+        width=source.width,
+        height=source.height,
+        pages=source.pages,
+        outputs={stage: Output(bytes(parts[STAGES[stage].key]), sidecar.timings[stage]) for stage in sidecar.models},
+        models=[
+            Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)  # it names no stage; OCR's weights have none
+            for stage, fingerprint in sidecar.models.items()
+        ],
+        bin=sidecar.bin.name if sidecar.bin else "",
+        criteria=b"" if sidecar.status else bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]),
+        reason=sidecar.reason,
+        detail=sidecar.detail,
+    )
+    numbers = {"id": (1, sidecar.id), "bytes": (0, source.bytes), "attempts": (0, sidecar.attempts)}
+    numbers |= {"width": (0, source.width), "height": (0, source.height), "pages": (1, source.pages)}
+    for name, (least, number) in numbers.items():
+        if not least <= number <= MOST:
+            raise ValueError(f"its {name} is {number}; it must be from {least} to {MOST}")
+    if source.inbox != sink.inbox.decode(errors="replace"):
+        raise ValueError(f"it belongs to the inbox {source.inbox}, but is in the folder of {os.fsdecode(sink.inbox)}")
+    if sidecar.schema != SCHEMA or file not in _places_of(record, sink):
+        raise ValueError(f"it is not a {SCHEMA} sidecar of a file with that name")
+    return record
+
+
+def _places_of(record: Record, sink: Sink) -> set[bytes]:
+    """Where its sidecar may lie, or its reason, whatever became of its image."""
+    places = set(sink.paths_of(record))
+    if record.status is JobStatus.FAILED:
+        places.update(sink.numbered_reason_paths(record))
+        for image in taken_names(os.path.join(sink.failed, record.path), record.id):
+            places.update(sink.paths_of(record, image))
+    return places
+
+
+def _locate(record: Record, sink: Sink) -> Record:
+    """The record with its source, where that can still be told to be the one: so the scan does not take it for a new file."""
+    source = os.path.join(sink.inbox, record.path)
+    status = stat_regular(source)
+    if status and status.st_size == record.version.size and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS:
+        return replace(record, version=Version.of(status))
+    home = sink.home_of(record)
+    for place in reversed(taken_names(home, record.id)) if home else ():
+        status = stat_regular(place)
+        if status and status.st_size == record.version.size:
+            return replace(record, location=place, version=Version.of(status))
+    return record
+
+
+def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]:
+    """The opposite of `records.assemble`; returns the ids that are in the ledger now."""
+    connection.execute("BEGIN")
+    numbers: dict[Model, int] = {}
+    for model in {model for record in records for model in record.models}:
+        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+        numbers[model] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint)).fetchone()[0]
+    run_rows(connection, "keep_content", [content_row(r) for r in records if r.width])
+    results = [result_row(r.digest, numbers[model], model, r.outputs[model.stage]) for r in records for model in r.models]
+    run_rows(connection, "keep_result", results)
+    rows = [
+        (
+            *(r.id, r.inbox, r.path, *r.version, int(r.status), r.seen_at, r.attempts, r.location or None, r.digest or None),
+            *(msgspec.json.encode([numbers[model] for model in r.models]).decode(), r.bin or None, r.criteria or None),
+            *(r.reason or None, r.detail or None, r.finished_at, r.checksum),
+        )
+        for r in records
+    ]
+    restored = {row[0] for row in run_rows(connection, "restore", rows)}
+    connection.execute("COMMIT")
+    return restored
+
+
+def stat_regular(path: bytes) -> os.stat_result | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def folders_of(sinks: Iterable[Sink]) -> list[bytes]:
+    """Where sidecars and reasons of failure are."""
+    return [folder for sink in sinks for folder in (sink.results, sink.failed)]
+
+
+def list_sidecars(*folders: bytes) -> Iterator[bytes]:
+    for where, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
+        yield from (os.path.join(where, name) for name in names if name.endswith(b".json"))

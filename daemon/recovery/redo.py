@@ -1,0 +1,90 @@
+"""Which images that are DONE can be annotated anew, and which of them would come out otherwise now."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from daemon.config.loading import Config
+from daemon.jobs import Job
+from daemon.layout import judge_of, resolve_models
+from daemon.ledger.records import Reader, Record
+from daemon.results.endings import Judge
+from daemon.results.sinks import Sink, open_sinks
+from daemon.system.gpus import list_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The numbers of the images to be done anew, and how many must stay as they are for which reason."""
+
+    ids: list[int]
+    left: Counter[str]
+
+
+def choose(records: Iterable[Record], config: Config) -> Choice:
+    """Those of the images whose files can be read once more, and whose inboxes are configured."""
+    sinks = open_sinks(config)
+    choice = Choice([], Counter())
+    for record in records:
+        if why := _why_left(record, sinks.get(record.inbox_path)):
+            choice.left[why] += 1
+        else:
+            choice.ids.append(record.id)
+    return choice
+
+
+def choose_stale(reader: Reader, config: Config) -> Choice:
+    """Of all images those whose models, bin or criteria would be others now. Raises ModelsUnusable, ConfigError."""
+    specs = resolve_models(config, list_gpus())
+    fingerprints = {stage: spec.fingerprint for stage, spec in specs.items()}
+    return choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())), config)
+
+
+def _stale(records: Iterable[Record], fingerprints: dict[str, str], judge: Judge) -> Iterator[Record]:
+    return (record for record in records if _is_stale(record, fingerprints, judge))
+
+
+def _is_stale(record: Record, fingerprints: dict[str, str], judge: Judge) -> bool:
+    used = {model.stage: model.fingerprint for model in record.models}
+    if record.doubt or not used.items() <= fingerprints.items():
+        return True
+    job = job_of(record)
+    if used != fingerprints and not judge.is_decided(job):  # a stage would be asked that was not
+        return True
+    (ending,) = judge.endings([job])
+    return (ending.bin, ending.criteria) != (record.bin, record.criteria)
+
+
+def job_of(record: Record) -> Job:
+    """As it would be with all its results."""
+    return Job(
+        id=record.id,
+        inbox=record.inbox,
+        path=record.path,
+        location=record.location,
+        version=record.version,
+        attempts=0,
+        seen_at=record.seen_at,
+        digest=record.digest,
+        format=record.format,
+        width=record.width,
+        height=record.height,
+        outputs=record.outputs,
+    )
+
+
+def _why_left(record: Record, sink: Sink | None) -> str:
+    """Empty where nothing is in the way."""
+    if sink is None:
+        return "their inbox is not in the configuration"
+    if sink.bins_mode in ("link", "copy") and record.location.startswith(os.path.join(sink.bins, b"")):
+        return f'they lie in a bin themselves, and bins = "{sink.bins_mode}" moves no image'
+    try:
+        status = os.lstat(record.location)
+    except OSError:
+        return "their file is gone"
+    same = record.version.is_of(status, moved=record.has_moved)
+    return "" if same else "their file is no longer the one that was annotated"

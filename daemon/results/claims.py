@@ -1,0 +1,84 @@
+"""The output folders belong to one daemon: two daemons with separate state folders must not write to the same ones.
+
+The folder itself is locked, so that no new file appears among the results. On a network mount the lock may be valid on
+this machine only; if there are no locks at all, the daemon says so and works without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+
+from daemon.config.loading import Config
+from daemon.errors import AlreadyRunning
+from daemon.system.mounts import is_there
+
+log = structlog.get_logger()
+
+LOCKS = Path("/proc/locks")
+
+
+@contextlib.contextmanager
+def claim_outputs(config: Config, *, make: bool = True) -> Iterator[None]:
+    """Hold the folders of results for this process until the end of the context, or of the process. make: the one for
+    sidecars is made, if it is not there. A daemon with inboxes of other names may have the same top folders.
+
+    Raises AlreadyRunning.
+    """
+    with contextlib.ExitStack() as stack:
+        for folder, mode in sorted(_claims(config).items()):
+            _claim(stack, folder, mode, make=make and folder.is_relative_to(config.output.results))
+        yield
+
+
+def _claims(config: Config) -> dict[Path, int]:
+    """Which folders this daemon needs alone, and which it may share: those with sub-folders of several daemons."""
+    output = config.output
+    tops = [output.results, output.failed]
+    tops += [output.bins_folder] if output.bins != "none" else []
+    tops += [output.done] if any(inbox.on_success == "move" for inbox in config.inbox) else []
+    claims: dict[Path, int] = {}
+    for inbox in config.inbox:
+        for top in tops:
+            claims.setdefault(top, fcntl.LOCK_SH)
+            claims[top / inbox.name] = fcntl.LOCK_EX  # the top folder itself, for one without a name
+    return claims
+
+
+def _claim(stack: contextlib.ExitStack, folder: Path, mode: int, *, make: bool) -> None:
+    if is_there(folder) is None:  # a dead mount, which is reported elsewhere
+        return
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # it does not exist yet, or cannot be used, which is reported when something is written
+        return
+    stack.callback(os.close, fd)
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        taken = f"{folder}{_holder_of(fd)}"
+        raise AlreadyRunning(
+            f"Another visiond writes its results to {taken}. Stop it, or name other folders in [output]."
+        ) from None
+    except OSError as error:
+        said = "folder cannot be locked; make sure that no other visiond writes to it"
+        log.warning(said, path=str(folder), error=error.strerror)
+
+
+def _holder_of(fd: int) -> str:
+    """The process that has the lock, from the kernel's list; empty if it is not there (another container or machine)."""
+    status = os.fstat(fd)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with contextlib.suppress(OSError):
+        for line in LOCKS.read_text().splitlines():  # "1: FLOCK  ADVISORY  WRITE 17349 fe:00:2149806 0 EOF"
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == device and int(fields[4]) > 0:
+                return f", as process {fields[4]}"
+    return ""

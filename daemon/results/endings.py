@@ -1,0 +1,146 @@
+"""How a job ends: its bin when it has its results, another try or FAILED when it has not. Policy only: no I/O but the log."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import structlog
+
+from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.sidecar import describe_source
+from daemon.system.clock import steady_seconds
+from stages import binning
+from stages.base import Reason
+from stages.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge
+from stages.registry import STAGES
+
+# A file with such a name claims to be an image: FAILED when it is none. Any other is only SKIPPED.
+IMAGE_SUFFIXES = frozenset(
+    suffix.encode()
+    for suffix in (
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".jp2", ".jxl", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp"),
+        *(".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm", ".psd", ".svg"),
+    )
+)
+LONGEST_PAUSE_SECONDS = 600.0
+
+log = structlog.get_logger()
+
+
+class Judge:
+    """Decides on the bin by the thresholds or the user's rule, and on another try by the number of tries so far.
+
+    inboxes: their folders by number, for the rule. cascade: the stages there are, where those that cannot change the bin are
+    to be skipped; empty: all run.
+    """
+
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        *,
+        rule: Rule | None = None,
+        inboxes: Mapping[int, bytes] = MappingProxyType({}),
+        cascade: Sequence[str] = (),
+        max_attempts: int = 3,
+        retry_seconds: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = steady_seconds,
+    ) -> None:
+        self._thresholds = thresholds
+        self._rule = rule
+        self._inboxes = inboxes
+        self._cascade = cascade
+        self._max_attempts = max_attempts
+        self._retry_seconds = retry_seconds
+        self._clock = clock
+        self._steady = steady  # in which another try is due
+        self._logged: set[tuple[type[Exception], str]] = set()  # errors of the rule: what, and where
+
+    def is_decided(self, job: Job) -> bool:
+        """Whether the remaining stages are to be skipped."""
+        return bool(self._cascade and job.outputs) and is_decided(_payloads(job), self._thresholds, self._cascade)
+
+    def endings(self, jobs: Sequence[Job]) -> list[Ending]:
+        """How each of these jobs ends. Runs in a thread, as a user's rule may take its time."""
+        now = self._clock()
+        return [self._ending(job, now) for job in jobs]
+
+    def _ending(self, job: Job, now: float) -> Ending:
+        if job.gone:
+            return Ending(job, JobStatus.GONE, now, job.attempts)
+        if job.failure:
+            return self._failed(job, job.failure, now)
+        try:
+            verdict = judge(_payloads(job), self._thresholds)
+            record = describe(job, verdict, self._inboxes.get(job.inbox, b"")) if self._rule else {}
+        except msgspec.DecodeError as error:
+            return self._failed(job, Failure(Reason.STAGE, f"a stage's result cannot be read: {error}"), now)
+        name = verdict.name
+        if self._rule:
+            try:
+                name = apply_rule(self._rule, record)
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+                return self._failed(job, Failure(Reason.RULE, self._explain(error, record)), now)
+        return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, msgspec.json.encode(verdict.criteria))
+
+    def _explain(self, error: Exception, record: dict[str, Any]) -> str:
+        """What the rule raised and where; each kind's traceback is logged once."""
+        place = place_in_rule(error)
+        if (type(error), place) not in self._logged:
+            self._logged.add((type(error), place))
+            log.error("the binning rule raised an error; more of this kind are told without a traceback", exc_info=error)
+        return explain(error, record, os.path.basename(place))
+
+    def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
+        if failure.away:  # as often as it takes
+            not_before = self._steady() + self._retry_seconds
+            return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=not_before)
+        attempts = job.attempts + 1
+        if failure.transient and attempts < self._max_attempts:
+            not_before = self._steady() + pause_before(attempts, self._retry_seconds)
+            return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before)
+        claims_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
+        skipped = failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not claims_image
+        return Ending(job, JobStatus.SKIPPED if skipped else JobStatus.FAILED, now, attempts, failure=failure)
+
+
+def pause_before(attempts: int, retry_seconds: float) -> float:
+    """Seconds until another try, after so many."""
+    return min(LONGEST_PAUSE_SECONDS, retry_seconds * 2.0 ** (attempts - 1))
+
+
+def _payloads(job: Job) -> dict[str, bytes]:
+    return {stage: output.payload for stage, output in job.outputs.items()}
+
+
+def explain(error: Exception, record: dict[str, Any], place: str) -> str:
+    """What a rule raised, and where."""
+    said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    return f"{said}; the record has {', '.join(sorted(map(str, record)))}" if isinstance(error, KeyError) else said
+
+
+def place_in_rule(error: Exception, caller: str = __file__) -> str:
+    """ "/etc/visiond/rules.py, line 7": the last line in the rule's own file; empty for what it returned. caller: the
+    file that has called the rule."""
+    steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    outside = [step for step in steps if step[0] not in (__file__, binning.__file__, caller)]
+    lines = [line for file, line in outside if file == outside[0][0]]
+    return f"{outside[0][0]}, line {lines[-1]}" if lines else ""
+
+
+def describe(job: Job, verdict: Bin, inbox: bytes) -> dict[str, Any]:
+    """What a user's rule is shown: the image as its sidecar will have it, but for what is not known yet, with the bin by the
+    built-in rule; and each stage's result by the stage's name too, with path and size."""
+    document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job)}
+    for stage, payload in _payloads(job).items():
+        document[stage] = document[STAGES[stage].key] = msgspec.json.decode(payload)
+    document |= {"path": os.fsdecode(job.path), "width": job.width, "height": job.height}
+    document["timings"] = {stage: round(output.seconds, 6) for stage, output in job.outputs.items()}
+    document["bin"] = msgspec.to_builtins(verdict)
+    return document

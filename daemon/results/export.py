@@ -1,0 +1,241 @@
+"""All results in one file: CSV and Parquet with a column for each figure, JSON lines with the whole records. parquet.py has
+what Parquet has besides."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import math
+import random
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from daemon.errors import LedgerDamaged, WrongArgument
+from daemon.hints import command, quantity
+from daemon.ledger.files import STDOUT, written_whole
+from daemon.ledger.records import Reader, Record
+from daemon.results.parquet import write_table
+from daemon.state import closed_to_others
+
+COLUMNS = {  # lists are of strings; a moment is a string as well, but in Parquet
+    "id": int,
+    "inbox": str,
+    "path": str,
+    "path_base64": str,
+    "location": str,
+    "bin": str,
+    "format": str,
+    "width": int,
+    "height": int,
+    "pages": int,
+    "bytes": int,
+    "digest": str,
+    "text": str,
+    "text_boxes": int,
+    "text_area_ratio": float,
+    "objects": list,
+    "object_count": int,
+    "unique_objects": int,
+    "spatial_dispersion": float,
+    "caption": str,
+    "clip_similarity": float,
+    "tags": list,
+    "seconds": float,
+    "finished_at": datetime,
+    "notice": str,
+}
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # a cell's start: some programs drop spaces before it, or take wide signs
+FORMATS = ("csv", "jsonl", "parquet")
+BINS = ("A", "B", "C")  # of the built-in rule; a user's own may have others
+SEED = 0  # which images are left out of a mix is the same every time
+
+Step = Callable[[int, int | None], None]
+
+
+def export_records(
+    reader: Reader,
+    file: Path,
+    format: str,
+    bin_name: str,
+    ratio: dict[str, float],
+    step: Step,
+    *,
+    force: bool = False,
+    warn: Callable[[str], None] = lambda sentence: None,
+) -> int:
+    """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all; returns how many.
+
+    file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: told how many rows are written, of how
+    many. force: replace a file that is there. warn: told what a reader of the file should know. Raises WrongArgument,
+    NotWritable, MissingLibrary; LedgerDamaged, with all the others written, when some images are damaged in the ledger.
+    """
+    counts = reader.bin_counts()
+    _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
+    wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
+    doubtful: list[int] = []
+    found, total, written = _whole(reader.finished(bin_name), doubtful), sum(wanted.values()), 0
+
+    def count() -> Iterator[Record]:
+        nonlocal written
+        for written, record in enumerate(_pick(found, counts, wanted) if ratio else found, 1):
+            yield record
+            step(written, total)
+
+    sizes = embedding_sizes(reader, bin_name) if format == "parquet" else []
+    if len(sizes) > 1:
+        listed = ", ".join(map(str, sizes))
+        mend = f"`{command('redo', '--stale')}` annotates all images with the current model."
+        warn(f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {mend}")
+    writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
+        "csv": _write_csv,
+        "jsonl": _write_jsonl,
+        "parquet": functools.partial(_write_parquet, sizes=sizes),
+    }
+    write = writers[format]
+    if file == STDOUT:
+        write(sys.stdout.buffer, count())
+    else:
+        with closed_to_others(), written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
+            write(out, count())
+    if doubtful:
+        raise LedgerDamaged(
+            f"{quantity(len(doubtful), 'image')} left out because the ledger is damaged there; the first has number "
+            f"{doubtful[0]}. Stop the daemon and run `{command('repair')}`, which restores them from the sidecars. All others "
+            "are exported."
+        )
+    return written
+
+
+def _whole(records: Iterable[Record], doubtful: list[int]) -> Iterator[Record]:
+    """But for those that are damaged in the ledger, whose numbers are noted."""
+    for record in records:
+        if record.doubt:
+            doubtful.append(record.id)
+        else:
+            yield record
+
+
+def format_of(file: Path) -> str:
+    """As the file's name ends; CSV on standard output. Raises WrongArgument."""
+    suffix = file.suffix.removeprefix(".").lower()
+    if file != STDOUT and suffix not in FORMATS:
+        raise WrongArgument(f"{file} ends in none of {', '.join(f'.{name}' for name in FORMATS)}; name a --format.")
+    return suffix or "csv"
+
+
+def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float], bins: set[str]) -> None:
+    """Raises WrongArgument."""
+    if unknown := {bin_name, *ratio} - {"", *bins}:
+        raise WrongArgument(f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}.")
+    if bin_name and ratio:
+        raise WrongArgument("--bin takes one bin and --ratio mixes several; give one of them.")
+    if file == STDOUT and format == "parquet":
+        raise WrongArgument("Parquet cannot be written to standard output; name a file, or take --format csv or jsonl.")
+
+
+def parse_ratio(text: str) -> dict[str, float]:
+    """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises WrongArgument."""
+    try:
+        shares = {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(",") if part)}
+    except ValueError:
+        raise WrongArgument(f'--ratio "{text}" is no mix; write it like A=0.4,B=0.4,C=0.2.') from None
+    if not all(0 < share < math.inf for share in shares.values()):
+        raise WrongArgument(f'--ratio "{text}": a share must be more than 0; leave out what you do not want.')
+    return {name: share / sum(shares.values()) for name, share in shares.items()}
+
+
+def embedding_sizes(reader: Reader, bin_name: str = "") -> list[int]:
+    """How long the embeddings of a bin's images are, or of all: a length for each, in order. A model's are all of one."""
+    answers = [msgspec.json.decode(payload) for payload in reader.answers_of_each_model("clip", bin_name)]
+    return sorted({answer["embedding"]["dim"] for answer in answers})
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """A record as one flat row with the keys of COLUMNS; what a stage did not say is None."""
+    return _row(record, msgspec.json.decode(record.sidecar))
+
+
+def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
+    source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
+    caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
+    measured = document["bin"]["criteria"].get("A", {})  # of the lines that count there, fewer than OCR's
+    text_boxes, text_area = (measured.get(name, {}).get("value") for name in ("text_boxes", "text_area"))
+    return {
+        "id": record.id,
+        "inbox": source["inbox"],
+        "path": source["path"],
+        "path_base64": source.get("path_base64", ""),
+        "location": record.location.decode(errors="replace"),
+        "bin": record.bin,
+        "format": record.format,
+        "width": record.width,
+        "height": record.height,
+        "pages": record.pages,
+        "bytes": source["bytes"],
+        "digest": source["digest"],
+        "text": "\n".join(line["text"] for line in ocr["lines"]) if ocr else None,
+        "text_boxes": None if text_boxes is None else int(text_boxes),
+        "text_area_ratio": text_area,
+        "objects": [found["label"] for found in objects["detections"]] if objects else None,
+        "object_count": objects.get("count"),
+        "unique_objects": objects.get("unique"),
+        "spatial_dispersion": objects.get("dispersion"),
+        "caption": caption.get("text"),
+        "clip_similarity": caption.get("similarity"),
+        "tags": [tag["label"] for tag in tags] if "clip" in document else None,
+        "seconds": round(sum(document["timings"].values()), 6),
+        "finished_at": document["finished_at"],
+        "notice": document.get("notice", ""),
+    }
+
+
+def _mix(counts: dict[str, int], ratio: dict[str, float]) -> dict[str, int]:
+    """How many of each bin: as many as the scarcest bin allows at these shares."""
+    total = min(counts.get(name, 0) / share for name, share in ratio.items())
+    return {name: round(total * share) for name, share in ratio.items()}
+
+
+def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, int]) -> Iterator[Record]:
+    """So many records of each bin, evenly at random (Knuth's algorithm S), in one pass."""
+    chance = random.Random(SEED)
+    left, missing = dict(counts), dict(wanted)
+    for record in records:
+        if not left.get(record.bin):  # it came after the count
+            continue
+        if chance.random() * left[record.bin] < missing.get(record.bin, 0):
+            missing[record.bin] -= 1
+            yield record
+        left[record.bin] -= 1
+
+
+def _write_csv(out: BinaryIO, records: Iterator[Record]) -> None:
+    text = io.TextIOWrapper(out, encoding="utf-8", newline="")
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    for record in records:
+        writer.writerow({key: _cell(value) for key, value in row_of(record).items()})
+    text.detach()  # flushes, and leaves `out` open
+
+
+def _cell(value: Any) -> Any:
+    """A list as JSON, since labels may have any sign in them. A spreadsheet would run a cell that starts like a formula, and
+    images say what their makers like."""
+    if isinstance(value, list):
+        return msgspec.json.encode(value).decode()
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def _write_jsonl(out: BinaryIO, records: Iterator[Record]) -> None:
+    out.writelines(record.sidecar for record in records)
+
+
+def _write_parquet(out: BinaryIO, records: Iterator[Record], sizes: list[int]) -> None:
+    documents = ((record, msgspec.json.decode(record.sidecar)) for record in records)
+    write_table(out, ((_row(record, document), document) for record, document in documents), COLUMNS, sizes)

@@ -1,0 +1,118 @@
+"""What is durable in the ledger, taken to the files that others read; and what could not leave its inbox, tried again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from daemon.errors import ResultsLost
+from daemon.jobs import Job
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Record
+from daemon.results.persistence import Persistence
+from daemon.results.sinks import Journal, NotSynced, Publication, Sink, publish_records, sync_folders
+
+log = structlog.get_logger()
+
+OWED = 128  # images published together
+PAUSE_SECONDS = 5.0  # between tries of what is held
+
+
+class Publisher:
+    """One group of images at a time, in the order of the ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sinks: Mapping[int, Sink],
+        journal: Journal | None,
+        persist: Persistence,
+        in_flight: Mapping[int, Job],
+    ) -> None:
+        self._ledger = ledger
+        self._sinks = sinks
+        self._journal = journal
+        self._persist = persist
+        self._in_flight = in_flight
+        self.put_back: Callable[[int], None] = lambda images: None  # told how many are PENDING again
+        self._turn = anyio.Lock()  # an earlier version's sidecar is not written after a later one's
+        self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
+        self._held_of_late: set[int] = set()
+
+    def obstacles(self) -> list[str]:
+        return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
+
+    async def publish(self, records: Sequence[Record]) -> Publication:
+        """All but what is held, of which the sidecars alone."""
+        async with self._turn:
+            return await self._publish(records)
+
+    async def confirm(self, publications: Sequence[Publication]) -> None:
+        """Have them on the disk, and so in the ledger. Raises ResultsLost."""
+        folders = set[bytes]().union(*(publication.folders for publication in publications))
+        await self._persist("results", self._sync, folders)
+        placed = [placed for publication in publications for placed in publication.placed]
+        await self._persist("ledger", partial(self._ledger.mark_emitted, superseding=bool(self._held)), placed)
+
+    async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
+        """Publish what of these inboxes has its end and is in nobody's hands. again: it is in the journal already."""
+        self._held_of_late -= inboxes
+        last = 0
+        while inboxes:
+            async with self._turn:
+                if not (records := await self._ledger.owed(last, OWED)):
+                    break
+                last = records[-1].id
+                in_hand = {(job.inbox, job.path) for job in self._in_flight.values()}  # it, or a later version
+                mine = [record for record in records if record.inbox in inboxes]
+                free = [record for record in mine if (record.inbox, record.path) not in in_hand]
+                if len(free) < len(mine):  # which may be held still
+                    self._held_of_late |= self._held.keys() & inboxes
+                publication = await self._publish(await self._without_doubtful(free), again=again)
+            await self.confirm([publication])
+        for inbox in inboxes - self._held_of_late:
+            self._held.pop(inbox, None)
+
+    async def _without_doubtful(self, records: Sequence[Record]) -> list[Record]:
+        """What is damaged in the ledger is not published; it is annotated again, as far as it can still be read."""
+        doubtful = [record for record in records if record.doubt]
+        for record in doubtful:
+            path = os.fsdecode(os.path.join(record.inbox_path, record.path))
+            log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.doubt)
+        if doubtful:
+            self.put_back(await self._persist("ledger", self._ledger.doubt, [record.id for record in doubtful]))
+        return [record for record in records if not record.doubt]
+
+    async def try_again(self) -> None:
+        await self.publish_owed(set(self._held), again=True)
+
+    async def release(self) -> None:
+        """Try again what is held, now and then, so that most of the time is the others'."""
+        while True:
+            started = time.monotonic()
+            await self.try_again()
+            await anyio.sleep(PAUSE_SECONDS + 10 * (time.monotonic() - started))
+
+    async def _publish(self, records: Sequence[Record], *, again: bool = False) -> Publication:
+        publication: Publication = await self._persist("results", to_thread.run_sync, publish_records, records, self._sinks)
+        for inbox, why in publication.held.items():
+            if inbox not in self._held:
+                log.error("an image cannot leave its inbox", why=why)
+            self._held[inbox] = why
+        self._held_of_late |= publication.held.keys()
+        if self._journal and not again:
+            await self._persist("journal", self._journal.append, records)
+        return publication
+
+    async def _sync(self, folders: set[bytes]) -> None:
+        try:
+            await to_thread.run_sync(sync_folders, folders)
+        except NotSynced as error:
+            # What it has failed to write the system has forgotten.
+            raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error

@@ -1,0 +1,58 @@
+"""Signals that ask the daemon to stop, from the first line of `visiond run` to its last: none of them ends it half way.
+
+Before there is work in hand they end the process at once. While `listening` they are passed to the service. After
+that they change nothing, as the shutdown has begun. A signal that was ignored at the start stays ignored (nohup and SIGHUP).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SHELL_OFFSET = 128  # what a shell adds to the number of the signal that ended a program
+
+
+def leave_at_once(*, once: bool) -> None:
+    """From here on a stop signal ends the process: with status 0 or, for `run --once`, whose work is not done, with the
+    shell's status for the signal."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        if lines := sys.modules.get("daemon.system.lines"):  # what has been logged by now is written first
+            lines.drain()
+        os._exit(SHELL_OFFSET + number if once else os.EX_OK)
+
+    for order in _obeyed():
+        signal.signal(order, leave)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[asyncio.Queue[signal.Signals]]:
+    """The signals that arrive meanwhile, in a queue of the running event loop. Afterwards they are ignored if
+    `leave_at_once` was called, otherwise handled as before."""
+    import asyncio  # slow, and `leave_at_once` comes before all else
+
+    loop, orders = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
+
+    def take(number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(orders.put_nowait, signal.Signals(number))
+
+    handlers = {order: signal.signal(order, take) for order in _obeyed()}
+    try:
+        yield orders
+    finally:
+        for order, handler in handlers.items():
+            ours = getattr(handler, "__module__", "") == __name__
+            signal.signal(order, signal.SIG_IGN if ours else handler)
+
+
+def _obeyed() -> list[signal.Signals]:
+    return [order for order in ORDERS if signal.getsignal(order) != signal.SIG_IGN]

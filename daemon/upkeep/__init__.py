@@ -1,0 +1,1 @@
+"""What keeps a ledger in order over the years, beside the work."""

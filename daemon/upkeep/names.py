@@ -1,0 +1,90 @@
+"""The inboxes' names. The ledger knows an inbox by its path, but its results are under its name. When the name changes, the
+results stay behind; when two inboxes swap names, each gets the other's. So the names are remembered beside the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+from pathlib import Path
+
+import structlog
+
+from daemon.config.loading import Config
+from daemon.errors import ConfigError
+from daemon.hints import command
+from daemon.ledger.records import Reader
+from daemon.state import NAMES
+
+log = structlog.get_logger()
+
+
+def check_names(config: Config, reader: Reader) -> None:
+    """Raises ConfigError when an inbox that has results has another name than before; else remembers the names."""
+    if problems := find_renamed(config, reader):
+        raise ConfigError(problems)
+    for warning in find_left_out(config, reader):
+        log.warning(warning)
+    remember_names(config)
+
+
+def find_renamed(config: Config, reader: Reader) -> list[str]:
+    """A sentence for each inbox whose results are under another name."""
+    known, numbers = _read(config.state.path / NAMES), {path: number for number, path in reader.inboxes().items()}
+    problems = []
+    for inbox in config.inbox:
+        before, number = known.get(str(inbox.path), inbox.name), numbers.get(os.fsencode(inbox.path))
+        if before != inbox.name and number is not None and reader.has_results(number):
+            fix = f"Use the old name again, or run `{command('repair')}`, which writes the results under the new one"
+            problems.append(
+                f"inbox {inbox.path}: its name was {_said(before)} and is {_said(inbox.name)} in this configuration, but its "
+                f"results are under the old name. {fix}; links and copies in bins stay where they are."
+            )
+    return problems
+
+
+def find_left_out(config: Config, reader: Reader) -> list[str]:
+    """A sentence for each inbox that has results and is not in this configuration: perhaps its folder was moved."""
+    configured = {os.fsencode(inbox.path) for inbox in config.inbox}
+    known = [path for number, path in reader.inboxes().items() if reader.has_results(number)]
+    new = [os.fsdecode(path) for path in configured.difference(known)]
+    moved_to = new[0] if len(new) == 1 else "NEW-FOLDER"
+    return [
+        f"the ledger has results of the inbox {path}, which is not in this configuration: they are left as they are. If that "
+        f"folder was moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
+        f"`{shlex.join(['ln', '-s', moved_to, path])}`. Under another path all its images are new: each gets a second result, "
+        "and is twice in lists and exports."
+        for path in map(os.fsdecode, known)
+        if os.fsencode(path) not in configured
+    ]
+
+
+def remember_names(config: Config) -> None:
+    """Save the names; those of inboxes that are no longer configured are kept."""
+    file = config.state.path / NAMES
+    known = _read(file)
+    names = known | {str(inbox.path): inbox.name for inbox in config.inbox}
+    if names == known:
+        return
+    partial = file.with_suffix(".partial")
+    try:
+        partial.write_text(json.dumps(names, indent=1))
+        partial.replace(file)
+    except OSError as error:  # the next start tries again
+        log.warning("the inboxes' names could not be remembered", file=str(file), error=error.strerror)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> dict[str, str]:
+    """Name by path; empty if the file is missing or was torn by a crash."""
+    try:
+        names = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return names if isinstance(names, dict) else {}
+
+
+def _said(name: str) -> str:
+    return f'"{name}"' if name else "empty"

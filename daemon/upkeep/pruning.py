@@ -1,0 +1,119 @@
+"""Finds rows of the ledger that are no longer needed, and results of bytes that no version has; removes them in small steps.
+
+ledger.sql says under `is_spare` which rows these are. They are found over a separate connection, beside the daemon's
+work, and checked again in the transaction that removes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from daemon.jobs import JobStatus
+from daemon.ledger.beside import opened_beside, run_beside
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.statements import SQL, run_rows
+from daemon.ledger.stopping import Stop
+
+T = TypeVar("T")
+
+CHUNK = 256  # rows, or digests, in one transaction
+PORTION = 100_000  # of them in memory
+RESULTS, CONTENTS = "results", "contents"
+CONTENT_BYTES = 100  # of a row that says which format and size some bytes have, about
+
+
+class Amount(msgspec.Struct):
+    """How many rows of a kind, and about how many bytes of the ledger."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, rows: int, bytes: int) -> None:
+        self.rows += rows
+        self.bytes += bytes
+
+
+Amounts = dict[str, Amount]
+
+
+def kind_of(status: JobStatus) -> str:
+    return status.name if status is JobStatus.GONE else f"replaced {status.name}"
+
+
+KINDS = (*map(kind_of, (JobStatus.GONE, JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)), RESULTS, CONTENTS)
+
+
+def survey(path: Path, before: float, stop: Stop) -> Amounts:
+    """What `prune` would remove. before: Unix seconds, the end of what is old.
+
+    Raises Stopped, LedgerDamaged, LedgerUnusable.
+    """
+    found: Amounts = {kind: Amount() for kind in KINDS}
+    with opened_beside(path, stop) as connection:
+        connection.execute("BEGIN")  # rows and results as of one moment
+        for _, status, size in connection.execute(SQL["spare"], {"before": before, "after": 0, "limit": -1}):
+            found[kind_of(JobStatus(status))].add(1, size)
+        for digests in _chunks(connection.execute(SQL["unreferenced"], {"before": before, "after": b"", "limit": -1})):
+            sizes = run_rows(connection, "sizes_of_results", digests)
+            found[RESULTS].add(len(sizes), sum(size for (size,) in sizes))
+            found[CONTENTS].add(len(digests), CONTENT_BYTES * len(digests))
+    return found
+
+
+async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], None] = lambda status: None) -> Amounts:
+    """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at any time.
+    forget: called for each removed row. Raises LedgerDamaged, LedgerUnusable."""
+    removed: Amounts = {kind: Amount() for kind in KINDS}
+    async for rows in _find(ledger.path, "spare", before, 0):
+        sizes = {number: size for number, _, size in rows}
+        for number, status in await ledger.run(partial(_prune, ids=list(sizes), before=before)):
+            removed[kind_of(JobStatus(status))].add(1, sizes[number])
+            forget(JobStatus(status))
+    try:
+        # From now on it is known which bytes have a version again, or may have by the time that they are looked at.
+        await ledger.run(lambda connection: setattr(ledger, "touched", set()))
+        async for digests in _find(ledger.path, "unreferenced", 0.0, b""):
+            results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))
+            removed[RESULTS].add(len(results), sum(size for (size,) in results))
+            removed[CONTENTS].add(contents, CONTENT_BYTES * contents)
+    finally:
+        ledger.touched = None
+    return removed
+
+
+async def _find(path: Path, statement: str, before: float, after: object) -> AsyncIterator[list[Any]]:
+    """The rows of a statement in chunks, in the order of their first column; few in memory at a time."""
+    while portion := await run_beside(_read, path, statement, {"before": before, "after": after, "limit": PORTION}):
+        for chunk in _chunks(portion):
+            yield chunk
+        after = portion[-1][0]
+
+
+def _read(path: Path, statement: str, parameters: dict[str, object], stop: Stop) -> list[Any]:
+    with opened_beside(path, stop) as connection:
+        return connection.execute(SQL[statement], parameters).fetchall()
+
+
+def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> list[tuple[int, int]]:
+    parameters = {"ids": msgspec.json.encode(ids).decode(), "before": before}
+    return [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
+
+
+def _drop(connection: sqlite3.Connection, digests: list[tuple[bytes]], ledger: Ledger) -> tuple[list[tuple[int]], int]:
+    if ledger.touched is None:  # it was cancelled, and nobody knows any more
+        return [], 0
+    free = [(digest,) for (digest,) in digests if digest not in ledger.touched]
+    return run_rows(connection, "drop_results", free), len(run_rows(connection, "drop_contents", free))
+
+
+def _chunks(rows: Iterable[T]) -> Iterator[list[T]]:
+    rows = iter(rows)
+    while chunk := list(itertools.islice(rows, CHUNK)):
+        yield chunk

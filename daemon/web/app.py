@@ -1,0 +1,291 @@
+"""HTTP: metrics, health and status over TCP, read only; what changes anything only over the control socket.
+
+The control socket lies in the state folder, so that the file system says who may use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import html
+import os
+import shlex
+import socket
+import ssl
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import msgspec
+import structlog
+from anyio import to_thread
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from daemon import __version__
+from daemon.config.loading import Config
+from daemon.config.sections import Http
+from daemon.errors import ConfigError
+from daemon.jobs import JobStatus
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.soundness import MOST
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.notices import list_notices
+from daemon.state import socket_address
+from daemon.web.connections import Server
+from daemon.web.status import Status
+
+log = structlog.get_logger()
+
+PUT_BACK = (JobStatus.FAILED.name, JobStatus.DONE.name)
+PUT_BACK_IMAGES = 10_000  # in one request
+PUT_BACK_BYTES = 20 * PUT_BACK_IMAGES
+Number = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+decode_ids = msgspec.json.Decoder(Annotated[list[Number], msgspec.Meta(max_length=PUT_BACK_IMAGES)]).decode
+LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
+# Of TLS 1.2, the oldest that is spoken; TLS 1.3 has its own.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+INDEX = """\
+<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>visiond</title>
+<h1>visiond {version}</h1>
+<p>{sentence}</p>
+{notices}<ul>
+<li><a href="/api/status">/api/status</a>: counts, rate, time to go and workers, as JSON</li>
+<li><a href="/healthz">/healthz</a>: whether images can be processed</li>
+<li><a href="/readyz">/readyz</a>: whether images get through, and what is in their way</li>
+<li><a href="/metrics">/metrics</a>: for Prometheus</li>
+</ul>
+</html>
+"""
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path, *, pages_matter: bool = True
+) -> AsyncIterator[str]:
+    """Serve while the context is open; gives the URL of the pages, empty where there are none. Raises ConfigError when
+    token or certificate cannot be used, or an address of pages that matter is taken."""
+    pages, http = Pages(status, metrics, ledger), config.http
+    with contextlib.ExitStack() as sockets:  # a server that was told to leave before it had begun closes none
+        servers = [Server(pages.control(), sockets.enter_context(_listen_control(control)))]
+        url = ""
+        try:
+            listener = sockets.enter_context(listen(http)) if http.listen else None
+        except ConfigError as error:
+            if pages_matter:
+                raise
+            log.warning("no pages this time", why=str(error))
+            listener = None
+        if listener:
+            for risk in risks(http):
+                log.warning("open to the network", risk=risk)
+            tls = load_certificate(http) if http.tls_certificate else None
+            servers.append(Server(pages.public(http), listener, tls))
+            url = f"{'https' if tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        async with anyio.create_task_group() as tasks:
+            for server in servers:
+                tasks.start_soon(server.serve, [])
+            try:
+                yield url
+            finally:
+                for server in servers:
+                    server.should_exit = server.force_exit = True
+    with contextlib.suppress(OSError):  # what is left over the next daemon removes
+        os.unlink(control)
+
+
+class Pages:
+    """What is answered."""
+
+    def __init__(self, status: Status, metrics: Metrics, ledger: Ledger) -> None:
+        self._status = status
+        self._metrics = metrics
+        self._ledger = ledger
+
+    def public(self, http: Http) -> Starlette:
+        """Read-only pages. On a loopback address only its names are answered to, against DNS rebinding."""
+        guards = []
+        if http.is_loopback:
+            guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_NAMES, http.host]))
+        if http.token_file:
+            guards.append(Middleware(RequireToken, token=read_token(http)))
+        return Starlette(routes=self._reading(), middleware=guards)
+
+    def control(self) -> Starlette:
+        changing = [
+            Route("/put-back/{status}", self.put_back, methods=["POST"]),
+            Route("/prune", self.prune, methods=["GET", "POST"]),
+        ]
+        return Starlette(routes=[Route("/api/status", self.status_with_names), *self._reading(), *changing])
+
+    def _reading(self) -> list[Route]:
+        return [
+            Route("/", self.index),
+            Route("/metrics", self.metrics),
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/api/status", self.status),
+        ]
+
+    async def index(self, _request: Request) -> Response:
+        snapshot = self._status.snapshot()
+        notices = "".join(f"<p><strong>{html.escape(line)}</strong></p>\n" for line in list_notices(snapshot.notices.items()))
+        page = INDEX.format(version=__version__, sentence=html.escape(snapshot.sentence()), notices=notices)
+        return Response(page, media_type="text/html")
+
+    async def metrics(self, request: Request) -> Response:
+        await self._status.refresh()
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except TypeError:  # which the library raises for a version that is no number
+            return Response("there is no such version of the format\n", 406)
+        body = await to_thread.run_sync(encode, self._metrics.registry)
+        return Response(body, headers={"content-type": content_type})
+
+    async def healthz(self, _request: Request) -> Response:
+        """200 while images can be processed; "degraded" and why when some worker cannot."""
+        ailments, dead = self._status.ailments(), self._status.is_dead()
+        state = "dead" if dead else "degraded" if ailments else "ok"
+        return _json({"status": state, "problems": ailments}, 503 if dead else 200)
+
+    async def readyz(self, _request: Request) -> Response:
+        """200 while images get through; 503 and what is in their way when they do not. Folders that are passed over stop
+        nobody else's images, and often only their owner can open them: they are a warning; so is upkeep that failed."""
+        obstacles, warnings, upkeep = self._status.obstacles(), self._status.warnings(), self._status.upkeep
+        answer: dict[str, object] = {"ready": not obstacles, "problems": obstacles}
+        answer |= {"warnings": warnings} if warnings else {}
+        if failures := upkeep.failures() if upkeep else []:
+            answer["upkeep"] = failures
+        return _json(answer, 503 if obstacles else 200)
+
+    async def status(self, _request: Request) -> Response:
+        """Whoever reads the pages learns no name of a file or a folder in an inbox."""
+        return _json(msgspec.structs.replace(self._status.snapshot(), unread=[]))
+
+    async def status_with_names(self, _request: Request) -> Response:
+        return _json(self._status.snapshot())
+
+    async def put_back(self, request: Request) -> Response:
+        """Of at most PUT_BACK_IMAGES images of one state. What else is asked for is refused in a sentence."""
+        name = request.path_params["status"]
+        if name not in PUT_BACK:
+            return _json({"problem": f"{name} cannot be put back; {' and '.join(PUT_BACK)} can"}, 404)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > PUT_BACK_BYTES:
+                return _json({"problem": f"more than {PUT_BACK_BYTES} bytes; name at most {PUT_BACK_IMAGES} images"}, 413)
+        try:
+            ids = decode_ids(body)
+        except msgspec.DecodeError as error:
+            return _json({"problem": f"no list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}: {error}"}, 400)
+        status = JobStatus[name]
+        images = await self._ledger.put_back(status, ids)
+        self._status.put_back(status, images)
+        return _json({"images": images})
+
+    async def prune(self, request: Request) -> Response:
+        """POST, with the end of what is old, begins to prune; either way the answer is how that stands."""
+        upkeep = self._status.upkeep
+        assert upkeep is not None
+        if request.method == "POST":
+            upkeep.prune_soon(msgspec.json.decode(await request.body(), type=float))
+        return _json(upkeep.pruning)
+
+
+class RequireToken:
+    """Answers 401 to whoever does not bring the token (RFC 6750)."""
+
+    def __init__(self, app: ASGIApp, token: bytes) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scheme, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):  # takes as long for any other
+            await self._app(scope, receive, send)
+        else:
+            await Response("a token is needed\n", 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+
+
+def read_token(http: Http) -> bytes:
+    """Raises ConfigError when there is none, or when others may read it."""
+    token = read_secret("http.token_file", http.token_file).strip()
+    if not token:
+        raise ConfigError([f"http.token_file: {http.token_file} is empty; openssl rand -hex 32 > {http.token_file}"])
+    return token
+
+
+def read_secret(key: str, name: str) -> bytes:
+    """A file that nobody else may read; its group may, as it does where systemd hands over a credential. Raises ConfigError."""
+    try:
+        with open(name, "rb") as file:
+            data, mode = file.read(), os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
+    if mode & stat.S_IRWXO:
+        fix = shlex.join(["chmod", "o=", name])
+        raise ConfigError([f"{key}: every user can read or change {name}, which must be secret; {fix}"])
+    return data
+
+
+def load_certificate(http: Http) -> ssl.SSLContext:
+    """What a server needs for TLS. Raises ConfigError when the certificate or its key is of no use, or no secret."""
+    read_secret("http.tls_key" if http.tls_key else "http.tls_certificate", http.tls_key or http.tls_certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers(CIPHERS)
+    try:
+        context.load_cert_chain(http.tls_certificate, http.tls_key or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError([f"http.tls_certificate: it or its key cannot be used: {error.strerror or error}."]) from error
+    return context
+
+
+def risks(http: Http) -> list[str]:
+    """What others on the network may do by this configuration."""
+    if not http.listen or http.is_loopback:
+        return []
+    found = []
+    if not http.token_file:
+        found.append(f"http.listen: whoever reaches {http.listen} may read metrics and status; name a token_file.")
+    if not http.tls_certificate:
+        found.append(f"http.listen: what {http.listen} says, tokens too, can be read on its way; name a tls_certificate.")
+    return found
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def listen(http: Http) -> socket.socket:
+    """A listening socket at the address of the pages. Raises ConfigError."""
+    try:
+        return socket.create_server((http.host, http.port), family=socket.AF_INET6 if ":" in http.host else socket.AF_INET)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error  # its own text names the address once more
+        raise ConfigError(
+            [f"http.listen: cannot listen on {http.listen}: {reason}. Name another address in [http] listen."]
+        ) from error
+
+
+def _listen_control(path: Path) -> socket.socket:
+    """The state folder is locked for this process, so what lies there is a left-over."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        path.unlink(missing_ok=True)
+        with socket_address(path) as address:
+            listener.bind(address)
+    except OSError as error:
+        raise ConfigError([f"state.path: a socket cannot be made at {path}: {error.strerror or error}."]) from error
+    path.chmod(0o600)
+    return listener

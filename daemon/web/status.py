@@ -1,0 +1,153 @@
+"""How things stand, in a few figures: for `visiond status`, /api/status, the health checks and systemd."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import anyio
+
+from daemon.inbox.walk import SHOWN, count_unread
+from daemon.jobs import JobStatus
+from daemon.ledger.ledger import Ledger
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import Snapshot, WorkerState
+from daemon.pipeline import Pipeline
+from daemon.upkeep.schedule import Upkeep
+
+RATE_SECONDS = 30.0  # over which the rate is taken
+ASK_SECONDS = 0.5  # that a scrape waits for the ledger, whose thread may be shrinking the file
+
+
+class Status:
+    """Keeps the counts and the rate, and judges health."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        metrics: Metrics,
+        counts: dict[JobStatus, int],
+        notices: dict[str, str] | None = None,
+    ) -> None:
+        """notices: by stage."""
+        self._pipeline = pipeline
+        self._ledger = ledger
+        self._metrics = metrics
+        self._counts = counts
+        self.upkeep: Upkeep | None = None
+        self._notices = notices or {}
+        metrics.noticed(self._notices)
+        self._started = time.monotonic()
+        self._samples: deque[tuple[float, int]] = deque()
+        self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
+        metrics.pending.set(counts[JobStatus.PENDING])
+        metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
+        metrics.paused.set_function(lambda: float(bool(pipeline.persist.troubles)))
+        metrics.slab_size.set(pipeline.slab.size)
+        metrics.slab_used.set_function(lambda: pipeline.slab.used)
+        for lane in pipeline.lanes:
+            metrics.queue_depth.labels(lane.name).set_function(lane.queue.qsize)
+
+    def snapshot(self) -> Snapshot:
+        pipeline = self._pipeline
+        pending = max(0, int(self._metrics.value("visiond_images_pending")))
+        left = min(pending, pipeline.trial.left) if pipeline.trial else pending
+        rate, workers = self._rate(), self._workers()
+        return Snapshot(
+            running=True,
+            pending=pending,
+            in_flight=len(pipeline.in_flight),
+            ended_in_this_run=sum(self._metrics.outcomes.values()),
+            left_in_this_run=left,
+            done=self._total(JobStatus.DONE) + self._metrics.results_kept,
+            failed=max(0, self._total(JobStatus.FAILED) - self._metrics.failures_replaced),
+            skipped=self._total(JobStatus.SKIPPED),
+            gone=self._total(JobStatus.GONE),
+            images_per_second=round(rate, 2),
+            eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
+            obstacles=pipeline.persist.obstacles() + pipeline.bystanders(),
+            unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
+            unread=[line for folders in unread for line in folders.lines()][:SHOWN],
+            slab_used_bytes=pipeline.slab.used,
+            slab_size_bytes=pipeline.slab.size,
+            workers=workers,
+            notices=self._notices,
+            uptime_seconds=round(time.monotonic() - self._started, 1),
+            upkeep=self.upkeep.chores() if self.upkeep else [],
+        )
+
+    async def refresh(self) -> None:
+        """Bring the figures up to date that have to be asked for; called before a scrape."""
+        with anyio.move_on_after(ASK_SECONDS):  # then what was last known is reported
+            self._oldest = await self._ledger.oldest_pending()
+        oldest = self._oldest
+        self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)  # the clock may have been set back
+        for lane in self._pipeline.lanes:
+            workers = lane.pool.health()
+            states = [worker.state for worker in workers]
+            for state in ("loading", "ready", "silent", "waiting", "closed"):
+                self._metrics.workers.labels(lane.name, state).set(states.count(state))
+            self._metrics.workers_sharing.labels(lane.name).set(sum(worker.shared for worker in workers))
+            for seat in lane.pool.seats:
+                if seat.worker and seat.worker.loaded:
+                    beat, name = seat.worker.beat, seat.setup.name
+                    self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
+                    self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
+                    self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
+
+    def ailments(self) -> list[str]:
+        """Why the daemon is not healthy: a worker that is gone or silent. Empty when it is."""
+        return [
+            f"{worker.name} on {worker.device} is {worker.state}" + (f": {worker.cause}" if worker.cause else "")
+            for worker in self._workers()
+            if worker.state != "ready"
+        ]
+
+    def is_dead(self) -> bool:
+        """Whether some segment has no worker left, and none that is still starting."""
+        return any(
+            all(worker.state not in ("ready", "loading") for worker in lane.pool.health()) for lane in self._pipeline.lanes
+        )
+
+    def put_back(self, status: JobStatus, images: int) -> None:
+        """So many images of this state are PENDING again."""
+        self._metrics.pending.inc(images)
+        self._counts[status] -= images
+        self._pipeline.wake()
+
+    def forget(self, status: JobStatus) -> None:
+        """A version that ended so was pruned. Of those that FAILED only the newest were counted, which stay."""
+        self._counts[status] -= status is not JobStatus.FAILED
+
+    def obstacles(self) -> list[str]:
+        """Why images do not get through at present. Empty when they do."""
+        return self.holdups() + self._pipeline.bystanders()
+
+    def holdups(self) -> list[str]:
+        """Those that hold up what is in hand: an inbox that cannot be read is none."""
+        stuck = [
+            f"no worker of {lane.name} is ready"
+            for lane in self._pipeline.lanes
+            if not any(seat.healthy for seat in lane.pool.seats)
+        ]
+        return stuck + self._pipeline.persist.obstacles()
+
+    def warnings(self) -> list[str]:
+        """What is passed over while all else goes on: folders in an inbox that cannot be read."""
+        return [f"{count_unread(unread)}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()]
+
+    def _workers(self) -> list[WorkerState]:
+        return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]
+
+    def _rate(self) -> float:
+        outcomes = self._metrics.outcomes
+        now, done = time.monotonic(), outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]
+        self._samples.append((now, done))
+        while now - self._samples[0][0] > RATE_SECONDS:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        return (done - before) / (now - then) if now > then else 0.0
+
+    def _total(self, status: JobStatus) -> int:
+        return self._counts[status] + self._metrics.outcomes[status]

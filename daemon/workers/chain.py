@@ -1,0 +1,268 @@
+"""One batch through the stages of a segment: open, decode, then stage after stage, in straight-line code.
+
+An image that cannot be done never takes its batch-mates with it: the batch is halved until the culprit is alone. What did
+not fit into the device's memory is asked for in smaller parts from then on.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from daemon.messages import Batch, Item, Loaded, Outcome, Output, Reply, Setup, StageRun
+from stages import registry
+from stages.base import DeviceLost, Header, Image, ImageError, Limits, OutOfMemory, Reason, Result, Stage
+from stages.binning import is_decided
+from stages.decoding.images import decode, inspect
+
+GROUP_PIXELS = 200_000_000  # of a batch that are decoded at once: 600 MB as bytes
+DECODING = "decoding"
+REGROW_CALLS = 100  # that fitted, before more is tried at once
+
+Input = TypeVar("Input")
+Answers = Sequence[Any]  # one for each input: what was asked for, or an ImageError
+
+
+@dataclass(slots=True)
+class Entry:
+    """One image of a batch on its way through the chain."""
+
+    header: Header | None = None
+    image: Image | None = None
+    error: ImageError | None = None
+    payloads: dict[str, bytes] = field(default_factory=dict)
+    outputs: dict[str, Output] = field(default_factory=dict)
+
+    def outcome(self) -> Outcome:
+        header = self.header
+        form = (header.format, header.width, header.height) if header else ("", 0, 0)
+        pages = header.pages if header else 1
+        if self.error is None:
+            return Outcome(*form, self.outputs, pages=pages)
+        return Outcome(*form, self.outputs, self.error.reason, self.error.detail, self.error.transient, pages)
+
+
+class Allowance:
+    """How many items are asked for at once: no bound until the memory runs out, then half of what was too much, and
+    twice as many again after REGROW_CALLS that fitted, as what else was on the device may have gone."""
+
+    def __init__(self) -> None:
+        self.most = sys.maxsize
+        self._fitted = 0
+
+    def shrink(self, count: int) -> None:
+        self.most, self._fitted = min(self.most, max(1, count // 2)), 0  # another thread may have come down further
+
+    def note_fit(self, count: int) -> None:
+        if count == self.most:
+            self._fitted += 1
+        if self._fitted >= REGROW_CALLS:
+            self.most, self._fitted = 2 * self.most, 0
+
+
+class Chain:
+    """The stages of one segment, from bytes to results."""
+
+    def __init__(self, setup: Setup, slab: memoryview) -> None:
+        self.setup = setup
+        self._slab = slab
+        self._stages: list[Stage] = []
+        self._decode: Callable[[Sequence[Entry]], Answers] | None = None
+        self._allowances: defaultdict[str, Allowance] = defaultdict(Allowance)
+        self.out_of_memory = 0
+
+    def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
+        """Build and load every stage, and report each; returns the seconds of each."""
+        seconds = {}
+        for spec in self.setup.stages:
+            started = time.perf_counter()
+            stage = registry.build(spec, self.setup.device)
+            stage.load()
+            self._stages.append(stage)
+            seconds[spec.name] = time.perf_counter() - started
+            report(Loaded(spec.name, seconds[spec.name]))
+        if any(stage.reads_pixels for stage in self._stages):
+            self._decode = _decoding(self.setup)
+        return seconds
+
+    def rehearse(self) -> None:
+        """A page of our own goes first, in each thread, if the setup says so: what a GPU's libraries set up for a thread is
+        then there, and a device that kills its worker on any image does so before one of the user's can be blamed for it.
+        """
+        if self.setup.rehearse:
+            page = draw_page(self.setup.limits)
+            self.run(Batch(0, [Item(0, len(page), {})]), memoryview(page))
+
+    def run(self, batch: Batch, slab: memoryview | None = None) -> Reply:
+        """Every image through every stage that it still needs. Raises DeviceLost when this process is no use any more."""
+        entries = [self._open(item, slab or self._slab) for item in batch.items]
+        runs: list[StageRun] = []
+        for group in _groups(entries, self._allowances[DECODING].most):
+            self._run_group(group, runs)
+        halved, self.out_of_memory = self.out_of_memory, 0
+        return Reply(batch.id, [entry.outcome() for entry in entries], runs, halved)
+
+    def _run_group(self, group: list[Entry], runs: list[StageRun]) -> None:
+        """Where there is no memory for the pixels of all, one half has its end before the other is decoded."""
+        if self._decode and not self._give_pixels(self._decode, [entry for entry in group if self._remaining(entry)]):
+            half = len(group) // 2
+            self._run_group(group[:half], runs)
+            self._run_group(group[half:], runs)
+            return
+        for stage in self._stages:
+            self._apply(stage, [entry for entry in group if stage in self._remaining(entry)], runs)
+        for entry in group:
+            entry.image = None  # pixels of the next group want the room
+
+    def _open(self, item: Item, slab: memoryview) -> Entry:
+        """Look at the header, and at what earlier segments said."""
+        entry = Entry(payloads=dict(item.known))
+        data = slab[item.offset : item.offset + item.length]
+        try:
+            header = entry.header = inspect(data, self.setup.limits)
+        except ImageError as error:
+            entry.error = error
+            return entry
+        except Exception as error:  # noqa: BLE001 - whatever a header makes its reader do is that image's fault alone
+            traceback.print_exc()
+            entry.error = ImageError(Reason.HEADER, repr(error))
+            return entry
+        known = {name: registry.decode(name, payload) for name, payload in item.known.items()}
+        entry.image = Image(data, header.width, header.height, results=known)
+        return entry
+
+    def _remaining(self, entry: Entry) -> list[Stage]:
+        """The stages this image still needs; none when it has failed or, in mode cascade, its bin is decided."""
+        if entry.error or entry.image is None:
+            return []
+        cascade = self.setup.cascade
+        if cascade and is_decided(entry.payloads, cascade, self.setup.pipeline):
+            return []
+        return [stage for stage in self._stages if stage.name not in entry.payloads]
+
+    def _give_pixels(self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry]) -> bool:
+        """Whether all could be given theirs at once."""
+        if not entries:
+            return True
+        try:
+            answers = self._try(DECODING, decode, entries)
+        except OutOfMemory:
+            return False
+        for entry, answer in zip(entries, answers, strict=True):
+            if isinstance(answer, ImageError):
+                entry.error = answer
+            elif entry.image:
+                entry.image.pixels = answer
+        return True
+
+    def _apply(self, stage: Stage, entries: list[Entry], runs: list[StageRun]) -> None:
+        if not entries:
+            return
+        started = time.perf_counter()
+        answers = self._ask(stage.name, stage.run, [entry.image for entry in entries if entry.image])
+        seconds = time.perf_counter() - started
+        runs.append(StageRun(stage.name, len(entries), seconds))
+        for entry, answer in zip(entries, answers, strict=True):
+            if isinstance(answer, ImageError):
+                entry.error = answer
+            elif entry.image:
+                self._take(stage, entry, entry.image, answer, seconds / len(entries))
+
+    def _take(self, stage: Stage, entry: Entry, image: Image, answer: Result, seconds: float) -> None:
+        """Keep an answer, if what will be stored can be read again: JSON has no NaN."""
+        payload = msgspec.json.encode(answer)
+        try:
+            registry.decode(stage.name, payload)
+        except msgspec.DecodeError as error:
+            entry.error = ImageError(Reason.STAGE, f"{stage.name} gave a result that cannot be stored: {error}")
+            return
+        image.results[stage.name] = answer
+        entry.payloads[stage.name] = payload
+        entry.outputs[stage.name] = Output(payload, seconds)
+
+    def _ask(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input]) -> list[Any]:
+        """What `run` answers, asked for no more at once than lately fitted into the device's memory."""
+        answers: list[Any] = []
+        while items:
+            part = items[: self._allowances[what].most]
+            try:
+                answers += self._try(what, run, part)
+            except OutOfMemory:
+                continue  # with half of it
+            items = items[len(part) :]
+        return answers
+
+    def _try(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input]) -> list[Any]:
+        """The answers; an error halves the batch, down to the image that causes it. Raises OutOfMemory, once less is allowed,
+        but for a single image, whose answer that is."""
+        try:
+            answers = list(run(items))
+            self._allowances[what].note_fit(len(items))
+            return answers
+        except DeviceLost:
+            raise
+        except OutOfMemory as error:
+            self.out_of_memory += 1
+            self._allowances[what].shrink(len(items))
+            if len(items) > 1:
+                raise
+            return [ImageError(Reason.MEMORY, f"{what}: {error}", transient=True)]
+        except Exception as error:  # noqa: BLE001 - one batch, whatever its images make the model do
+            if len(items) == 1:
+                traceback.print_exc()
+                return [ImageError(Reason.STAGE, f"{what}: {type(error).__name__}: {error}", transient=True)]
+        half = len(items) // 2
+        return self._try(what, run, items[:half]) + self._try(what, run, items[half:])
+
+
+@cache
+def draw_page(limits: Limits) -> bytes:
+    """A JPEG of a camera's shape with lines of text, so that each stage and decoder has work. It is small where images are to
+    be: one of too many pixels would be refused before any stage."""
+    from PIL import Image as Picture
+    from PIL import ImageDraw, ImageFont
+
+    picture, file = Picture.new("RGB", (1280, 960), "white"), io.BytesIO()
+    ImageDraw.Draw(picture).text((80, 80), "A page to rehearse on\nand a second line", "black", ImageFont.load_default(48))
+    side = math.isqrt(limits.max_pixels)
+    picture.thumbnail((side, side))  # which enlarges nothing
+    picture.save(file, "JPEG")
+    return file.getvalue()
+
+
+def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:
+    """A function that gives entries' pixels, on the worker's device, or their errors."""
+    from stages.decoding.decoder import Decoders
+
+    decoders = Decoders(setup.decoders, setup.limits)
+
+    def decode_entries(entries: Sequence[Entry]) -> Answers:
+        wanted = [(entry.image.data, entry.header) for entry in entries if entry.image and entry.header]
+        return decode(wanted, setup.device, decoders, setup.limits)
+
+    return decode_entries
+
+
+def _groups(entries: list[Entry], most: int) -> Iterator[list[Entry]]:
+    """The batch in runs of bounded pixels, so that one huge image neither fails nor crowds out its mates, and of at most
+    so many images."""
+    group: list[Entry] = []
+    pixels = 0
+    for entry in entries:
+        area = entry.header.width * entry.header.height if entry.header else 0
+        if len(group) == most or (group and pixels + area > GROUP_PIXELS):
+            yield group
+            group, pixels = [], 0
+        group.append(entry)
+        pixels += area
+    yield group

@@ -1,0 +1,151 @@
+"""The child: bytes in, results out. It touches no files of the user's and knows nothing of the ledger.
+
+A few threads each take one batch through the whole chain (chain.py). The stages' own locks make a pipeline of that: while
+one batch is in BLIP the next is in OCR.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import queue
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+
+from daemon.messages import LENGTH, Batch, Beat, Farewell, FromWorker, Ready, Setup, ToWorker, decode_to_worker, frame
+from daemon.workers.chain import Chain
+from stages.base import DeviceLost, OutOfMemory, StageUnusable
+from stages.processes import die_with
+
+BEAT_SECONDS = 1.0
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+class Channel:
+    """The worker's end of the socket to the daemon. Several threads may send."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = connection.makefile("rb", 1 << 16)
+        self._lock = threading.Lock()
+
+    def send(self, message: FromWorker) -> None:
+        with self._lock:
+            self._connection.sendall(frame(message))
+
+    def receive(self) -> ToWorker:
+        """The next message. Raises EOFError when the daemon has gone."""
+        head = self._reader.read(LENGTH.size)
+        body = self._reader.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+        if not body:
+            raise EOFError
+        return decode_to_worker(body)
+
+
+def main() -> None:
+    """Entry of the child process: `python -m daemon.workers.child SOCKET_FD SLAB_FD PARENT_PID`."""
+    connection, slab_fd, parent = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    die_with(parent)
+    keep_memory()
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the whole group; the daemon decides what they mean
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(2, 1)  # whatever a library prints goes to the log
+    channel = Channel(socket.socket(fileno=connection))
+    setup = channel.receive()
+    assert isinstance(setup, Setup)
+    slab = memoryview(mmap.mmap(slab_fd, setup.slab_bytes, prot=mmap.PROT_READ))
+    chain = Chain(setup, slab)
+    try:
+        seconds = chain.load(channel.send)
+    except StageUnusable as error:
+        _leave(channel, str(error), curable=False, unusable=True)
+    except Exception as error:  # noqa: BLE001 - it is told to the daemon
+        traceback.print_exc()
+        _leave(channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))
+    _serve(channel, chain, Ready(seconds))
+
+
+def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
+    """Hand batches to the threads, once they have rehearsed, until the daemon says stop or is gone."""
+    threads = chain.setup.threads
+    batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+    rehearsed = threading.Barrier(threads + 1)
+    arguments = (channel, chain, batches, rehearsed)
+    team = [threading.Thread(target=_work, args=arguments, name=f"batch-{n}", daemon=True) for n in range(threads)]
+    for thread in team:
+        thread.start()
+    rehearsed.wait()
+    channel.send(ready)
+    threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
+    try:
+        while isinstance(message := channel.receive(), Batch):
+            batches.put(message)
+    except (EOFError, OSError):
+        os._exit(os.EX_UNAVAILABLE)  # the daemon is gone: nobody wants the results
+    for _ in team:
+        batches.put(None)
+    for thread in team:
+        thread.join()
+    # Interpreter and CUDA shutdown take seconds and gain nothing.
+    os._exit(os.EX_OK)
+
+
+def _work(channel: Channel, chain: Chain, batches: queue.SimpleQueue[Batch | None], rehearsed: threading.Barrier) -> None:
+    try:
+        chain.rehearse()
+        rehearsed.wait()
+        while (batch := batches.get()) is not None:
+            channel.send(chain.run(batch))
+    except DeviceLost as error:
+        _leave(channel, f"the device is lost: {error}", curable=True)
+    except BaseException as error:  # noqa: BLE001 - a defect: better a new process than a thread less
+        traceback.print_exc()
+        _leave(channel, f"{type(error).__name__}: {error}", curable=True)
+
+
+def _leave(channel: Channel, cause: str, *, curable: bool, unusable: bool = False) -> None:
+    """Say why, and go without touching the device again."""
+    try:
+        channel.send(Farewell(cause, curable, unusable))
+    finally:
+        os._exit(os.EX_SOFTWARE)
+
+
+def _beat(channel: Channel) -> None:
+    while True:
+        used, peak = _device_memory()
+        try:
+            channel.send(Beat(_resident_bytes(), used, peak))
+        except OSError:
+            os._exit(os.EX_UNAVAILABLE)
+        time.sleep(BEAT_SECONDS)
+
+
+def _device_memory() -> tuple[int, int]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0, 0
+    return torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def keep_memory() -> None:
+    """Let what one batch frees serve the next. The C library hands large blocks back to the kernel, which then clears each page
+    anew when it is touched: for an image's maps that takes three times as long as all that is done with them."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1):
+        mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most before glibc 2.35
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""One child process, as the daemon sees it, and the conversation with it. Its own side is worker.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+
+import anyio
+import anyio.abc
+import msgspec
+import structlog
+
+from daemon.errors import WorkerLost
+from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Loaded, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from daemon.system.stray import Printed
+from stages import processes
+
+log = structlog.get_logger()
+
+LONGEST_MESSAGE = 256 << 20  # bytes
+LAST_WORDS_SECONDS = 0.5  # after its end, for what it printed
+TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
+
+
+class Worker:
+    """One child process and the conversation with it."""
+
+    def __init__(
+        self, setup: Setup, device: str, process: anyio.abc.Process, connection: socket.socket, printed: Printed | None = None
+    ) -> None:
+        self.name = setup.name
+        self.device = device
+        self.slots = setup.threads
+        self.process = process
+        self.connection = connection
+        self._printed = printed
+        self.alive = False
+        self.loaded = False
+        self.stages_loaded: list[str] = []
+        self.answered = 0  # batches
+        self.heard_at = time.monotonic()
+        self.beat = Beat(0)
+        self.cause = ""  # why it went away, where it could say so
+        self.timed_out = False
+        self.curable = True
+        self.unusable = False  # a stage of it, whoever loads it
+        self.shared = False  # its GPU with others, by MPS: then its end tells nothing of its images, nor of its seat
+        self.died_alone = False  # with the one image that it had been lent whole for
+        self.alone: anyio.Event | None = None  # set: lent whole; the event fires when all its slots are in
+        self.parked = 0
+        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._writer: asyncio.StreamWriter | None = None  # once it loads
+        self._numbers = 0
+        self._setup = setup
+
+    @classmethod
+    async def start(cls, setup: Setup, device: str, slab_fd: int, environment: Mapping[str, str]) -> Worker:
+        """Start the process; it has not loaded anything yet."""
+        # The kernel ends it with the thread that has started it (die_with), not with the process.
+        assert threading.current_thread() is threading.main_thread()
+        ours, theirs = socket.socketpair()
+        command = processes.python("-m", "daemon.workers.child", str(theirs.fileno()), str(slab_fd), str(os.getpid()))
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            printed, output = await Printed.open(setup.name)
+            undo.callback(printed.close)
+            try:
+                process = await anyio.open_process(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=processes.environment(environment),
+                    pass_fds=(theirs.fileno(), slab_fd),
+                )
+            finally:
+                os.close(output)
+            undo.pop_all()
+        ours.setblocking(False)
+        return cls(setup, device, process, ours, printed)
+
+    async def load(self, timeout_seconds: float) -> Ready:
+        """Wait until its models are loaded. Raises WorkerLost."""
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self.connection)
+        self._send(self._setup)
+        try:
+            with anyio.fail_after(timeout_seconds):
+                while isinstance(message := await self._receive(), Loaded):
+                    self.stages_loaded.append(message.stage)
+                    log.info("model loaded", worker=self.name, stage=message.stage, seconds=round(message.seconds, 2))
+        except TimeoutError:
+            raise WorkerLost(self.name, f"its models were not loaded within {timeout_seconds:g} s") from None
+        except (EOFError, OSError):
+            raise WorkerLost(self.name, "it died while it loaded its models") from None
+        if isinstance(message, Farewell):
+            self.curable, self.unusable = message.curable, message.unusable
+            raise WorkerLost(self.name, message.cause)
+        assert isinstance(message, Ready)
+        self.alive = self.loaded = True
+        self.heard_at = time.monotonic()
+        return message
+
+    async def run(self, items: list[Item], timeout_seconds: float) -> Reply:
+        """Have a batch done. Raises WorkerLost when the worker dies on it or takes too long, for which it is killed."""
+        if not self.alive:
+            raise WorkerLost(self.name, self.cause or "it is gone", began=False)
+        self._numbers += 1
+        number = self._numbers
+        future = self._pending[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(Batch(number, items))
+            with anyio.fail_after(timeout_seconds):
+                reply: Reply = await future
+                return reply
+        except TimeoutError:
+            self.cause, self.timed_out = f"a batch was not done within {timeout_seconds:g} s", True
+            await self.kill()
+            raise self._loss() from None
+        finally:
+            self._pending.pop(number, None)
+
+    async def listen(self) -> None:
+        """Take its replies until it goes away; then every batch in its hands raises WorkerLost."""
+        try:
+            while True:
+                message = await self._receive()
+                self.heard_at = time.monotonic()
+                if isinstance(message, Reply):
+                    self.answered += 1
+                    future = self._pending.pop(message.id, None)
+                    if future and not future.done():
+                        future.set_result(message)
+                elif isinstance(message, Beat):
+                    self.beat = message
+                elif isinstance(message, Farewell):
+                    self.cause, self.curable = message.cause, message.curable
+        except (EOFError, OSError):
+            pass
+        finally:
+            self.abandon()
+
+    def abandon(self, cause: str = "") -> None:
+        """Expect nothing more of it: every batch in its hands raises WorkerLost, and what it may still say is not heard."""
+        if not self.alive:
+            return
+        self.alive, self.cause = False, self.cause or cause
+        if self.alone:
+            self.died_alone = self.alone.is_set() and bool(self._pending)
+            self.alone.set()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._loss())
+
+    def _loss(self) -> WorkerLost:
+        return WorkerLost(self.name, self.cause or "it died", timed_out=self.timed_out, began=not self.shared)
+
+    def dismiss(self) -> None:
+        """Tell it that no more batches will come: it leaves when those in its hands are done."""
+        if self.alive:
+            with contextlib.suppress(OSError):
+                self._send(Stop())
+
+    async def kill(self) -> None:
+        await end(self.process, TERM_SECONDS)
+        if self.process.returncode is None:
+            log.error("worker cannot be killed; the kernel holds it", worker=self.name, pid=self.process.pid)
+        if self._printed:
+            await self._printed.finish(LAST_WORDS_SECONDS)
+        if self._writer:
+            self._writer.close()
+        self.connection.close()
+
+    def epitaph(self) -> str:
+        """Why it is gone, for the log and the metrics' label."""
+        status = self.process.returncode
+        if self.cause:
+            return self.cause
+        return f"killed by {signal.Signals(-status).name}" if status and status < 0 else f"exited with status {status}"
+
+    def _send(self, message: Setup | Batch | Stop) -> None:
+        assert self._writer is not None
+        self._writer.write(frame(message))
+
+    async def _receive(self) -> Loaded | Ready | Reply | Beat | Farewell:
+        try:
+            head = await self._reader.readexactly(LENGTH.size)
+            length = LENGTH.unpack(head)[0]
+            if length > LONGEST_MESSAGE:
+                raise msgspec.DecodeError(f"a message of {length} bytes")
+            return decode_from_worker(await self._reader.readexactly(length))
+        except asyncio.IncompleteReadError as error:
+            raise EOFError from error
+        except msgspec.MsgspecError as error:
+            self.cause = f"it talks nonsense: {error}"
+            raise EOFError from error
+
+
+async def end(process: anyio.abc.Process, seconds: float) -> None:
+    """SIGTERM, SIGKILL so much later, and reap."""
+    with anyio.CancelScope(shield=True):
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signum)
+                with anyio.move_on_after(seconds):
+                    await process.wait()

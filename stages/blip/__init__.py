@@ -1,0 +1,1 @@
+"""BLIP: captions."""

@@ -1,0 +1,98 @@
+"""BLIP: a caption for each image, and how well CLIP finds that it fits.
+
+Reference: Li et al., "BLIP: Bootstrapping Language-Image Pre-training", 2022, and transformers'
+BlipForConditionalGeneration.generate, whose greedy captions the tests hold this stage against token for token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
+
+from stages.base import Caption, Clip, Image, ImageError, Reason, Result, Stage
+from stages.blip.captioner import Captioner
+from stages.clip.stage import TextTower, decode_embedding
+from stages.clip.towers import embed_image, speed_up_attention, speed_up_mlp, speed_up_patches
+from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
+from stages.options import BlipOptions, read_options
+from stages.resizing.resize import ImageProcessor
+from stages.weights.checkpoints import load_model, load_part, load_tokenizer
+
+
+class BlipStage(Stage):
+    name = "blip"
+
+    def load(self) -> None:
+        self.options = read_options(self.spec, BlipOptions)
+        folder, dtype = self.spec.files["model"], dtype_of(self.spec)
+        settings = load_part("image processor", BlipImageProcessor, folder)
+        self.prepare = ImageProcessor(settings, self.device, dtype)
+        self.tokenizer = load_tokenizer(folder)
+        model = load_model(BlipForConditionalGeneration, folder, dtype, self.device)
+        self.vision = model.vision_model
+        speed_up_attention(self.vision)
+        speed_up_patches(self.vision)
+        if self.device.startswith("cuda") and dtype != torch.float32 and model.config.vision_config.hidden_act == "gelu":
+            speed_up_mlp(self.vision)
+        self.tower = self._load_tower(dtype) if "clip" in self.spec.files else None
+        with hold_device(self.lock):
+            self.captioner = self._make_captioner(model)
+            self.captioner.step.capture()
+            blank = torch.zeros(3, self.prepare.height, self.prepare.width, dtype=torch.uint8, device=self.device)
+            self._forward([blank] * self.spec.batch_size)
+            settle(self.device)
+
+    def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        results: list[Result | ImageError] = []
+        for batch in split_batches(images, self.spec.batch_size):
+            with hold_device(self.lock):
+                tokens = self._forward(pixels_of(batch))
+            captions = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            results += self._compare([caption.strip() for caption in captions], batch)
+        return results
+
+    def _forward(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Token ids of the captions on the host, without the beginning-of-text id that all share."""
+        return self.captioner(embed_image(self.vision, self.prepare(pixels)))[:, 1:]
+
+    def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:
+        """Each caption with its cosine to the image, where the CLIP stage has embedded that."""
+        clips = [image.results.get("clip") for image in images]
+        if self.tower is None or not any(isinstance(clip, Clip) for clip in clips):
+            return [Caption(caption, None) for caption in captions]
+        tokens = self.tower.tokenize(captions)
+        with hold_device(self.lock):
+            texts = self.tower.embed(tokens).cpu()
+        return [compare_caption(*pair) for pair in zip(captions, texts, clips, strict=True)]
+
+    def _make_captioner(self, model: BlipForConditionalGeneration) -> Captioner:
+        prompt = self.tokenizer(self.options.prompt, add_special_tokens=False)["input_ids"]
+        return Captioner(
+            model,
+            prompt=[model.config.text_config.bos_token_id, *prompt],
+            max_new_tokens=self.options.force_tokens or self.options.max_new_tokens,
+            min_new_tokens=self.options.force_tokens,
+            batch_size=self.spec.batch_size,
+        )
+
+    def _load_tower(self, dtype: torch.dtype) -> TextTower:
+        folder = self.spec.files["clip"]
+        return TextTower(load_model(CLIPModel, folder, dtype, self.device), folder)
+
+
+def compare_caption(caption: str, text: Tensor, clip: Result | None) -> Caption | ImageError:
+    """text: the caption's unit embedding, on the host."""
+    if not isinstance(clip, Clip):
+        return Caption(caption, None)
+    image = decode_embedding(clip.embedding)
+    if image.shape != text.shape:
+        return ImageError(
+            Reason.STAGE,
+            f"the clip stage's embedding has {len(image)} values, the caption's {len(text)}: "
+            "both stages must use the same CLIP model.",
+        )
+    return Caption(caption, round(float(F.cosine_similarity(image, text, dim=0)), 6))

@@ -1,0 +1,1 @@
+"""CLIP: embeddings, tags, and the text tower that compares captions with images."""

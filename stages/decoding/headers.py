@@ -1,0 +1,384 @@
+"""Width, height and orientation of an image, read from its bytes in plain Python.
+
+No pixels and no native code: whatever the bytes are, the worst is an exception, so that this may run in the
+daemon and in a GPU worker. Every reader here gives the size as stored and the EXIF orientation (1..8) that
+makes it upright. A reader that runs off the end of the bytes raises IndexError or struct.error.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from stages.base import ImageError, Reason
+from stages.decoding.formats import HEAD, PNM
+from stages.decoding.scans import check_scans
+
+Size = tuple[int, int, int]  # width, height as stored, orientation
+
+WIDTH_TAG, HEIGHT_TAG, ORIENTATION_TAG = 0x100, 0x101, 0x112
+NUMBER_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}  # TIFF's unsigned integers, by type code
+EXIF = b"Exif\0\0"  # what precedes the TIFF structure in JPEG, and at times elsewhere
+CHUNKS = 4096  # most chunks of a PNG or WebP that are walked in search of its EXIF
+# Most small parts of any other file that are walked in search of its size; each costs about a microsecond, and may have a
+# few bytes only. No camera or program writes as many.
+PARTS = 1 << 18
+
+
+# TIFF, which is also EXIF's shape ------------------------------------------------------------------------------------
+
+
+def read_tags(data: memoryview) -> dict[int, int]:
+    """The first directory of a TIFF or BigTIFF structure: tag → value, of the tags that hold one unsigned integer."""
+    little = bytes(data[:2]) == b"II"
+    order = "<" if little else ">"
+    if struct.unpack_from(order + "H", data, 2) == (43,):
+        (start,) = struct.unpack_from(order + "Q", data, 8)
+        (count,) = struct.unpack_from(order + "Q", data, start)
+        entry, start = struct.Struct(order + "HHQ8s"), start + 8
+    else:
+        (start,) = struct.unpack_from(order + "I", data, 4)
+        (count,) = struct.unpack_from(order + "H", data, start)
+        entry, start = struct.Struct(order + "HHI4s"), start + 2
+    end = start + min(count, PARTS) * entry.size
+    if end > len(data):
+        raise IndexError("the directory lies past the end")
+    return {
+        tag: int.from_bytes(value[: NUMBER_BYTES[kind]], "little" if little else "big")
+        for tag, kind, number, value in entry.iter_unpack(data[start:end])
+        if number == 1 and kind in NUMBER_BYTES
+    }
+
+
+def read_tiff(data: memoryview) -> Size:
+    tags = read_tags(data)
+    if WIDTH_TAG not in tags or HEIGHT_TAG not in tags:
+        raise ImageError(Reason.HEADER, "the first page of the TIFF states no size")
+    return tags[WIDTH_TAG], tags[HEIGHT_TAG], _orientation_of(tags)
+
+
+def read_orientation(exif: memoryview) -> int:
+    """The orientation that an EXIF block states; 1 where it is absent, malformed or out of range."""
+    if bytes(exif[:6]) == EXIF:
+        exif = exif[6:]
+    if bytes(exif[:2]) not in (b"II", b"MM"):
+        return 1
+    try:
+        return _orientation_of(read_tags(exif))
+    except (struct.error, IndexError):
+        return 1
+
+
+def _orientation_of(tags: dict[int, int]) -> int:
+    orientation = tags.get(ORIENTATION_TAG, 1)
+    return orientation if 1 <= orientation <= 8 else 1
+
+
+# JPEG (ITU-T T.81, annex B) ------------------------------------------------------------------------------------------
+
+SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))  # all but the hierarchical ones and lossless arithmetic
+SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive
+BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
+SOS, APP1, APP14, EOI = 0xDA, 0xE1, 0xEE, b"\xff\xd9"
+NEXT_MARKER = re.compile(rb"\xff[^\xff\x00]")
+
+
+class Jpeg(NamedTuple):
+    """What the segments before the first scan say."""
+
+    width: int
+    height: int
+    orientation: int
+    process: int  # the SOF marker's low byte: 0xC0 baseline, 0xC2 progressive, 0xC9 arithmetic, …
+    components: bytes  # their identifiers
+    transform: int | None  # of Adobe's APP14 segment: 0 RGB or CMYK, 1 YCbCr, 2 YCCK
+    pixels_at: int = 0  # where the first scan's compressed data begins
+
+    @property
+    def is_plain(self) -> bool:
+        """Grey or YCbCr under Huffman coding, which every decoder reads alike."""
+        colours = len(self.components)
+        is_rgb = self.transform == 0 or self.components == b"RGB"
+        return self.process in SOF_HUFFMAN and (colours == 1 or (colours == 3 and not is_rgb))
+
+
+def read_jpeg_frame(data: memoryview) -> Jpeg:
+    """Parse the segments up to the first scan and make sure that an end marker follows it.
+
+    Raises ImageError: HEADER, FORMAT, TRUNCATED.
+    """
+    frame, orientation, transform = None, 0, None
+    for marker, start, end in _segments(data):
+        if marker in SOF_MARKERS:
+            frame = _read_sof(marker, data[start:end])
+        elif marker == APP1 and not orientation and bytes(data[start : start + 6]) == EXIF:
+            orientation = read_orientation(data[start:end])
+        elif marker == APP14 and end - start >= 12 and bytes(data[start : start + 5]) == b"Adobe":
+            transform = data[start + 11]
+        elif marker == SOS:
+            if frame is None:
+                raise ImageError(Reason.HEADER, "the JPEG has pixels before its size")
+            if bytes(data[-2:]) != EOI and EOI not in bytes(data[end:]):
+                raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker")
+            return frame._replace(orientation=orientation or 1, transform=transform, pixels_at=end)
+    raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
+
+
+def _segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
+    """(marker, start, end) of each segment's payload, up to and with the first scan's header."""
+    at = 2
+    for _ in range(PARTS):
+        found = NEXT_MARKER.search(data, at)  # skips padding and, as every decoder does, junk
+        if found is None:
+            raise IndexError("no marker")
+        at, marker = found.end(), data[found.end() - 1]
+        if marker in BARE_MARKERS:
+            continue
+        if marker == EOI[1]:
+            return
+        (length,) = struct.unpack_from(">H", data, at)
+        if length < 2:
+            raise ImageError(Reason.HEADER, f"the JPEG's segment {marker:02x} has an impossible length")
+        if at + length > len(data):
+            raise IndexError("segment cut")
+        yield marker, at + 2, at + length
+        if marker == SOS:
+            return
+        at += length
+    raise ImageError(Reason.HEADER, "the JPEG has too many segments before its picture")
+
+
+def _read_sof(marker: int, segment: memoryview) -> Jpeg:
+    precision, height, width, count = struct.unpack_from(">BHHB", segment)
+    if marker not in SOF_READ:
+        raise ImageError(Reason.FORMAT, "hierarchical and lossless arithmetic JPEG are not read here")
+    if precision != 8:
+        raise ImageError(Reason.FORMAT, f"{precision}-bit JPEG is not read here: save it with 8 bits a channel")
+    components = bytes(segment[6 : 6 + 3 * count : 3])
+    if count not in (1, 3, 4) or len(components) != count:
+        raise ImageError(Reason.HEADER, f"the JPEG states {count} colour components")
+    return Jpeg(width, height, 1, marker, components, None)
+
+
+def read_jpeg(data: memoryview) -> Size:
+    frame = read_jpeg_frame(data)
+    check_scans(data, frame.pixels_at)
+    return frame[:3]
+
+
+# PNG (ISO/IEC 15948) -------------------------------------------------------------------------------------------------
+
+
+def png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """(type, start, end) of each chunk's payload, up to and with IEND; TRUNCATED when the bytes end before that."""
+    at, kind = 8, b""
+    while kind != b"IEND":
+        if at + 12 > len(data):
+            raise ImageError(Reason.TRUNCATED, "the PNG ends before its last chunk")
+        length, kind = struct.unpack_from(">I4s", data, at)
+        end = at + 8 + length
+        if end + 4 > len(data):
+            raise ImageError(Reason.TRUNCATED, f"the PNG ends inside a chunk ({ascii(kind)[2:-1]})")
+        yield kind, at + 8, end
+        at = end + 4
+
+
+def read_png(data: memoryview) -> Size:
+    length, kind, width, height = struct.unpack_from(">I4sII", data, 8)
+    if kind != b"IHDR" or length != 13:
+        raise ImageError(Reason.HEADER, "the PNG does not begin with its header chunk")
+    if zlib.crc32(data[12:29]) != struct.unpack_from(">I", data, 29)[0]:
+        raise ImageError(Reason.HEADER, "the checksum of the PNG's header is wrong")
+    orientation = 1
+    for kind, start, end in islice(png_chunks(data), CHUNKS):
+        if kind == b"eXIf":
+            orientation = read_orientation(data[start:end])
+    return width, height, orientation
+
+
+# GIF, BMP and netpbm -------------------------------------------------------------------------------------------------
+
+
+def read_gif(data: memoryview) -> Size:
+    """The screen's size, widened where the first frame reaches past it, as Pillow does."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    is_extension = False  # in its sub-blocks, up to an empty one
+    for _ in range(PARTS):
+        block = data[at]
+        if is_extension:
+            is_extension = block > 0
+            at += block + 1
+        elif block == 0x2C:  # an image descriptor
+            break
+        elif block == 0x3B:
+            raise ImageError(Reason.HEADER, "the GIF holds no picture")
+        else:
+            is_extension = block == 0x21
+            at += 2 if is_extension else 1  # an extension has a label
+    else:
+        raise ImageError(Reason.HEADER, "the GIF has too many blocks before its picture")
+    left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, at + 1)
+    return max(width, left + frame_width), max(height, top + frame_height), 1
+
+
+def read_bmp(data: memoryview) -> Size:
+    if struct.unpack_from("<I", data, 14) == (12,):
+        width, height = struct.unpack_from("<HH", data, 18)
+    else:
+        width, height = struct.unpack_from("<ii", data, 18)
+    return width, abs(height), 1  # a negative height means rows from the top
+
+
+def read_pnm(data: memoryview) -> Size:
+    found = PNM.match(data[:HEAD])
+    if found is None:
+        raise ImageError(Reason.HEADER, "the netpbm header states no size")
+    return int(found[2]), int(found[3]), 1
+
+
+# WebP (RFC 9649) -----------------------------------------------------------------------------------------------------
+
+
+def read_webp(data: memoryview) -> Size:
+    (size,) = struct.unpack_from("<I", data, 4)
+    if size + 8 > len(data):
+        raise ImageError(Reason.TRUNCATED, f"the WebP states {size + 8} bytes, there are {len(data)}")
+    kind = bytes(data[12:16])
+    if kind == b"VP8X":
+        width = int.from_bytes(data[24:27], "little") + 1
+        height = int.from_bytes(data[27:30], "little") + 1
+        return width, height, _webp_orientation(data) if data[20] & 0x08 else 1
+    if kind == b"VP8L" and data[20] == 0x2F:
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 1
+    if kind == b"VP8 " and bytes(data[23:26]) == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF, 1
+    raise ImageError(Reason.HEADER, "the WebP does not begin with a picture")
+
+
+def _webp_orientation(data: memoryview) -> int:
+    at = 12
+    for _ in range(CHUNKS):
+        if at + 8 > len(data):
+            break
+        kind, length = struct.unpack_from("<4sI", data, at)
+        if kind == b"EXIF":
+            return read_orientation(data[at + 8 : at + 8 + length])
+        at += 8 + length + (length & 1)
+    return 1
+
+
+# AVIF and HEIF (ISO/IEC 14496-12 boxes, 23008-12 items) --------------------------------------------------------------
+
+BOXES = 4096  # most boxes walked on one level
+NOTHING = memoryview(b"")
+# (quarter turns anticlockwise, then mirror: 0 top to bottom, 1 left to right) → EXIF orientation
+TURNS = {
+    (0, None): 1, (1, None): 8, (2, None): 3, (3, None): 6,
+    (0, 0): 4, (1, 0): 5, (2, 0): 2, (3, 0): 7,
+    (0, 1): 2, (1, 1): 7, (2, 1): 4, (3, 1): 5,
+}  # fmt: skip
+
+
+def read_avif(data: memoryview) -> Size:
+    """Size and turn of the primary item: its ispe, irot and imir properties. EXIF is ignored, as the standard says, and so is
+    clap, as Pillow does not cut."""
+    properties = dict(_primary_properties(data))
+    width, height = struct.unpack_from(">II", properties[b"ispe"], 4)
+    turns = properties[b"irot"][0] & 3 if b"irot" in properties else 0
+    mirror = properties[b"imir"][0] & 1 if b"imir" in properties else None
+    return width, height, TURNS[turns, mirror]
+
+
+def read_heif(data: memoryview) -> Size:
+    """As AVIF, but upright and cut already: pillow-heif turns (irot) and cuts (clap) the pixels while it decodes, in the
+    order of the properties. Encoders that pad a picture to whole blocks have it cut to its own size."""
+    properties = _primary_properties(data)
+    width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
+    for kind, value in properties:
+        if kind == b"clap":
+            width, height = _read_aperture(value)
+        elif kind == b"irot" and value[0] & 1:
+            width, height = height, width
+    return width, height, 1
+
+
+def _primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
+    """(type, payload) of each property of the primary item, in the order in which they apply; an ispe is among them."""
+    boxes = dict(_boxes(data))
+    meta = dict(_boxes(boxes.get(b"meta", NOTHING)[4:]))
+    table = dict(_boxes(meta.get(b"iprp", NOTHING)))
+    if b"pitm" not in meta or not {b"ipco", b"ipma"} <= table.keys():
+        raise ImageError(Reason.HEADER, "the file names no primary picture")
+    item = struct.unpack_from(">H" if meta[b"pitm"][0] == 0 else ">I", meta[b"pitm"], 4)[0]
+    properties = list(_boxes(table[b"ipco"]))
+    numbers = _property_numbers(table[b"ipma"], item)
+    mine = [properties[number - 1] for number in numbers if 0 < number <= len(properties)]
+    if b"ispe" not in dict(mine):
+        raise ImageError(Reason.HEADER, "the primary picture states no size")
+    return mine
+
+
+def _read_aperture(clap: memoryview) -> tuple[int, int]:
+    """Width and height of a clean aperture, two fractions, rounded as libheif does."""
+    width, width_parts, height, height_parts = struct.unpack_from(">IIII", clap)
+    if not (width_parts and height_parts):
+        raise ImageError(Reason.HEADER, "the primary picture is cut to an impossible size")
+    return (width + width_parts // 2) // width_parts, (height + height_parts // 2) // height_parts
+
+
+def _boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """(type, payload) of each box."""
+    at = 0
+    for _ in range(BOXES):
+        if at + 8 > len(data):
+            return
+        size, kind = struct.unpack_from(">I4s", data, at)
+        start = at + 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", data, start)
+            start += 8
+        end = at + size if size else len(data)
+        if end > len(data):
+            raise ImageError(Reason.TRUNCATED, f"the file ends inside its {ascii(kind)[2:-1]} box")
+        if end < start:
+            raise ImageError(Reason.HEADER, f"the {ascii(kind)[2:-1]} box has an impossible length")
+        yield kind, data[start:end]
+        at = end
+
+
+def _property_numbers(table: memoryview, wanted: int) -> list[int]:
+    """The item property association box: the 1-based numbers of one item's properties."""
+    item_format = ">H" if table[0] == 0 else ">I"
+    wide = table[3] & 1
+    (entries,) = struct.unpack_from(">I", table, 4)
+    at = 8
+    for _ in range(min(entries, PARTS)):
+        (item,) = struct.unpack_from(item_format, table, at)
+        at += struct.calcsize(item_format)
+        count = table[at]
+        numbers = struct.unpack_from(f">{count}{'H' if wide else 'B'}", table, at + 1)
+        if item == wanted:
+            return [number & (0x7FFF if wide else 0x7F) for number in numbers]
+        at += 1 + (count << wide)
+    return []
+
+
+READERS: dict[str, Callable[[memoryview], Size]] = {
+    "JPEG": read_jpeg,
+    "PNG": read_png,
+    "WEBP": read_webp,
+    "GIF": read_gif,
+    "TIFF": read_tiff,
+    "BMP": read_bmp,
+    "PPM": read_pnm,
+    "AVIF": read_avif,
+    "HEIF": read_heif,
+}

@@ -1,0 +1,211 @@
+"""From a file's bytes to pixels on the device: the header's guard, then the decoding of a batch.
+
+`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the
+JPEGs of a batch through the GPU's decoder in one call and everything else, and every JPEG that the GPU
+cannot do, through disposable decoder children.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from stages.base import Header, ImageError, Limits, Reason, advise
+from stages.decoding.formats import identify
+from stages.decoding.headers import READERS, read_jpeg_frame
+from stages.decoding.pages import count_pages
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from stages.decoding.decoder import Decoders
+
+Encoded = tuple[memoryview, Header]  # a file's bytes, and what they say of themselves
+
+
+class DecodeJpegs(Protocol):
+    """Files as uint8 tensors in host memory → uint8 [3, h, w] on the device, as stored."""
+
+    def __call__(self, files: list[torch.Tensor], /, *, mode: str, device: torch.device) -> list[torch.Tensor]: ...
+
+
+MAX_SIDE = 2**31 - 1  # what a PNG may state at most; more is a damaged header
+# Measured with 108 million pixels, JPEG and PNG, upright and turned: what a decoder takes at most, and with it a worker.
+DECODER_PIXEL_BYTES, PIXEL_BYTES = 12, 20
+
+
+def inspect(data: memoryview, limits: Limits) -> Header:
+    """Read what an image says of itself, without its pixels, and judge it.
+
+    Raises ImageError: EMPTY, NOT_AN_IMAGE, FORMAT, HEADER (cannot be parsed, or impossible dimensions), PIXELS,
+    ASPECT, and TRUNCATED where the header alone shows that bytes are missing.
+    """
+    name = identify(data)
+    try:
+        width, height, orientation = READERS[name](data)
+    except (struct.error, IndexError, OverflowError) as error:
+        raise ImageError(Reason.TRUNCATED, f"the {name} ends inside its header, or points past its end") from error
+    if orientation > 4:
+        width, height = height, width
+    _judge(width, height, limits)
+    return Header(name, width, height, orientation, count_pages(name, data))
+
+
+def _judge(width: int, height: int, limits: Limits) -> None:
+    size = f"{width}×{height}"
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
+        raise ImageError(Reason.HEADER, f"the header states an impossible size of {size} pixels")
+    if width * height > limits.max_pixels:
+        told = f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}"
+        raise ImageError(Reason.PIXELS, f"{told}. {_how_to_allow(width * height, limits)}")
+    if max(width, height) > limits.max_aspect_ratio * min(width, height):
+        ratio = math.ceil(max(width, height) / min(width, height))
+        told = f"{size} is longer than max_aspect_ratio = {limits.max_aspect_ratio:g} allows"
+        raise ImageError(Reason.ASPECT, f"{told}. {advise(f'max_aspect_ratio = {ratio}')}")
+
+
+def _how_to_allow(pixels: int, limits: Limits) -> str:
+    settings = f"max_pixels = {pixels}"
+    needed = -(-pixels * DECODER_PIXEL_BYTES >> 28) + 1  # in steps of 256 MiB, one of them for the decoder itself
+    if needed << 28 > limits.decode_bytes:
+        settings += f' and decode_bytes = "{needed * 256} MiB"'
+    memory = pixels * PIXEL_BYTES / 1e9
+    return f"{advise(settings)}; such an image needs {memory:.1f} GB of memory"
+
+
+def decode(
+    entries: Sequence[Encoded], device: str | torch.device, decoders: Decoders, limits: Limits
+) -> list[torch.Tensor | ImageError]:
+    """Decode a batch: for each (bytes, header as `inspect` gave it) a tensor or an error, in order.
+
+    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparency lies on white. On a GPU,
+    one call takes at most `limits.max_pixels` pixels. Raises OutOfMemory and DeviceLost.
+    """
+    import torch
+
+    from stages.devices import device_errors
+
+    device = torch.device(device)
+    answers: dict[int, torch.Tensor | ImageError] = {}
+    with device_errors():
+        if device.type == "cuda":
+            plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
+            for index, pixels in zip(plain, _decode_apart([entries[i] for i in plain], device, limits), strict=True):
+                if pixels is not None:
+                    answers[index] = pixels
+        left = [index for index in range(len(entries)) if index not in answers]
+        for index, answer in zip(left, decoders.decode_all([entries[i] for i in left]), strict=True):
+            answers[index] = answer if isinstance(answer, ImageError) else _to_device(answer, device)
+    return [answers[index] for index in range(len(entries))]
+
+
+def _suits_device(entry: Encoded) -> bool:
+    data, header = entry
+    return header.format == "JPEG" and read_jpeg_frame(data).is_plain
+
+
+def _decode_apart(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> list[torch.Tensor | None]:
+    """_decode_on_device on a stream of its own, one call at a time: nvJPEG waits for nothing that was asked of the device
+    before, so it may only be given memory that no kernel of another thread has yet to read."""
+    import torch
+
+    stream, lock = _decoding_stream(device)
+    user = torch.cuda.current_stream(device)
+    with lock, torch.cuda.stream(stream):
+        pixels = list(_decode_on_device(entries, device, limits))
+    user.wait_stream(stream)
+    for tensor in pixels:
+        if tensor is not None:
+            tensor.record_stream(user)  # so that its memory goes back to the stream only when the user has done with it
+    return pixels
+
+
+@functools.cache
+def _decoding_stream(device: torch.device) -> tuple[torch.cuda.Stream, threading.Lock]:
+    import torch
+
+    return torch.cuda.Stream(device), threading.Lock()  # type: ignore[no-untyped-call]
+
+
+def _decode_on_device(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> Iterator[torch.Tensor | None]:
+    """Each JPEG's upright pixels, or None where the device could not decode it."""
+    for group in _group_by_pixels(entries, limits.max_pixels):
+        pixels = _try_jpegs(group, device)
+        if pixels is None:  # one bad file fails its whole call
+            pixels = [tensor for entry in group for tensor in _try_jpegs([entry], device) or [None]]
+        for tensor, (_, header) in zip(pixels, group, strict=True):
+            upright = None if tensor is None else _turn(tensor, header.orientation)
+            fits = upright is not None and upright.shape == (3, header.height, header.width)
+            yield upright if fits else None
+
+
+def _group_by_pixels(entries: Sequence[Encoded], most: int) -> Iterator[list[Encoded]]:
+    """Consecutive runs whose pixels together are at most `most`, or a single larger one."""
+    group: list[Encoded] = []
+    room = most
+    for entry in entries:
+        size = entry[1].width * entry[1].height
+        if group and size > room:
+            yield group
+            group, room = [], most
+        group.append(entry)
+        room -= size
+    if group:
+        yield group
+
+
+def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[torch.Tensor | None] | None:
+    """One call of the device's decoder: pixels as stored, or None when it refuses the batch."""
+    import torch
+
+    from stages.devices import device_errors, settle
+
+    sources = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data, _ in entries]
+    with device_errors():
+        torch.empty(3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # the decoder does not wait for what turned the last pictures
+    try:
+        with device_errors():
+            return _jpeg_decoder()(sources, mode="RGB", device=device)
+    except RuntimeError:  # the decoder's word for a file that it cannot read, and for a lack of memory, which was tried
+        with device_errors():
+            settle(str(device))  # it may still be writing the others, into memory that is free by now
+        return None
+
+
+@functools.cache
+def _jpeg_decoder() -> DecodeJpegs:
+    """torchvision's decoder, or that of its successor torchcodec; both read JPEG with nvJPEG and ignore EXIF."""
+    try:
+        from torchvision.io import decode_jpeg
+    except ImportError:
+        from torchcodec.decoders import decode_jpeg
+    warnings.filterwarnings("ignore", "The image decoding and encoding capabilities of TorchVision", DeprecationWarning)
+    return cast("DecodeJpegs", decode_jpeg)
+
+
+def _turn(pixels: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Apply an EXIF orientation to [3, h, w] pixels as stored; the result is contiguous."""
+    if orientation > 4:
+        pixels = pixels.transpose(-2, -1)
+    flips = {2: [-1], 3: [-2, -1], 4: [-2], 6: [-1], 7: [-2, -1], 8: [-2]}.get(orientation)
+    if flips:
+        pixels = pixels.flip(flips)
+    return pixels.contiguous()
+
+
+def _to_device(pixels: np.ndarray, device: torch.device) -> torch.Tensor:
+    """[h, w, 3] in memory → [3, h, w] on the device."""
+    import torch
+
+    tensor = torch.from_numpy(pixels)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.permute(2, 0, 1).contiguous()

@@ -1,0 +1,102 @@
+"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first is ever read, so the count
+shows what is left out.
+
+Counting looks only at where each picture begins. It stops at MOST, or where the bytes make no sense any more: that is no
+reason to refuse the first picture.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from stages.base import ImageError
+from stages.decoding.headers import CHUNKS, PARTS, png_chunks
+
+MOST = 10_000  # pictures that are counted
+NEW_SUBFILE_TYPE = 0xFE  # the tag of a TIFF's directory that tells a smaller copy or a mask from a page; tags are in order
+COPY_OR_MASK = 1 | 4
+
+
+def count_pages(name: str, data: memoryview) -> int:
+    """1 for a format that has one picture in each file. name: the format, as `identify` gives it."""
+    count = 0
+    try:
+        for _ in islice(WALKERS[name](data), MOST) if name in WALKERS else ():
+            count += 1
+    except (struct.error, IndexError, OverflowError, ImageError):
+        pass
+    return max(count, 1)
+
+
+def _walk_tiff(data: memoryview) -> Iterator[None]:
+    order = "<" if bytes(data[:2]) == b"II" else ">"
+    big = struct.unpack_from(order + "H", data, 2) == (43,)
+    number, size, entry = (order + "Q", 8, 20) if big else (order + "I", 4, 12)
+    (at,) = struct.unpack_from(number, data, size)
+    seen: set[int] = set()
+    while at and at not in seen and len(seen) < MOST:
+        seen.add(at)
+        (entries,) = struct.unpack_from(order + ("Q" if big else "H"), data, at)
+        first = at + (8 if big else 2)
+        (tag,) = struct.unpack_from(order + "H", data, first)
+        (kind,) = struct.unpack_from(order + "I", data, first + entry - size)
+        if tag != NEW_SUBFILE_TYPE or not kind & COPY_OR_MASK:
+            yield
+        (at,) = struct.unpack_from(number, data, first + entries * entry)
+
+
+def _walk_gif(data: memoryview) -> Iterator[None]:
+    at = 13 + _palette_bytes(data[10])
+    in_blocks = False  # of an extension or a picture, up to an empty one
+    for _ in range(PARTS):
+        block = data[at]
+        if in_blocks:
+            in_blocks = block > 0
+            at += block + 1
+        elif block == 0x2C:
+            yield
+            at += 11 + _palette_bytes(data[at + 9])  # with the byte of the code's size
+            in_blocks = True
+        elif block == 0x21:
+            at += 2
+            in_blocks = True
+        elif block == 0x3B:
+            return
+        else:
+            at += 1
+
+
+def _palette_bytes(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _walk_webp(data: memoryview) -> Iterator[None]:
+    at = 12
+    if bytes(data[at : at + 4]) != b"VP8X" or not data[20] & 0x02:
+        return
+    for _ in range(PARTS):
+        kind, length = struct.unpack_from("<4sI", data, at)
+        if kind == b"ANMF":
+            yield
+        at += 8 + length + (length & 1)
+
+
+def _walk_png(data: memoryview) -> Iterator[None]:
+    """An animated one states its frames before the first; the picture of other programs may be one more."""
+    for kind, start, _ in islice(png_chunks(data), CHUNKS):
+        if kind == b"IDAT":
+            return
+        if kind == b"acTL":
+            (frames,) = struct.unpack_from(">I", data, start)
+            yield from (None for _ in range(frames))
+            return
+
+
+WALKERS: dict[str, Callable[[memoryview], Iterator[None]]] = {
+    "TIFF": _walk_tiff,
+    "GIF": _walk_gif,
+    "WEBP": _walk_webp,
+    "PNG": _walk_png,
+}

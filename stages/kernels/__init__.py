@@ -1,0 +1,1 @@
+"""Triton kernels for convolutions, and what decides whether they can be used."""

@@ -1,0 +1,1 @@
+"""OCR: PP-OCRv6, its networks, and the kernels that speed them up."""

@@ -1,0 +1,1 @@
+"""Resizing on the device, to the pixel as Pillow does it."""

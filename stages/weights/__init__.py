@@ -1,0 +1,1 @@
+"""Packs of weights: found, recognised, verified, pulled and made."""

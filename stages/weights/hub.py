@@ -1,0 +1,159 @@
+"""Pulling the standard pack from the model hub, once. Imports no torch until there is something to convert.
+
+What comes is written down (commits and digests, in the pack's manifest) and every later start is held to it. Of the
+three models, at the time of writing, none is there as safetensors alone: YOLO's weights and, on their main branches,
+CLIP's and BLIP's are pickles. They are read here, once, by torch's restricted loader, which makes tensors (and for
+YOLO ultralytics' known classes) and calls nothing else, and written as safetensors; the pickles are deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from stages.manifest import MANIFEST, Manifest, PackError, StageEntry, digest_folder, read_manifest, write_manifest
+
+# stage → repository
+SOURCES = {
+    "clip": "openai/clip-vit-base-patch32",
+    "blip": "Salesforce/blip-image-captioning-base",
+    "yolo": "Ultralytics/YOLOv8",
+}
+YOLO_WEIGHTS = "yolov8n.pt"
+PICKLE = "pytorch_model.bin"
+
+# CLIP's labels besides the names of YOLO's classes.
+SCENES = (
+    *("document", "receipt", "form", "letter", "book page", "handwritten note", "table of numbers", "map", "diagram"),
+    *("chart", "screenshot", "website", "logo", "poster", "street sign", "menu", "business card", "whiteboard"),
+    *("landscape", "mountain", "beach", "forest", "city street", "building", "office", "kitchen", "living room", "shop"),
+    *("portrait of a person", "group of people", "crowd", "animal", "plant", "flower", "meal", "drawing", "painting"),
+    *("toy", "tool", "machine", "piece of clothing", "night scene", "sky", "water", "sports scene", "plain background"),
+)
+
+
+class Hub(Protocol):
+    """Where models come from. Both methods raise PackError when it cannot be reached."""
+
+    def describe(self, repository: str) -> tuple[str, list[str]]:
+        """The newest commit of a repository and the files in it."""
+
+    def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
+        """Put files of a commit into a folder; those already there are not fetched again."""
+
+
+class HuggingFaceHub:
+    def describe(self, repository: str) -> tuple[str, list[str]]:
+        from huggingface_hub import HfApi
+
+        try:
+            info = HfApi().model_info(repository)
+        except network_errors() as error:
+            raise unreachable(repository, error) from error
+        return str(info.sha), [file.rfilename for file in info.siblings or []]
+
+    def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
+        from huggingface_hub import snapshot_download
+
+        try:
+            snapshot_download(repository, revision=commit, allow_patterns=files, local_dir=folder)
+        except network_errors() as error:
+            raise unreachable(repository, error) from error
+
+
+def network_errors() -> tuple[type[Exception], ...]:
+    """OSError, and the error of whichever HTTP library the installed huggingface_hub uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+
+
+def unreachable(repository: str, error: BaseException) -> PackError:
+    first = str(error).strip().split("\n")[0] or type(error).__name__
+    return PackError(
+        f"{repository} could not be pulled from the model hub ({first}). Set HF_ENDPOINT to a mirror, "
+        "or copy the folder standard/ of the models folder from a machine with network."
+    )
+
+
+def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) -> Manifest:
+    """Make the standard pack in a folder, unless it is there. progress is told in a sentence what is being done.
+
+    Raises PackError when the hub cannot be reached or what it sends cannot be used.
+    """
+    if (folder / MANIFEST).is_file():
+        progress(f"{folder} already exists; delete it to pull it again.")
+        return read_manifest(folder / MANIFEST)
+    partial = folder.with_name(f".{folder.name}.partial")  # kept after a failure, so that the next try goes on from there
+    partial.mkdir(parents=True, exist_ok=True)
+    source = hub or HuggingFaceHub()
+    revision = {repository: fetch(source, repository, partial / stage, progress) for stage, repository in SOURCES.items()}
+    try:
+        convert(partial, progress)
+    except ValueError as error:
+        raise PackError(f"what the model hub sent cannot be used: {error}") from error
+    manifest = describe_standard(partial, revision)
+    write_manifest(partial / MANIFEST, manifest)
+    os.rename(partial, folder)
+    progress(f"{folder} is ready.")
+    return manifest
+
+
+def fetch(hub: Hub, repository: str, folder: Path, progress: Callable[[str], None]) -> str:
+    """Download what is needed of a repository; returns its commit."""
+    commit, files = hub.describe(repository)
+    wanted = choose_files(files)
+    if not wanted:
+        raise PackError(f"{repository} at {commit} has no weights that visiond can use.")
+    progress(f"{repository} at {commit}: {', '.join(wanted)}")
+    hub.download(repository, commit, wanted, folder)
+    return commit
+
+
+def choose_files(files: list[str]) -> list[str]:
+    """Of a repository's files: YOLO's weights alone, or configs, tokenizer and weights, as safetensors if there are."""
+    if YOLO_WEIGHTS in files:
+        return [YOLO_WEIGHTS]
+    top = [file for file in files if "/" not in file]
+    weights = [file for file in top if file.endswith(".safetensors")] or [file for file in top if file == PICKLE]
+    return weights and sorted([*weights, *(file for file in top if file.endswith((".json", ".txt")))])
+
+
+def convert(folder: Path, progress: Callable[[str], None]) -> None:
+    """Turn every pickle in the folder into safetensors, and delete it. Raises ValueError when one is not plain weights."""
+    from transformers import BlipForConditionalGeneration, CLIPModel
+
+    from stages.weights.checkpoints import convert_pickle
+    from stages.yolo.network import convert_checkpoint
+
+    for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):
+        if (folder / stage / PICKLE).is_file():
+            progress(f"converting {stage}/{PICKLE} to safetensors")
+            convert_pickle(kind, folder / stage)
+            (folder / stage / PICKLE).unlink()
+    checkpoint = folder / "yolo" / YOLO_WEIGHTS
+    if checkpoint.is_file():
+        progress(f"converting yolo/{YOLO_WEIGHTS} to safetensors")
+        convert_checkpoint(checkpoint, folder / "yolo")
+        checkpoint.unlink()
+
+
+def describe_standard(folder: Path, revision: dict[str, str]) -> Manifest:
+    """Write the labels; the manifest of what lies in the folder."""
+    names = json.loads((folder / "yolo" / "yolo.json").read_text())["names"]
+    (folder / "labels.txt").write_text("\n".join([*names, *SCENES]) + "\n")
+    stages = {
+        "yolo": StageEntry("ultralytics", {"weights": "yolo/yolo.safetensors", "config": "yolo/yolo.json"}),
+        "clip": StageEntry("transformers", {"model": "clip", "labels": "labels.txt"}),
+        "blip": StageEntry("transformers", {"model": "blip", "clip": "clip"}),
+    }
+    return Manifest(
+        name="standard",
+        description="YOLOv8n, CLIP ViT-B/32 and BLIP base, from the model hub.",
+        stages=stages,
+        digests=digest_folder(folder),
+        revision=revision,
+    )

@@ -1,0 +1,1 @@
+"""YOLO: the detector of objects."""

@@ -1,0 +1,87 @@
+"""Images of any size onto the grey canvases that YOLO networks look at.
+
+As ultralytics' LetterBox with auto=True: the longer side becomes the network's size, the shorter one is padded on
+both sides to the next multiple of the stride. On the CPU cv2 resizes, as there; a GPU does cv2's sums in integers, so that
+no pixel differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.devices import has_kernels_for
+from stages.ocr.warp import WEIGHT_UNIT, interleave, resize
+
+PADDING = 114  # ultralytics' grey
+TILE = {"ROWS": 4, "COLUMNS": 128}  # pixels of a canvas that one program of the kernel makes
+
+
+@dataclass(frozen=True, slots=True)
+class Letterbox:
+    """Where an image comes to lie on its canvas of height × width pixels."""
+
+    height: int
+    width: int
+    top: int
+    left: int
+    image_height: int
+    image_width: int
+
+    @classmethod
+    def fit(cls, height: int, width: int, size: int, stride: int) -> Letterbox:
+        """For an image of height × width pixels and a network of `size`, a multiple of `stride`."""
+        ratio = min(size / height, size / width)
+        image_height, image_width = max(round(height * ratio), 1), max(round(width * ratio), 1)
+        spare_height, spare_width = (size - image_height) % stride / 2, (size - image_width) % stride / 2
+        top, bottom = round(spare_height - 0.1), round(spare_height + 0.1)
+        left, right = round(spare_width - 0.1), round(spare_width + 0.1)
+        return cls(image_height + top + bottom, image_width + left + right, top, left, image_height, image_width)
+
+    @property
+    def canvas(self) -> tuple[int, int]:
+        return self.height, self.width
+
+    def place(self, canvas: Tensor, image: Tensor) -> None:
+        """Both [..., height, width]; the image of image_height × image_width."""
+        canvas[..., self.top : self.top + self.image_height, self.left : self.left + self.image_width] = image
+
+
+def fill_canvases(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 [3, height, width] each, of unlike sizes but one canvas, to 0..1 [images, 3, height, width], channels last."""
+    if has_kernels_for(pixels[0]):
+        return fill_with_kernel(pixels, boxes, dtype)
+    batch = torch.full((len(pixels), 3, *boxes[0].canvas), float(PADDING), device=pixels[0].device)
+    for canvas, image, box in zip(batch, pixels, boxes, strict=True):
+        box.place(canvas, resize(interleave(image), box.image_width, box.image_height).permute(2, 0, 1))
+    return batch.div_(255).to(dtype, memory_format=torch.channels_last)
+
+
+def fill_with_kernel(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype) -> Tensor:
+    from stages.resizing.kernel import letterbox_kernel
+
+    planes, (height, width) = [image.contiguous() for image in pixels], boxes[0].canvas
+    size = len(planes), 3, height, width
+    out = torch.empty(size, dtype=dtype, device=planes[0].device, memory_format=torch.channels_last)
+    table = [
+        (image.data_ptr(), *image.shape[1:], box.top, box.left, box.image_height, box.image_width)
+        for image, box in zip(planes, boxes, strict=True)
+    ]
+    places = np.ascontiguousarray(np.array(table, dtype=np.int64).T)
+    scales = 1 / (places[[6, 5]] / places[[2, 1]])
+    letterbox_kernel[-(-height // TILE["ROWS"]) * -(-width // TILE["COLUMNS"]), len(planes)](
+        torch.from_numpy(places).to(out.device),
+        torch.from_numpy(scales).to(out.device),
+        out,
+        len(planes),
+        height,
+        width,
+        UNIT=WEIGHT_UNIT,
+        PADDING=PADDING,
+        **TILE,
+    )
+    return out

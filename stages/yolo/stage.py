@@ -1,0 +1,102 @@
+"""YOLO through ultralytics: which objects are where.
+
+Each image is letterboxed as ultralytics' predict does for one image alone; images of one canvas go through the
+network together. The tests hold boxes, classes and scores against ultralytics' own predict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.base import Detection, Image, ImageError, Objects, Result, Stage, StageUnusable
+from stages.binning import measure_dispersion
+from stages.devices import device_errors, dtype_of, group_places, has_kernels, hold_device, pixels_of, settle, split_batches
+from stages.options import YoloOptions, read_options
+from stages.yolo.letterbox import Letterbox, fill_canvases
+from stages.yolo.network import decode_in_float32, load_network, non_max_suppression, scale_boxes, speed_up_convolutions
+
+# ultralytics' suppression takes a last dimension of 6 for the answer of a network that needs none.
+FEWEST_CANDIDATES = 8
+
+
+class YoloStage(Stage):
+    name = "yolo"
+
+    def load(self) -> None:
+        self.options, dtype = read_options(self.spec, YoloOptions), dtype_of(self.spec)
+        model, config = load_network(self.spec.files, allow_pickle=self.options.allow_pickle)
+        self.names = [str(name) for name in config["names"]]
+        self.size = self.options.imgsz or int(config["imgsz"])
+        self.stride = int(model.stride.max())
+        if self.size % self.stride:
+            raise StageUnusable(f"yolo: imgsz is {self.size}; choose a multiple of {self.stride}.")
+        with device_errors():
+            self.model = model.fuse(verbose=False).to(self.device, dtype, memory_format=torch.channels_last)
+        self.dtype, self.end2end = dtype, bool(model.end2end)
+        if dtype != torch.float32:
+            decode_in_float32(model.model[-1])
+            if self.device.startswith("cuda") and has_kernels(torch.device(self.device)):
+                speed_up_convolutions(self.model)
+        blank = torch.zeros(3, self.size, self.size, dtype=torch.uint8, device=self.device)
+        count = self.spec.batch_size
+        with hold_device(self.lock):
+            self._forward([blank] * count, [Letterbox.fit(self.size, self.size, self.size, self.stride)] * count)
+            settle(self.device)
+
+    def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        boxes = [Letterbox.fit(image.height, image.width, self.size, self.stride) for image in images]
+        results: dict[int, Result | ImageError] = {}
+        for canvas, places in group_places(box.canvas for box in boxes).items():
+            for batch in split_batches(places, self.spec.batch_size):
+                pixels = pixels_of([images[place] for place in batch])
+                with hold_device(self.lock):
+                    candidates = self._forward(pixels, [boxes[place] for place in batch])
+                for place, found in zip(batch, self._suppress(candidates), strict=True):
+                    results[place] = self._describe(found, canvas, images[place])
+        return [results[place] for place in range(len(images))]
+
+    def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
+        """What the network finds, on the host: what non_max_suppression takes, without most of what it drops."""
+        predictions: Tensor = self.model(fill_canvases(pixels, boxes, self.dtype))[0].float()
+        return (predictions if self.end2end else keep_confident(predictions, self.options.conf)).cpu()
+
+    def _suppress(self, candidates: Tensor) -> list[Tensor]:
+        """One [boxes, 6] for each image: corners on the canvas, score, class; highest score first."""
+        found: list[Tensor] = non_max_suppression(
+            candidates,
+            self.options.conf,
+            self.options.iou,
+            max_det=self.options.max_det,
+            max_time_img=inf,  # else it gives up in the middle of a batch that takes long
+            end2end=self.end2end,
+        )
+        return found
+
+    def _describe(self, found: Tensor, canvas: tuple[int, int], image: Image) -> Objects:
+        rows = found.numpy().astype(np.float64)
+        corners = scale_boxes(canvas, rows[:, :4], (image.height, image.width)).round(2).tolist()
+        scores, labels = rows[:, 4].round(5).tolist(), rows[:, 5].astype(int).tolist()
+        detections = [
+            Detection(self.names[label], score, tuple(box)) for box, score, label in zip(corners, scores, labels, strict=True)
+        ]
+        detections.sort(key=lambda detection: -detection.score)
+        unique = len({detection.label for detection in detections})
+        dispersion = measure_dispersion([detection.box for detection in detections], image.width * image.height)
+        return Objects(detections, len(detections), unique, round(dispersion, 6))
+
+
+def keep_confident(predictions: Tensor, confidence: float) -> Tensor:
+    """The anchors of [images, 4 + classes, anchors] that any image may need, the surest first.
+
+    non_max_suppression waits for the device several times for each image; the few hundred boxes above the threshold
+    are faster sorted out on the host, while the device goes on with the next batch.
+    """
+    scores = predictions[:, 4:].amax(dim=1)
+    most = int((scores > confidence).sum(dim=1).max())
+    kept = scores.topk(min(max(most, FEWEST_CANDIDATES), scores.shape[1]), dim=1).indices
+    return predictions.gather(2, kept[:, None].expand(-1, predictions.shape[1], -1))

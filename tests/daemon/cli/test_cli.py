@@ -1,0 +1,543 @@
+"""Every command as a process of its own, on a small finished run: its output, its exit status, its help."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from daemon.cli import commands
+from daemon.cli.commands import app
+from daemon.cli.display import StandardError
+from stages.weights.packs import MINI
+from tests.daemon_process import Daemon, Place, counts_of, picture
+
+ESCAPE, OVERRIDE = "\x1b", "\u202e"
+EVIL = f"evil{ESCAPE}[2J{OVERRIDE}[bold]\n.ppm"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Six images are done, one of them of an evil name and with an evil text; one has failed."""
+    place = Place(tmp_path_factory.mktemp("cli"))
+    place.drop_many(range(5))
+    place.drop(EVIL, picture(7))  # a variant with lines of text
+    place.drop("broken.jpg", b"no picture")
+    run = place.run_once()
+    assert run.returncode == 1
+    place.assert_kept(DONE=6, FAILED=1)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as ledger, ledger:
+        text = json.dumps(f"click {ESCAPE}]8;;http://evil.example{ESCAPE}\\here[/red]{OVERRIDE}")[1:-1]
+        line = f'{{"text":"{text}","score":0.9,"box":[[0,0],[1,0],[1,1],[0,1]]}}'
+        payload = f'{{"lines":[{line}],"count":1,"area_ratio":0.1}}'
+        digest = "SELECT digest FROM image WHERE path LIKE 'evil%' OR CAST(path AS TEXT) LIKE 'evil%'"
+        ocr = "SELECT id FROM model WHERE stage = 'ocr'"
+        ledger.execute(
+            f"UPDATE result SET payload = ?, checksum = NULL WHERE model = ({ocr}) AND digest = ({digest})", (payload.encode(),)
+        )
+    return place
+
+
+def say(place: Place, *arguments: str | Path) -> str:
+    """The command's output; it must have gone well."""
+    done = place.command(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def test_status_tells_the_counts_of_the_ledger_when_no_daemon_runs(place: Place) -> None:
+    told = json.loads(say(place, "status", "--json"))
+    assert (told["running"], told["done"], told["failed"], told["workers"]) == (False, 6, 1, [])
+
+
+def test_show_tells_every_criterion_and_every_stages_time(place: Place) -> None:
+    told = say(place, "show", place.inbox() / "00003.ppm")
+    assert told.startswith("00003.ppm  DONE")
+    for word in (
+        f"inbox  {place.inbox()}",
+        "caption  a picture of",
+        "text_boxes",
+        "spatial_dispersion",
+        "clip_similarity",
+        "bin ",
+        "ocr",
+        "blip",
+        "seconds (its batch's average)",
+        "8×8 PPM",
+    ):
+        assert word in told
+    assert json.loads(say(place, "show", "00003.ppm", "--json")) == place.sidecar("00003.ppm")
+
+
+def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -> None:
+    (number,) = place.rows("SELECT id FROM image WHERE status = 2")[0]
+    told = say(place, "show", str(number))
+    assert "broken.jpg  FAILED" in told
+    assert "reason  not-an-image: the bytes are plain text\ntries  1\n" in told
+    assert "×" not in told  # of what is no image, no size is known
+
+
+def test_a_defect_has_a_status_of_its_own(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(commands, "app", fail)
+    with pytest.raises(SystemExit) as end:
+        commands.main()
+    assert end.value.code == os.EX_SOFTWARE
+    assert "RuntimeError: a defect" in capfd.readouterr().err
+
+
+def test_an_image_whose_name_is_listed_with_escapes_answers_to_the_number_beside_it(place: Place) -> None:
+    [row] = [row for row in say(place, "list").splitlines() if "evil" in row]
+    number, _, listed, _ = row.split("\t")
+    refused = place.command("show", listed)
+    assert refused.returncode == os.EX_NOINPUT
+    assert "or its number as `visiond list` tells it" in refused.stderr.replace("\n", " ")
+    assert json.loads(say(place, "show", number, "--json"))["source"]["path"] == EVIL
+
+
+def test_list_tells_which_files_failed_and_why(place: Place) -> None:
+    told = say(place, "list", "--status", "failed")
+    assert told.endswith(f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n")
+    assert "00001.ppm" not in told
+    assert told == say(place, "list", "--status", "FAILED")  # as the list itself writes it
+    [document] = json.loads(say(place, "list", "--status", "failed", "--json"))
+    assert (document["source"]["path"], document["reason"]) == ("broken.jpg", "not-an-image")
+    assert document["source"]["inbox"] == str(place.inbox())
+    assert json.loads(say(place, "list", "--status", "skipped", "--json")) == []
+
+
+def test_a_listing_is_bounded_and_says_so(place: Place) -> None:
+    done = place.command("list", "--limit", "2")
+    assert len(done.stdout.splitlines()) == 2
+    assert "--limit shows more" in done.stderr
+
+
+def test_a_listing_is_a_plain_row_an_image_for_programs_and_fits_the_terminal_for_people(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row.split("\t") for row in say(place, "list").splitlines()]
+    assert len(rows) == 7
+    assert {len(row) for row in rows} == {4}
+    assert not any(cell != cell.strip() for row in rows for cell in row)
+    monkeypatch.setenv("COLUMNS", "50")
+    master, slave = pty.openpty()
+    with open(master, "rb", buffering=0) as terminal, open(slave, "wb") as screen:
+        assert place.command("list", stdout=screen).returncode == 0
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.read(1 << 16).decode()).splitlines()
+    assert max(map(len, lines)) <= 50
+    column = slice(lines[0].index("file"), lines[0].index("bin or reason"))
+    assert str(place.inbox() / "broken.jpg") in "".join(line[column].strip() for line in lines)  # folded, and whole
+
+
+def test_a_name_in_two_inboxes_is_refused_with_both(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"name": name, "settle_seconds": 0} for name in ("one", "two")]})
+    paths = [place.drop("a.ppm", picture(number), name) for number, name in enumerate(("one", "two"))]
+    assert place.run_once().returncode == 0
+    both = place.command("show", "a.ppm")
+    assert both.returncode == os.EX_USAGE
+    assert "Several images are called a.ppm; give the whole path or the number:" in both.stderr
+    assert all(f"DONE  {path}" in both.stderr for path in paths)
+    assert json.loads(say(place, "show", paths[1], "--json"))["source"]["inbox"] == str(place.inbox("two"))
+
+
+def test_what_files_and_images_say_reaches_the_terminal_escaped(place: Place) -> None:
+    told = say(place, "show", place.inbox() / EVIL)
+    assert ESCAPE not in told
+    assert OVERRIDE not in told
+    assert "evil\\x1b[2J\\u202e[bold]\\n.ppm  DONE" in told
+    assert "click \\x1b]8;;http://evil.example\\x1b\\here[/red]\\u202e" in told
+    missing = place.command("show", f"no{ESCAPE}[31m such")
+    assert missing.returncode == os.EX_NOINPUT
+    assert "The ledger knows no image no\\x1b[31m such." in missing.stderr
+
+
+def test_export_writes_a_row_for_each_image_or_those_of_a_bin(place: Place, tmp_path: Path) -> None:
+    say(place, "export", "--format", "jsonl", tmp_path / "all.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert len(lines) == 6
+    assert place.sidecar("00002.ppm") in lines
+    chosen = [line["source"]["path"] for line in lines if line["bin"]["name"] == lines[0]["bin"]["name"]]
+    file = tmp_path / "bin.csv"
+    assert say(place, "export", "--bin", lines[0]["bin"]["name"], file).endswith(f" in {file}\n")
+    with file.open(newline="") as opened:
+        assert [row["path"] for row in csv.DictReader(opened)] == chosen
+
+
+def test_export_writes_to_standard_output(place: Place) -> None:
+    rows = list(csv.DictReader(io.StringIO(say(place, "export", "-"), newline="")))
+    lines = [json.loads(line) for line in say(place, "export", "-", "-f", "jsonl").splitlines()]
+    assert [row["path"] for row in rows] == [line["source"]["path"] for line in lines]
+    assert {row["inbox"] for row in rows} == {str(place.inbox())}
+    assert len(rows) == 6
+
+
+@pytest.mark.parametrize("file", ["mix.csv", "-"])
+def test_a_mix_says_how_many_images_it_leaves_out(place: Place, tmp_path: Path, file: str) -> None:
+    mixed = place.command("export", "--ratio", "A=1,B=1", file if file == "-" else tmp_path / file)  # of one A and five B
+    assert mixed.stderr == "4 images left out to keep the mix.\n"
+
+
+@pytest.mark.parametrize("command", ["export", "backup"])
+def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_bytes(b"mine")
+    refused = place.command(command, file)
+    assert refused.returncode == os.EX_CANTCREAT
+    assert f"{file} already exists; name another file, or replace it with --force." in refused.stderr
+    assert file.read_bytes() == b"mine"
+    assert f" in {file}\n" in say(place, command, "--force", file)
+    assert file.read_bytes() != b"mine"
+
+
+PRINTING = (
+    *("status", "list --json", "show 00001.ppm", "show 00001.ppm --json", "export -", "export - -f jsonl", "gpus", "plan"),
+    *("check --quick", "check --quick --json", "verify", "models list", "--version", "--help"),
+)
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_what_cannot_be_printed_ends_a_command_with_a_sentence(place: Place, command: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = place.command(*command.split(), stdout=full)
+    assert done.returncode == os.EX_IOERR
+    assert done.stderr == "visiond: standard output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_reader_that_has_had_enough_ends_a_command_quietly(place: Place, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as gone:
+        done = place.command(*command.split(), stdout=gone)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert not done.stderr
+
+
+def test_a_closed_standard_output_is_refused_with_the_mend(place: Place) -> None:
+    done = place.command("list", prefix=["sh", "-c", 'exec "$@" >&-', "sh"])
+    assert done.returncode == os.EX_IOERR
+    assert done.stderr == "visiond: standard output is closed; give the command one, for example >/dev/null.\n"
+
+
+def test_a_standard_error_that_is_full_and_does_not_block_ends_no_work() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 16))
+    with StandardError(writer, "w") as error:
+        assert error.write(b"nobody reads this") == 17
+    os.close(reader)
+
+
+@pytest.mark.parametrize("end", ["2>/dev/full", "2>&-"])
+def test_a_standard_error_that_cannot_be_written_ends_no_work(tmp_path: Path, end: str) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    prefix = ["sh", "-c", f'exec "$@" {end}', "sh"]
+    assert place.command("run", "--once", prefix=prefix).returncode == 0
+    place.assert_kept(DONE=3)
+    assert place.command("show", "no such", prefix=prefix).returncode == os.EX_NOINPUT
+
+
+def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop("broken.jpg", b"no picture")
+    with Daemon(place) as daemon:
+        daemon.wait_idle(1)
+        told = say(place, "status")
+        assert told.startswith("0 done, 1 failed, 0 skipped, 0 pending")
+        assert "ocr+yolo+clip+blip/0" in told
+        assert say(place, "retry", place.inbox() / "broken.jpg") == "1 image pending again\n"
+        daemon.wait_idle(2)
+        assert daemon.stop() == 0
+    place.assert_kept(FAILED=1)
+    assert say(place, "retry", "--all") == "1 image pending again\n"
+    assert counts_of(place) == {"PENDING": 1}
+
+
+def test_a_version_that_was_replaced_is_not_tried_again_and_it_is_said(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for content in (b"no picture", b"no picture either"):
+        place.drop("broken.jpg", content)
+        place.run_once()
+    told = place.command("retry", "1", "2")
+    assert (told.returncode, told.stdout) == (0, "1 image pending again\n")
+    assert "replaced by newer versions" in told.stderr
+
+
+def test_gpus_and_plan_tell_what_is_there_and_what_would_be_done(place: Place) -> None:
+    listed = json.loads(say(place, "gpus", "--json"))
+    assert all(
+        {"name", "total_bytes", "free_bytes", "used_bytes", "compute_capability", "processes"} <= gpu.keys() for gpu in listed
+    )
+    planned = json.loads(say(place, "plan", "--json"))
+    assert [stage for segment in planned["segments"] for stage in segment["stages"]] == ["ocr", "yolo", "clip", "blip"]
+    assert planned["why"]
+
+
+def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path) -> None:
+    bad = Place(tmp_path)
+    bad.inbox().rmdir()
+    bad.configure({"binning": {"rules": "no_such_module:rule"}})
+    told = bad.command("check")
+    assert told.returncode == os.EX_CONFIG
+    assert f"mkdir -p {bad.inbox()}" in told.stdout
+    assert "no_such_module" in told.stdout
+    assert f"output.results: {bad.site.results} can be made." in told.stdout
+    assert f"the configuration is {bad.config}" in told.stdout
+    as_json = bad.command("check", "--json")
+    assert as_json.returncode == os.EX_CONFIG
+    errors = [finding["text"] for finding in json.loads(as_json.stdout) if finding["grade"] == "error"]
+    assert [line.removeprefix("error   ") for line in told.stdout.splitlines() if line.startswith("error")] == errors != []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it made nothing
+
+
+def test_check_tells_programs_of_a_configuration_that_is_refused_too(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.config.write_text("[pipeline]\nmax_atempts = 3\n")
+    told = place.command("check", "--json")
+    assert told.returncode == os.EX_CONFIG
+    assert any("max_atempts" in finding["text"] for finding in json.loads(told.stdout))
+
+
+def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        place = Place(tmp_path, {"http": {"listen": address}})
+        for command in ("check", "run"):
+            told = place.command(command)
+            assert told.returncode == os.EX_CONFIG
+            assert (told.stdout + told.stderr).count(f"http.listen: cannot listen on {address}: Address already in use.") == 1
+    with Daemon(place):
+        told = say(place, "check")
+    assert f"http.listen: {address} is taken, and a daemon runs" in told
+
+
+def test_once_does_its_work_without_pages_where_another_daemon_has_their_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        place = Place(tmp_path, {"http": {"listen": address}})
+        place.drop_many(range(3))
+        run = place.run_once()
+    assert run.returncode == 0
+    assert f"http.listen: cannot listen on {address}: Address already in use" in run.stderr
+    place.assert_kept(DONE=3)
+
+
+def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> None:
+    for device, problem, *command in (
+        ("cuda:99", "there is no cuda:99", "run", "--once"),
+        ("cuda:99", "there is no cuda:99", "plan"),
+        ("cuda:99", "there is no cuda:99", "check"),
+        ("gpu0", '"gpu0" is no device', "check"),
+        ("cuda:x", '"cuda:x" is no device', "check"),
+    ):
+        told = Place(tmp_path, {"pipeline": {"devices": [device]}}).command(*command)
+        assert (told.returncode, problem in told.stdout + told.stderr) == (os.EX_CONFIG, True), (device, command)
+        assert "Traceback" not in told.stderr
+
+
+def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(2))
+    assert place.run_once().returncode == 0
+    assert "ledger.sqlite can be read and knows 2 versions of files." in say(place, "check")
+    place.site.ledger.write_bytes(b"no database" * 400)
+    told = place.command("check")
+    assert told.returncode == os.EX_CONFIG
+    assert "run `visiond repair`" in told.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "run", "plan"])
+def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path: Path, command: str) -> None:
+    options = {"ocr": {"backend": "", "options": {"txt_score": 0.5}}, "yolo": {"backend": "", "options": {"conf": "high"}}}
+    told = Place(tmp_path, {"stages": options}).command(command)
+    assert told.returncode == os.EX_CONFIG
+    said = told.stdout + told.stderr
+    assert "\\n" not in said
+    assert "[stages.ocr.options] Object contains unknown field `txt_score`; ppocr takes text_score, mask_threshold" in said
+    assert "[stages.yolo.options] Expected `float`, got `str` - at `$.conf`; ultralytics takes conf, iou" in said
+    assert "worker" not in told.stderr
+
+
+def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
+    assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check", "--quick")
+
+
+def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    (tmp_path / "models" / "broken").mkdir(parents=True)
+    (tmp_path / "models" / "broken" / "manifest.json").write_text("{")
+    done = place.command("models", "list")
+    assert (done.returncode, "manifest.json is no manifest" in done.stderr) == (os.EX_CONFIG, True)
+
+
+def test_models_list_shows_which_weights_the_configuration_uses_wherever_they_are(tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(MINI, tmp_path / "elsewhere" / "mine", ignore=shutil.ignore_patterns("manifest.json"))
+    stages = {"yolo": {"backend": "", "model": str(MINI)}, "clip": {"backend": ""}, "blip": {"backend": ""}}
+    place = Place(tmp_path, {"models": {"pack": "elsewhere/mine"}, "stages": stages})
+    listed = json.loads(say(place, "models", "list", "--json"))
+    used = {(pack["name"], pack["folder"]): pack["used_for"] for pack in listed}
+    assert used == {("mini", str(MINI)): ["yolo"], ("mine", str(elsewhere)): ["clip", "blip"]}
+    assert min(pack["bytes"] for pack in listed) > 1 << 20
+    assert "used for" in say(place, "models", "list")
+    assert not (tmp_path / "models").exists(), "what is only listed is not recorded"
+
+
+def test_models_list_names_a_configured_pack_that_is_not_there(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"models": {"pack": "standard"}, "stages": {"yolo": {"backend": ""}}})
+    done = place.command("models", "list")
+    assert (done.returncode, "mini" in done.stdout) == (0, True)
+    assert 'the pack "standard" is not in' in done.stderr
+    assert "`visiond models pull" in done.stderr
+
+
+def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> None:
+    assert say(place, "samples", tmp_path / "new", "--count", "2", "--seed", "5") == f"2 images in {tmp_path / 'new'}\n"
+    truths = [json.loads(line) for line in (tmp_path / "new" / ".truth.jsonl").read_text().splitlines()]
+    assert len(truths) == 2
+    assert sorted(path.name for path in (tmp_path / "new").glob("[!.]*")) == sorted(truth["file"] for truth in truths)
+
+
+def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
+    for new, done in (("4 new images", "4 done"), ("0 new images", "0 done")):
+        told = place.command("demo", place.folder, "--count", "2")
+        assert told.returncode == 0, told.stderr
+        assert f"{new} in {place.inbox()}" in told.stdout
+        assert f"{done}, 0 failed, 0 skipped" in told.stdout
+        assert "bus.jpg" in told.stdout
+
+
+def test_training_without_its_libraries_says_what_to_install(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None')  # as if not installed
+    assert "visiond train mini --out my-pack" in say(place, "train", "--help")
+    told = place.command("train", "mini", "--out", "pack", prefix=["env", f"PYTHONPATH={tmp_path}"])
+    assert told.returncode == os.EX_UNAVAILABLE
+    assert "torch" in told.stderr
+    assert "pip install 'visiond[train]'" in told.stderr
+
+
+def test_each_command_explains_itself_with_an_example() -> None:
+    groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
+    commands = {
+        f"{prefix}{command.name or command.callback.__name__}": command.callback.__doc__
+        for prefix, group in groups
+        for command in group.registered_commands
+        if command.callback
+    }
+    assert {
+        "run",
+        "status",
+        "show",
+        "retry",
+        "redo",
+        "export",
+        "backup",
+        "verify",
+        "repair",
+        "gpus",
+        "plan",
+        "check",
+        "samples",
+        "models list",
+        "train mini",
+    } <= commands.keys()
+    assert [name for name, text in commands.items() if f"Example: visiond {name}" not in (text or "")] == []
+    assert all("visiond" in str(group.typer_instance and group.typer_instance.info.help) for group in app.registered_groups)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "word"),
+    [
+        (["status", "--jsno"], os.EX_USAGE, "--json"),
+        (["export", "--ratio", "A=lots", "no.csv"], os.EX_USAGE, "write it like A=0.4"),
+        (["export", "--bin", "Z", "no.csv"], os.EX_USAGE, "bins are A, B, C"),
+        (["export", "no/such/folder.csv"], os.EX_CANTCREAT, "cannot be written: No such file"),
+        (["export", "-f", "parquet", "-"], os.EX_USAGE, "name a file"),
+        (["list", "--status", "lost"], os.EX_USAGE, "failed"),
+        (["retry"], os.EX_USAGE, "not both"),
+        (["retry", "--all", "broken.jpg"], os.EX_USAGE, "not both"),
+        (["export", "all.json"], os.EX_USAGE, "ends in none of .csv, .jsonl, .parquet"),
+        (["backup", "-"], os.EX_USAGE, "name a file"),
+        (["samples", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml cannot be written: File exists"),
+        (["demo", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml/inbox cannot be written: Not a directory"),
+        (["status", "--config", "no-such.toml"], os.EX_CONFIG, "no-such.toml cannot be read"),
+    ],
+    ids=[
+        *("an option", "a mix", "a bin", "a file", "a pipe", "a state", "nothing to retry", "all and one", "an ending"),
+        *("a backup to a pipe", "samples", "a demo", "a configuration"),
+    ],
+)
+def test_a_mistake_is_named_with_its_mend_and_an_exit_status_of_its_own(
+    place: Place, arguments: list[str], status: int, word: str
+) -> None:
+    done = place.command(*arguments)
+    assert done.returncode == status
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_daemon_answers_in_a_folder_whose_path_is_longer_than_a_sockets_address(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"state": {"path": "long" * 30}})
+    with Daemon(place):
+        assert json.loads(say(place, "status", "--json"))["running"]
+
+
+def test_without_a_ledger_status_says_where_it_looked_and_how_to_name_another(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    fresh = place.command("status")
+    assert fresh.returncode == os.EX_NOINPUT
+    assert f"There is no ledger at {place.site.ledger} yet; `visiond run` makes it." in fresh.stderr
+    assert "name its configuration with --config" in fresh.stderr
+
+
+def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
+    place = Place(tmp_path / "a daemon's [own]")
+    place.drop_many(range(1))
+    place.drop("broken.jpg", b"no picture")
+    command = f"visiond {{}} --config {shlex.quote(str(place.config))}"
+    assert f"`{command.format('run')}` makes it" in shell(command.format("status"), tmp_path).stderr
+    run = shell(command.format("run --once"), tmp_path)
+    assert run.returncode == 1, run.stderr
+    ended = run.stdout
+    assert f"`{command.format('list --status failed')}` tells why they failed" in ended
+    for hint in (ended, shell(command.format("retry 00000.ppm"), tmp_path).stderr):
+        followed = shell(hint.split("`")[1], tmp_path)
+        assert (followed.returncode, str(place.inbox()) in followed.stdout) == (0, True), hint
+    place.site.ledger.unlink()
+    lost = shell(command.format("status"), tmp_path).stderr
+    assert f"run `{command.format('repair')}`" in lost
+    assert shell(lost.split("`")[1], tmp_path).stdout == "sidecars: 2 restored\n"
+
+
+def test_what_the_demo_tells_to_try_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
+    told = shell("visiond demo demo --count 1", tmp_path).stdout
+    show, export = re.findall(r"visiond (?:show|export) .*", told)
+    assert f"inbox  {place.inbox()}\n" in shell(show, Path("/")).stdout
+    assert shell(export, Path("/")).stdout == f"3 images in {place.folder / 'results.csv'}\n"
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -1,0 +1,121 @@
+"""`visiond models make`: a pack from checkpoints on disk, complete or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from daemon.cli import making
+from daemon.errors import ModelsUnusable, NotWritable
+from daemon.workers.tryout import Trial
+from stages.manifest import MANIFEST
+from stages.weights.packs import MINI, open_pack, resolve_all, verify
+from stages.yolo.network import load_network
+from tests.daemon_process import Place
+
+
+def save_checkpoint(folder: Path) -> Path:
+    """The mini pack's YOLO, as ultralytics' trainer saves it."""
+    model, config = load_network({"weights": str(MINI / "yolo.safetensors"), "config": str(MINI / "yolo.json")})
+    model.names = dict(enumerate(config["names"]))
+    torch.save({"model": model.half(), "ema": None, "train_args": {"imgsz": 320}}, folder / "best.pt")
+    return folder / "best.pt"
+
+
+def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    clip = shutil.copytree(MINI / "clip", tmp_path / "weights" / "clip")  # without a manifest, and so without a notice
+    sources = {"yolo": save_checkpoint(tmp_path), "clip": clip, "blip": MINI / "blip"}
+    refused = place.command("models", "make", "mine", "--yolo", sources["yolo"])
+    assert (refused.returncode, refused.stderr.count("--allow-pickle"), (tmp_path / "mine").exists()) == (
+        os.EX_CONFIG,
+        1,
+        False,
+    )
+    said: list[str] = []
+    manifest = making.make_pack(tmp_path / "mine", sources, said.append, allow_pickle=True)
+    assert [line.split()[0] for line in said if "answers a test page" in line] == ["yolo", "clip", "blip"]
+    assert f'    pack = "{tmp_path / "mine"}"' in making.tell_use(tmp_path / "mine", manifest)
+    pack = open_pack(tmp_path / "mine", tmp_path / "models")
+    verify(pack)
+    assert pack.manifest.digests.keys() >= {"yolo.safetensors", "yolo.json", "labels.txt", "clip/model.safetensors"}
+    assert not list(pack.folder.rglob("*.pt"))
+    specs = resolve_all(pack, ("ocr", "yolo", "clip", "blip"), {})
+    assert [("mini pack" in spec.notice) for spec in specs] == [False, False, False, True], "a notice goes with its weights"
+
+
+@pytest.fixture
+def well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage answers its page, without being built."""
+    monkeypatch.setattr(making, "try_stages", lambda layout: [Trial(stage) for stage in layout.specs])
+
+
+def make(folder: Path, *, force: bool = False, **sources: Path) -> list[str]:
+    return making.tell_use(folder, making.make_pack(folder, sources, lambda _: None, force=force))
+
+
+@pytest.mark.usefixtures("well")
+def test_a_pack_of_some_stages_says_what_else_is_needed(tmp_path: Path) -> None:
+    told = "\n".join(make(tmp_path / "mine", yolo=MINI / "yolo.safetensors"))
+    assert 'It has no clip and blip: add `stages = ["ocr", "yolo"]` under [pipeline]' in told
+    assert 'or name other weights, for example `model = "/path"` under [stages.clip]' in told
+    assert open_pack(tmp_path / "mine", tmp_path / "models").manifest.stages.keys() == {"yolo"}
+
+
+@pytest.mark.usefixtures("well")
+def test_a_pickle_of_transformers_is_converted_only_where_that_is_allowed(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    clip = shutil.copytree(MINI / "clip", tmp_path / "clip")
+    torch.save(load_file(clip / "model.safetensors"), clip / "pytorch_model.bin")
+    (clip / "model.safetensors").unlink()
+    with pytest.raises(ModelsUnusable, match=r"pytorch_model\.bin is a pickle.*--allow-pickle"):
+        make(tmp_path / "mine", clip=clip)
+    making.make_pack(tmp_path / "mine", {"clip": clip}, lambda _: None, allow_pickle=True)
+    assert {file.suffix for file in (tmp_path / "mine").rglob("*") if file.is_file()} == {".json", ".txt", ".safetensors"}
+
+
+@pytest.mark.usefixtures("well")
+def test_what_is_there_is_replaced_only_by_force_and_only_where_it_is_a_pack(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "photos"
+    make(mine, yolo=MINI / "yolo.safetensors")
+    with pytest.raises(NotWritable, match=r"mine already exists.*--force"):
+        make(mine, clip=MINI / "clip")
+    make(mine, force=True, clip=MINI / "clip")
+    assert json.loads((mine / MANIFEST).read_text())["stages"].keys() == {"clip"}
+    other.mkdir()
+    (other / "a.jpg").write_text("mine")
+    with pytest.raises(NotWritable, match=r"photos is not a pack, and would be lost"):
+        make(other, force=True, clip=MINI / "clip")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "photos"]
+
+
+def test_all_sources_are_checked_before_anything_is_converted_and_each_that_is_wrong_is_named(tmp_path: Path) -> None:
+    wrong = {"clip": MINI / "blip", "blip": tmp_path / "nowhere"}
+    said: list[str] = []
+    labels, sources = tmp_path / "labels.txt", {"yolo": save_checkpoint(tmp_path), **wrong}
+    with pytest.raises(ModelsUnusable) as refusal:
+        making.make_pack(tmp_path / "mine", sources, said.append, labels=labels, allow_pickle=True)
+    clip, blip, no_labels = str(refusal.value).splitlines()
+    assert f"{MINI / 'blip'} holds a BlipForConditionalGeneration" in clip
+    assert blip.startswith(f"--blip {tmp_path / 'nowhere'} must be a folder")
+    assert no_labels == f"--labels {labels} must be a text file with a label on each line."
+    assert said == []
+
+
+@pytest.mark.parametrize("source", ["nothing.pt", "no-folder", "torn"])
+def test_what_cannot_be_used_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(making, "try_stages", lambda _: [Trial("clip", "cpu", problem=f"{MINI} fails.")])
+    torn = shutil.copytree(MINI / "clip", tmp_path / "torn")
+    (torn / "model.safetensors").write_bytes(b"torn")
+    kind = "yolo" if source.endswith(".pt") else "clip"
+    with pytest.raises(ModelsUnusable, match=rf"{source}.*(must be|cut short)"):
+        make(tmp_path / "mine", **{kind: tmp_path / source})
+    with pytest.raises(ModelsUnusable, match=r"clip on cpu: .* fails"):
+        make(tmp_path / "mine", clip=MINI / "clip")
+    assert [path.name for path in tmp_path.iterdir()] == ["torn"]

@@ -1,0 +1,503 @@
+"""The real Watcher on real folders with real inotify: whatever way a file comes, it is found once it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import pytest
+
+from daemon.config.loading import parse
+from daemon.config.sections import Inbox
+from daemon.inbox import watcher as watching
+from daemon.inbox.settle import Patience, Settling
+from daemon.inbox.watcher import Watcher
+from daemon.jobs import Admitted, File, JobStatus, Placed
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Reader
+from daemon.monitoring.metrics import Metrics
+from daemon.service import Service
+from tests.daemon_process import GLANCE, PATIENCE, Daemon, Place, picture, until, wait_for
+from tests.makers import MODELS, VERSION, admit, done, make_file
+
+pytestmark = pytest.mark.anyio
+
+NEVER = 3600.0  # between scans, so that only events can have found a file
+SETTLE_SECONDS = 0.2  # where files have to wait
+MANY = 9000  # each is created and closed: more events than the kernel's queue of 16,384 holds
+
+
+class Found:
+    """What the watcher has handed over, and the ledger knows since."""
+
+    def __init__(self, inbox: Path, ledger: Ledger) -> None:
+        self.inbox = inbox
+        self.ledger = ledger
+        self.metrics = Metrics()
+        self.files: dict[File, None] = {}
+        self._news = anyio.Event()
+
+    async def admit(self, files: list[File]) -> None:
+        await self.ledger.admit(files)
+        self.files |= dict.fromkeys(files)  # an event and a scan may find the same version at once: the ledger takes it once
+        self._news.set()
+
+    @property
+    def paths(self) -> list[bytes]:
+        return [file.path for file in self.files if file.path != b"first"]
+
+    async def until(self, paths: Iterable[str | bytes]) -> None:
+        """Wait until exactly these have been found, each once."""
+        wanted = sorted(map(os.fsencode, paths))
+        try:
+            with anyio.fail_after(PATIENCE):
+                while len(self.paths) < len(wanted):
+                    await self.news()
+        except TimeoutError:
+            pytest.fail(f"found {sorted(self.paths)[:20]}, wanted {wanted[:20]}")
+        assert sorted(self.paths) == wanted
+
+    async def news(self) -> None:
+        news = self._news
+        await news.wait()
+        if self._news is news:  # nobody else who waited for it was here before
+            self._news = anyio.Event()
+
+    def write(self, path: str | bytes, data: bytes = b"data") -> Path:
+        file = Path(os.fsdecode(os.path.join(os.fsencode(self.inbox), os.fsencode(path))))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        return file
+
+
+Watch = Callable[..., contextlib.AbstractAsyncContextManager[Found]]
+
+
+@pytest.fixture
+def watch(inbox: Path, ledger: Ledger) -> Watch:
+    @contextlib.asynccontextmanager
+    async def start(rescan_seconds: float = NEVER, **settings: Any) -> AsyncIterator[Found]:
+        """A watcher at work, whose first scan is over."""
+        found = Found(inbox, ledger)
+        reader = Reader(ledger.path)
+        settings = {"settle_seconds": 0.05, "watch": "inotify"} | settings
+        watcher = Watcher({1: Inbox(path=inbox, **settings)}, reader, rescan_seconds, found.metrics)
+        found.write("first")
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watcher.run, found.admit)
+                with anyio.fail_after(PATIENCE):
+                    await found.news()
+                yield found
+                tasks.cancel_scope.cancel()
+        finally:
+            reader.close()
+
+    return start
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    return folder
+
+
+async def create(found: Found, _outside: Path) -> list[str]:
+    found.write("a.jpg")
+    found.write("b.jpg")
+    return ["a.jpg", "b.jpg"]
+
+
+async def rename_in(found: Found, outside: Path) -> list[str]:
+    (outside / "a.part").write_bytes(b"data")
+    (outside / "a.part").rename(found.inbox / "a.jpg")
+    return ["a.jpg"]
+
+
+async def rename_from_an_ignored_name(found: Found, _outside: Path) -> list[str]:
+    found.write("a.jpg.part").rename(found.inbox / "a.jpg")
+    return ["a.jpg"]
+
+
+async def hard_link(found: Found, outside: Path) -> list[str]:
+    (outside / "a.jpg").write_bytes(b"data")
+    os.link(outside / "a.jpg", found.inbox / "b.jpg")
+    return ["b.jpg"]
+
+
+async def make_folders_with_files_in_them(found: Found, _outside: Path) -> list[str]:
+    paths = [f"{folder}/{number}.jpg" for folder in ("new", "new/deep", "new/deep/er") for number in range(3)]
+    for path in paths:
+        found.write(path)
+    return paths
+
+
+async def move_a_folder_in(found: Found, outside: Path) -> list[str]:
+    (outside / "folder" / "sub").mkdir(parents=True)
+    (outside / "folder" / "a.jpg").write_bytes(b"data")
+    (outside / "folder" / "sub" / "b.jpg").write_bytes(b"data")
+    (outside / "folder").rename(found.inbox / "moved")
+    return ["moved/a.jpg", "moved/sub/b.jpg"]
+
+
+async def rename_a_folder(found: Found, _outside: Path) -> list[str]:
+    """Its files have other paths then; and what is dropped into it later is found under the new one too."""
+    found.write("old/sub/a.jpg")
+    await found.until(["old/sub/a.jpg"])
+    (found.inbox / "old").rename(found.inbox / "new")
+    await found.until(["old/sub/a.jpg", "new/sub/a.jpg"])
+    found.write("new/sub/b.jpg")
+    return ["old/sub/a.jpg", "new/sub/a.jpg", "new/sub/b.jpg"]
+
+
+async def replace(found: Found, outside: Path) -> list[str]:
+    found.write("a.jpg")
+    await found.until(["a.jpg"])
+    (outside / "a.jpg").write_bytes(b"newer data")
+    (outside / "a.jpg").rename(found.inbox / "a.jpg")
+    return ["a.jpg", "a.jpg"]
+
+
+async def use_odd_names(found: Found, _outside: Path) -> list[str]:
+    names = [
+        "new\nline.jpg",
+        "quote'\".jpg",
+        "\x1b[31mred.jpg",
+        "\u202egpj.exe",
+        "no-utf8-\udcff\udc80.jpg",
+        "x" * 251 + ".jpg",
+    ]
+    for name in [*names, "Case.jpg", "case.jpg"]:
+        found.write(os.fsencode(name))
+    return [*names, "Case.jpg", "case.jpg"]
+
+
+@pytest.mark.parametrize(
+    "arrive",
+    [
+        create,
+        rename_in,
+        rename_from_an_ignored_name,
+        hard_link,
+        make_folders_with_files_in_them,
+        move_a_folder_in,
+        rename_a_folder,
+        replace,
+        use_odd_names,
+    ],
+)
+async def test_a_file_is_found_by_events_alone(
+    watch: Watch, outside: Path, arrive: Callable[[Found, Path], Awaitable[list[str]]]
+) -> None:
+    async with watch() as found:
+        await found.until(await arrive(found, outside))
+        assert found.metrics.value("visiond_reconcile_found_total") == 0
+
+
+async def test_a_file_that_is_written_slowly_is_found_when_it_is_whole(
+    watch: Watch, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is moved in is whole at once: it shows that the events before it have been looked at."""
+    seconds = NEVER
+    async with watch() as found:
+        monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(seconds, trusts_clock=True)))
+        with (found.inbox / "slow.jpg").open("wb", buffering=0) as file:
+            for number in range(3):
+                file.write(b"x" * 100)
+                os.fchmod(file.fileno(), 0o600)  # which is an event
+                (outside / "whole.jpg").touch()
+                (outside / "whole.jpg").rename(found.inbox / f"{number}.jpg")
+                await found.until([f"{earlier}.jpg" for earlier in range(number + 1)])
+            seconds = 0.0
+        await found.until(["0.jpg", "1.jpg", "2.jpg", "slow.jpg"])
+        assert [file.version.size for file in found.files if file.path == b"slow.jpg"] == [300]
+
+
+async def test_names_that_are_ignored_are_passed_over_and_so_are_folders_where_none_are_wanted(watch: Watch) -> None:
+    passed_over = [".hidden.jpg", "a.jpg.part", "b.tmp", "c~", "d.crdownload", "sub/e.jpg"]
+    async with watch(recursive=False) as found:
+        for name in [*passed_over, "seen.jpg"]:
+            found.write(name)
+        await found.until(["seen.jpg"])
+    async with watch(ignore=["*.png"]) as found:
+        for name in ("f.png", "folder.png/g.jpg", "h.jpg"):
+            found.write(name)
+        await found.until([*passed_over, "h.jpg"])
+
+
+async def test_what_is_no_regular_file_is_skipped_and_never_opened(watch: Watch, outside: Path) -> None:
+    (outside / "secret.jpg").write_bytes(b"data")
+    async with watch() as found:
+        (found.inbox / "link.jpg").symlink_to(outside / "secret.jpg")
+        (found.inbox / "loop.jpg").symlink_to("loop.jpg")
+        (found.inbox / "folder.jpg").symlink_to(outside)
+        os.mkfifo(found.inbox / "fifo.jpg")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(found.inbox / "socket.jpg"))
+        await found.until(["link.jpg", "loop.jpg", "folder.jpg", "fifo.jpg", "socket.jpg"])
+    with contextlib.closing(Reader(found.ledger.path)) as reader:
+        assert reader.counts()[JobStatus.SKIPPED] == 5
+        assert reader.counts()[JobStatus.PENDING] == 1  # "first"
+
+
+def test_what_is_no_regular_file_is_counted_and_listed_once_however_often_it_is_seen(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"pipeline": {"rescan_seconds": 0.1}})
+    os.mkfifo(place.inbox() / "fifo.jpg")
+    (place.inbox() / "folder.jpg").mkdir()
+    with Daemon(place) as daemon:
+        wait_for(lambda: daemon.metric("visiond_scan_duration_seconds_count") > 3, "several scans")
+        assert daemon.metric("visiond_images_total", outcome="skipped", reason="not-regular") == 1
+    [listed] = json.loads(place.command("list", "--status", "skipped", "--json").stdout)
+    assert (listed["source"]["path"], listed["reason"]) == ("fifo.jpg", "not-regular")
+
+
+async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> None:
+    names = [f"{number}.jpg" for number in range(MANY)]
+    async with watch() as found:
+        for name in names:  # without a pause: nobody reads events meanwhile
+            os.close(os.open(found.inbox / name, os.O_CREAT | os.O_WRONLY))
+        await found.until(names)
+        assert found.metrics.value("visiond_watch_overflows_total") >= 1
+
+
+async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "HINTS", 3)
+    names = [f"{number}.jpg" for number in range(300)]
+    async with watch() as found:
+        for name in names:
+            found.write(name)
+        await found.until(names)
+
+
+@pytest.fixture
+def unsettled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files of which only a few can be waited for at a time; all have to be."""
+    monkeypatch.setattr(watching, "UNSETTLED", 4)
+    monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(SETTLE_SECONDS, trusts_clock=False)))
+    return [f"{number}.jpg" for number in range(11)]
+
+
+@pytest.mark.parametrize("watch_by", ["poll", "inotify"])
+async def test_more_unsettled_files_than_there_is_room_for_are_found_in_a_few_scans(
+    watch: Watch, inbox: Path, unsettled: list[str], watch_by: str
+) -> None:
+    for name in unsettled:
+        (inbox / name).touch()
+    started = time.monotonic()
+    async with watch(settle_seconds=SETTLE_SECONDS, watch=watch_by) as found:
+        await found.until(unsettled)
+        scans = found.metrics.value("visiond_scan_duration_seconds_count")
+    assert scans <= 1 + (time.monotonic() - started) / SETTLE_SECONDS
+
+
+async def test_more_unsettled_files_than_there_is_room_for_are_found_when_events_told_of_them(
+    watch: Watch, unsettled: list[str]
+) -> None:
+    async with watch(settle_seconds=SETTLE_SECONDS) as found:
+        for name in unsettled:
+            found.write(name)
+        await found.until(unsettled)
+
+
+async def test_scans_for_what_had_no_room_end_when_all_is_found(watch: Watch, inbox: Path, unsettled: list[str]) -> None:
+    for name in unsettled:
+        (inbox / name).touch()
+    async with watch(settle_seconds=SETTLE_SECONDS) as found:
+        await found.until(unsettled)
+        scans = found.metrics.value("visiond_scan_duration_seconds_count")
+        for number in range(6):  # each takes as long as it would be to a further scan
+            found.write(f"later-{number}.jpg")
+            await found.until(unsettled := [*unsettled, f"later-{number}.jpg"])
+        assert found.metrics.value("visiond_scan_duration_seconds_count") <= scans + 2  # one was under way, one is for "first"
+
+
+@pytest.mark.parametrize("watch_by", ["poll", "inotify"])
+async def test_more_unsettled_files_than_there_is_room_for_are_found_when_it_looks_only_once(
+    inbox: Path, ledger: Ledger, unsettled: list[str], watch_by: Literal["poll", "inotify"]
+) -> None:
+    found = Found(inbox, ledger)
+    for name in unsettled:
+        found.write(name)
+    with contextlib.closing(Reader(ledger.path)) as reader, anyio.fail_after(PATIENCE):
+        await Watcher({1: Inbox(path=inbox, watch=watch_by)}, reader, NEVER, found.metrics).run(found.admit, once=True)
+    assert sorted(found.paths) == sorted(map(os.fsencode, unsettled))
+
+
+async def test_a_file_that_never_settles_does_not_keep_those_out_that_had_no_room(
+    inbox: Path, ledger: Ledger, unsettled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_whole, growing = Settling.is_whole, set[bytes]()
+
+    def is_whole_but_one(settling: Settling, file: File, patience: Patience, now: float, clock: float, **how: bool) -> bool:
+        growing.update([file.path] if not growing else [])
+        return is_whole(settling, file, Patience(NEVER, False) if file.path in growing else patience, now, clock, **how)
+
+    monkeypatch.setattr(Settling, "is_whole", is_whole_but_one)
+    found = Found(inbox, ledger)
+    for name in unsettled:
+        found.write(name)
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        watcher = Watcher({1: Inbox(path=inbox)}, reader, NEVER, found.metrics)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(functools.partial(watcher.run, found.admit, once=True))
+            await until(lambda: len(found.paths) == len(unsettled) - 1)
+            tasks.cancel_scope.cancel()
+    assert growing.isdisjoint(found.paths)
+
+
+def test_run_once_ends_no_sooner_than_all_that_had_no_room_is_done(tmp_path: Path, unsettled: list[str]) -> None:
+    place = Place(tmp_path, {"inbox": [{"watch": "poll"}]})
+    place.drop_many(range(len(unsettled)))
+    service = Service(parse(place.settings, place.folder), once=True)
+    anyio.run(service.run, backend_options={"use_uvloop": True})
+    place.assert_kept(DONE=len(unsettled))
+
+
+async def test_a_folder_that_comes_while_another_is_scanned_is_not_overslept(
+    watch: Watch, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watch(settle_seconds=0) as found:
+        admit = found.ledger.admit
+
+        async def admit_slowly(files: list[File]) -> Admitted:
+            if files[0].path == b"a/1.jpg":
+                found.write("b/2.jpg")
+                found.write("marker.jpg")  # the events of b come before it
+                while b"marker.jpg" not in found.paths:
+                    await found.news()
+            return await admit(files)
+
+        monkeypatch.setattr(found.ledger, "admit", admit_slowly)
+        (outside / "a").mkdir()
+        (outside / "a" / "1.jpg").write_bytes(b"data")
+        (outside / "a").rename(found.inbox / "a")
+        await found.until(["a/1.jpg", "b/2.jpg", "marker.jpg"])
+
+
+async def test_an_inbox_that_does_not_answer_holds_up_no_other_and_is_told_of(
+    tmp_path: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    mended = threading.Event()
+    scan = os.scandir
+
+    def hang(path: bytes) -> Any:
+        if path == os.path.join(os.fsencode(dead), b""):
+            mended.wait(PATIENCE)
+        return scan(path)
+
+    monkeypatch.setattr(watching.os, "scandir", hang)
+    monkeypatch.setattr(watching, "DEAF_SECONDS", 0.2)
+    async with contextlib.AsyncExitStack() as stack:
+        ledger = Ledger(tmp_path / "ledger.sqlite")
+        stack.callback(ledger.close)
+        assert await ledger.register([(dead, 0), (inbox, 0)], MODELS) == [1, 2]
+        reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
+        found = Found(inbox, ledger)
+        folders = {number: Inbox(path=path, settle_seconds=0, watch="poll") for number, path in ((1, dead), (2, inbox))}
+        watcher = Watcher(folders, reader, 0.05, found.metrics)
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(mended.set)
+        tasks.start_soon(watcher.run, found.admit)
+        for name in ("a.jpg", "b.jpg", "c.jpg"):  # one scan after another
+            found.write(name)
+            await found.until(os.listdir(inbox))
+        with anyio.fail_after(PATIENCE):
+            told = f"inbox {dead} has not answered for "
+            while not any(line.startswith(told) for line in watcher.obstacles()):  # noqa: ASYNC110 - time itself is waited for
+                await anyio.sleep(GLANCE)
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
+    inbox: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the time to answer is over at one look, and at the next one the answer is there."""
+    silence, looked_again = iter([3.0, 0.0]), threading.Event()
+
+    def deaf_seconds(_folder: watching.Folder) -> float:
+        if (seconds := next(silence, None)) is None:
+            looked_again.set()
+        return seconds or 0.0
+
+    monkeypatch.setattr(watching.Folder, "deaf_seconds", deaf_seconds)
+    monkeypatch.setattr(watching, "is_network_mount", lambda _: not looked_again.wait(PATIENCE))
+    monkeypatch.setattr(watching, "ANSWER_SECONDS", 0.01)
+    found = Found(inbox, ledger)
+    found.write("a.jpg")
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        watcher = Watcher({1: Inbox(path=inbox, settle_seconds=0)}, reader, NEVER, found.metrics)
+        await watcher.run(found.admit, once=True)
+    assert found.paths == [b"a.jpg"]
+    assert watcher.obstacles() == []
+
+
+async def test_polling_finds_all_that_events_would_have_told(watch: Watch, outside: Path) -> None:
+    async with watch(rescan_seconds=0.1, watch="poll") as found:
+        found.write("a.jpg")
+        (outside / "b.jpg").write_bytes(b"data")
+        (outside / "b.jpg").rename(found.inbox / "b.jpg")
+        found.write("sub/c.jpg")
+        await found.until(["a.jpg", "b.jpg", "sub/c.jpg"])
+        found.write("a.jpg", b"newer data")
+        await found.until(["a.jpg", "a.jpg", "b.jpg", "sub/c.jpg"])
+
+
+async def test_a_version_replaced_while_it_waits_in_the_queue_is_gone_and_the_new_one_pending(watch: Watch) -> None:
+    async with watch() as found:
+        found.write("a.jpg")
+        await found.until(["a.jpg"])
+        found.write("a.jpg", b"newer data")
+        await found.until(["a.jpg", "a.jpg"])
+    with contextlib.closing(Reader(found.ledger.path)) as reader:
+        assert reader.counts()[JobStatus.GONE] == 1
+        assert reader.counts()[JobStatus.PENDING] == 2  # with "first"
+        [newest] = reader.find("a.jpg")
+    assert (newest.status, newest.version.size) == (JobStatus.PENDING, 10)
+
+
+async def test_a_scan_that_saw_a_file_just_before_the_daemon_moved_it_does_not_take_it_up_again(ledger: Ledger) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await ledger.end([done(job)])
+    moved = VERSION._replace(ctime_ns=VERSION.ctime_ns + 1)  # as a rename does
+    await ledger.mark_emitted([Placed(job.id, b"/done/a.jpg", moved)])
+    assert await ledger.admit([make_file(b"a.jpg")]) == Admitted(0, 0, 0)
+    moved_back = make_file(b"a.jpg", ctime_ns=VERSION.ctime_ns + 2)
+    assert await ledger.admit([moved_back]) == Admitted(1, 0, 0)
+
+
+async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch, outside: Path) -> None:
+    """As a mount does that is lost for a while."""
+    async with watch(rescan_seconds=0.1) as found:
+        found.inbox.rename(outside / "gone")
+        found.inbox.mkdir()
+        (outside / "a.jpg").touch()
+        (outside / "a.jpg").rename(found.inbox / "a.jpg")  # whole, at whatever instant a scan comes by
+        await found.until(["a.jpg"])
+
+
+def test_without_watches_left_it_polls_says_so_once_and_finds_all(tmp_path: Path) -> None:
+    """The limit is of a user namespace of the daemon's own."""
+    limited = ["unshare", "-Ur", "sh", "-c", 'echo 1 > /proc/sys/user/max_inotify_watches && exec "$@"', "sh"]
+    if subprocess.run([*limited, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace with a limit of its own may be made here")
+    place = Place(tmp_path, {"pipeline": {"rescan_seconds": 0.2}})
+    with Daemon(place, prefix=limited) as daemon:
+        for number in range(6):
+            place.drop(f"folder-{number % 3}/{number}.ppm", picture(number))
+        daemon.wait_idle(6)
+        (line,) = [line for line in daemon.log_text().splitlines() if "inotify's limits are used up" in line]
+    assert "fs.inotify.max_user_watches" in line
+    place.assert_kept(DONE=6)

@@ -1,0 +1,207 @@
+"""Ledgers of other schemas: an older one, made by hand, is brought up to date, a newer one refused untouched."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerTooNew, LedgerUnusable
+from daemon.jobs import Admitted
+from daemon.ledger import identity, schema, soundness
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Reader
+from tests.daemon_process import PATIENCE, Place, seeded
+from tests.faults.syscalls import Call, Supervisor
+from tests.makers import make_file
+
+SCHEMA_1 = Path(__file__).with_name("ledger-1.sql")  # as visiond 0.1.0 wrote it; never to be changed
+NEXT = "ALTER TABLE image ADD COLUMN note TEXT; UPDATE image SET note = reason || ': ' || detail;"
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """A ledger of schema 1 with an image that is DONE and one that FAILED."""
+    path = tmp_path / "state" / "ledger.sqlite"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(SCHEMA_1.read_text())
+    return path
+
+
+def tables_of(path: Path) -> list[str]:
+    """The statements that made them, without comments and spaces."""
+    with closing(sqlite3.connect(path)) as connection:
+        made = connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+    return sorted(re.sub(r"--.*|\s", "", sql) for (sql,) in made)
+
+
+def test_an_older_ledger_comes_to_have_the_very_tables_of_a_new_one_and_keeps_its_rows(older: Path, tmp_path: Path) -> None:
+    """Whoever changes the schema must add what brings older ledgers there."""
+    schema.connect(older).close()
+    schema.connect(tmp_path / "new.sqlite").close()
+    assert tables_of(older) == tables_of(tmp_path / "new.sqlite")
+    with closing(Reader(older)) as reader:
+        (record,) = reader.find("a.jpg")
+    assert (record.bin, record.width, record.outputs["ocr"].payload) == ("C", 640, b'{"lines":[],"count":0,"area_ratio":0.0}')
+
+
+@pytest.mark.anyio
+async def test_an_older_ledger_knows_its_files_whatever_number_their_disk_had(older: Path) -> None:
+    with closing(Ledger(older)) as ledger:
+        assert await ledger.register([(Path("/srv/inbox"), 0)], []) == [1]
+        assert await ledger.admit([make_file(b"a.jpg"), make_file(b"b.jpg", inode=3)]) == Admitted(0, 0, 0)
+        assert (await ledger.admit([make_file(b"a.jpg", inode=3)])).pending == 1
+
+
+def test_an_older_ledger_is_read_without_being_changed(older: Path) -> None:
+    before = older.read_bytes()
+    with closing(Reader(older)) as reader:
+        reader.check()
+        assert [record.doubt for record in reader.newest(None, 9)] == ["", ""]
+        assert [record.bin for record in reader.finished()] == ["C"]
+    assert older.read_bytes() == before
+
+
+def test_an_older_ledger_gets_an_id_once_and_the_file_that_has_it_too(older: Path) -> None:
+    Ledger(older).close()
+    given = identity.read(older.parent)
+    assert given
+    Ledger(older).close()
+    assert identity.read(older.parent) == given
+
+
+def test_an_older_backup_takes_the_id_of_the_ledger_whose_place_it_takes(older: Path) -> None:
+    backup = older.read_bytes()
+    Ledger(older).close()
+    given = identity.read(older.parent)
+    older.write_bytes(backup)
+    Ledger(older).close()
+    assert identity.read(older.parent) == given
+
+
+def test_a_ledger_without_its_identity_file_gets_it_again(older: Path) -> None:
+    Ledger(older).close()
+    given = identity.read(older.parent)
+    (older.parent / "identity").unlink()
+    Ledger(older).close()
+    assert identity.read(older.parent) == given
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"ledger":7}', b'{"ledger":"a","last_number":-1}'])
+def test_an_identity_file_that_is_damaged_is_named(older: Path, content: bytes) -> None:
+    Ledger(older).close()
+    (older.parent / "identity").write_bytes(content)
+    with pytest.raises(
+        IdentityDamaged, match=r"identity, which says which ledger belongs here, is damaged: .*`visiond repair`"
+    ):
+        Ledger(older)
+
+
+DAMAGE = {
+    "a column of another name": "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET sql = replace(sql, 'payload', 'paxload')",
+    "an index has lost its order": "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET rootpage = 3 WHERE name = 'owed'",
+    "a number behind the last": "UPDATE sqlite_sequence SET seq = 1",
+    "numbers run out": "UPDATE sqlite_sequence SET seq = 1 << 60",
+    "an index that is gone": "DROP INDEX owed",
+}
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_not_as_visiond_makes_it_is_found_when_it_is_opened(
+    older: Path, monkeypatch: pytest.MonkeyPatch, damage: str, small: bool
+) -> None:
+    if not small:
+        monkeypatch.setattr(soundness, "SMALL_BYTES", 0)
+    Ledger(older).close()
+    with closing(sqlite3.connect(older)) as connection:
+        connection.executescript(DAMAGE[damage])
+    if small or "order" not in damage:
+        with pytest.raises(LedgerDamaged, match="`visiond repair`"):
+            Ledger(older)
+
+
+def test_a_file_that_was_cut_is_refused(older: Path) -> None:
+    Ledger(older).close()
+    os.truncate(older, older.stat().st_size - 4096)
+    with pytest.raises(LedgerDamaged, match="it is cut"):
+        Ledger(older)
+
+
+PROGRAM = "import sys; from pathlib import Path; from daemon.ledger.ledger import Ledger; Ledger(Path(sys.argv[1])).close()"
+
+
+def test_a_first_start_survives_kill_9_at_any_call(tmp_path: Path) -> None:
+    """Every ninth of the calls that change files, from a random one on."""
+    at, ended = seeded().randrange(9), False
+    while not ended:
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        path, processes = folder / "state" / "ledger.sqlite", []
+
+        def decide(_call: Call) -> int:
+            if len(supervisor.calls) > at:  # noqa: B023
+                processes[0].kill()  # noqa: B023
+            return 0
+
+        with Supervisor(folder, decide) as supervisor:
+            processes.append(subprocess.Popen([*supervisor.prefix, sys.executable, "-c", PROGRAM, str(path)]))
+            ended = processes[0].wait(PATIENCE) == 0
+        Ledger(path).close()
+        at += 9
+    assert at > 50
+
+
+def test_migrations_run_once_and_in_order(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, NEXT, "ALTER TABLE image RENAME COLUMN note TO remark;"])
+    monkeypatch.setattr(schema, "find_fault", lambda *_, **__: "")  # a new ledger has other tables
+    for _ in range(2):
+        with closing(schema.connect(older)) as connection:
+            assert schema.read_version(older, connection) == schema.newest()
+            rows = connection.execute("SELECT remark FROM image ORDER BY id").fetchall()
+            assert [row[0] for row in rows] == [None, "truncated: its end is missing"]
+
+
+def test_a_migration_that_cannot_be_done_leaves_the_ledger_as_it_was(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tables_of(older)
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, NEXT, "INSERT INTO no_such_table VALUES (1);"])
+    with pytest.raises(LedgerDamaged, match="no such table"):
+        schema.connect(older)
+    assert tables_of(older) == before
+    monkeypatch.undo()
+    schema.connect(older).close()
+
+
+def test_a_newer_ledger_is_refused_by_every_command_and_left_untouched(older: Path, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with closing(sqlite3.connect(older)) as connection:
+        connection.execute(f"PRAGMA user_version = {schema.newest() + 1}")
+    before = older.read_bytes()
+    for command in ("run", "verify", "repair", "status", "backup"):
+        refused = place.command(command, *([tmp_path / "copy.sqlite"] if command == "backup" else []))
+        assert refused.returncode == os.EX_CONFIG, command
+        assert "written by a newer visiond" in refused.stderr
+    assert older.read_bytes() == before
+    with pytest.raises(LedgerTooNew):
+        Reader(older)
+
+
+def test_a_ledger_that_cannot_be_opened_for_want_of_descriptors_says_so(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(LedgerUnusable, match=r"may open no more files at once.*LimitNOFILE") as caught:
+            schema.connect(tmp_path / "ledger.sqlite")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert caught.value.errno == errno.EMFILE
+    assert "disk" not in str(caught.value)

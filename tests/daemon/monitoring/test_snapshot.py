@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from daemon.cli.progress import Progress
+from daemon.monitoring.snapshot import Snapshot, WorkerState
+
+STAGES = ["ocr", "yolo", "clip", "blip"]
+
+
+def worker(state: str, loaded: int) -> WorkerState:
+    return WorkerState("w", "cpu", state, 0, "", stages=STAGES, stages_loaded=STAGES[:loaded])
+
+
+def snapshot(*workers: WorkerState) -> Snapshot:
+    return Snapshot(running=True, pending=3, done=0, failed=0, skipped=0, gone=0, workers=list(workers))
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ([worker("loading", 0)], "loading models: ocr, yolo, clip, blip to go"),
+        ([worker("loading", 2)], "loading models: ocr, yolo loaded; clip, blip to go"),
+        ([worker("loading", 4)], "loading models: ocr, yolo, clip, blip loaded; trying them out"),
+        (
+            [worker("loading", 3), worker("loading", 1)],
+            "loading models: 0 of 2 workers ready; ocr loaded; yolo, clip, blip to go",
+        ),
+        ([worker("ready", 4), worker("loading", 1)], "0 images/s, 1 of 2 workers ready"),
+        ([worker("ready", 4), worker("ready", 4)], "0 images/s"),
+    ],
+)
+def test_the_sentence_shows_how_far_the_models_are(workers: list[WorkerState], said: str) -> None:
+    assert snapshot(*workers).sentence() == f"0 done, 0 failed, 0 skipped, 3 pending, {said}"
+
+
+def test_the_bar_is_full_when_this_run_has_done_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(Progress, "step", lambda _, done, total, note: steps.append((done, total)))
+    with Progress("images") as progress:
+        now = snapshot(worker("ready", 4))
+        progress.show(msgspec.structs.replace(now, pending=4_998, ended_in_this_run=2, left_in_this_run=18))
+    assert steps == [(2, 20)]
+
+
+def test_without_a_terminal_each_step_of_the_loading_is_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("images") as progress:
+        for loaded in (0, 0, 1, 1):
+            progress.show(snapshot(worker("loading", loaded)))
+    assert capsys.readouterr().err.splitlines() == [
+        "loading models: ocr, yolo, clip, blip to go",
+        "loading models: ocr loaded; yolo, clip, blip to go",
+    ]

@@ -1,0 +1,80 @@
+"""The output folders belong to one daemon."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.config.loading import Config, parse
+from daemon.errors import AlreadyRunning
+from daemon.results.claims import claim_outputs
+from tests.daemon_process import Daemon, Place
+
+HERE = {"state": {"path": "state"}}
+THERE = {"state": {"path": "other-state"}, "inbox": [{"path": "other"}]}
+APART = {"results": "other-results", "failed": "other-failed", "done": "other-done", "bins_folder": "other-bins"}
+
+
+def configure(folder: Path, *tables: Mapping[str, Any]) -> Config:
+    document: dict[str, Any] = {}
+    for table in tables:
+        document |= table
+    return parse(document, folder)
+
+
+@pytest.mark.parametrize("shared", ["results", "failed", "bins_folder"])
+def test_two_daemons_do_not_write_to_one_folder(tmp_path: Path, shared: str) -> None:
+    for name in ("failed", "bins"):
+        (tmp_path / name).mkdir()
+    output = {key: value for key, value in APART.items() if key != shared} | {"bins": "link"}
+    with claim_outputs(configure(tmp_path, HERE, {"output": {"bins": "link"}})):
+        with pytest.raises(AlreadyRunning, match=f"writes its results to .*, as process {os.getpid()}"):
+            with claim_outputs(configure(tmp_path, THERE, {"output": output})):
+                pass
+        with claim_outputs(configure(tmp_path, THERE, {"output": APART | {"bins": "link"}})):
+            pass
+    with claim_outputs(configure(tmp_path, THERE, {"output": output})):
+        pass
+
+
+def test_daemons_whose_inboxes_have_other_names_may_share_the_top_folders(tmp_path: Path) -> None:
+    with claim_outputs(configure(tmp_path, {"inbox": [{"path": "a", "name": "a"}]})):
+        with claim_outputs(configure(tmp_path, {"inbox": [{"path": "b", "name": "b"}]})):
+            pass
+        for clashing in ({"path": "c", "name": "a"}, {"path": "c"}):
+            with pytest.raises(AlreadyRunning), claim_outputs(configure(tmp_path, {"inbox": [clashing]})):
+                pass
+
+
+def test_where_folders_cannot_be_locked_it_is_said_and_work_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(fd: int, mode: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with claim_outputs(configure(tmp_path, HERE)):
+        pass
+    assert "folder cannot be locked; make sure that no other visiond writes to it" in capsys.readouterr().out
+
+
+def test_a_second_daemon_and_a_repair_are_refused_by_name_and_no_file_is_left_among_the_results(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with Daemon(place) as daemon:
+        place.configure({"state": {"path": "other-state"}})
+        shutil.copytree(tmp_path / "state", tmp_path / "other-state", ignore=shutil.ignore_patterns("*.sock"))
+        for command in (("run", "--once"), ("repair",)):
+            refused = place.command(*command)
+            assert refused.returncode == os.EX_TEMPFAIL
+            told = f"Another visiond writes its results to {place.site.results}, as process {daemon.process.pid}."
+            assert told in refused.stderr.replace("\n", " ")
+        assert daemon.stop() == 0
+    assert list(place.site.results.iterdir()) == []
+    assert place.run_once().returncode == 0

@@ -1,0 +1,453 @@
+from __future__ import annotations
+
+import base64
+import collections
+import contextlib
+import csv
+import dataclasses
+import os
+import re
+import sqlite3
+import struct
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet
+import pytest
+
+from daemon.errors import NotWritable, WrongArgument
+from daemon.jobs import Job, Placed
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Model, Reader, Record
+from daemon.messages import Output
+from daemon.results import export, parquet
+from daemon.results.export import COLUMNS, export_records, parse_ratio, row_of
+from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
+
+pytestmark = pytest.mark.anyio
+
+INBOX = Path("/inbox")
+BINS = {"A": 12, "B": 6, "C": 3}  # images in each bin of the reader below
+VARIANTS = {"A": 3, "B": 6, "C": 0}
+
+
+async def add_version(ledger: Ledger, path: bytes, mtime_ns: int) -> Job:
+    await ledger.admit([make_file(path, mtime_ns=mtime_ns)])
+    [job] = await ledger.next_jobs(1, ())
+    return job
+
+
+@pytest.fixture
+async def reader(ledger: Ledger) -> AsyncIterator[Reader]:
+    """A ledger with 21 images that are DONE and one that FAILED."""
+    wanted = [name for name, count in BINS.items() for _ in range(count)]
+    jobs = await admit(ledger, *(b"%d.jpg" % number for number in range(len(wanted) + 1)))
+    await complete(ledger, *(done(job, VARIANTS[name]) for job, name in zip(jobs, wanted, strict=False)), failed(jobs[-1]))
+    opened = Reader(ledger.path)
+    yield opened
+    opened.close()
+
+
+def write(reader: Reader, file: Path, format: str = "jsonl", bin_name: str = "", *, force: bool = False, **ratio: float) -> int:
+    return export_records(reader, file, format, bin_name, ratio, lambda done, total: None, force=force)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    match file.suffix:
+        case ".csv":
+            with file.open(newline="") as lines:
+                return list(csv.DictReader(lines))
+        case ".parquet":
+            return pyarrow.parquet.read_table(file).to_pylist()
+    return [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+
+
+def cell(value: Any) -> Any:
+    return msgspec.json.encode(value).decode() if isinstance(value, list) else value
+
+
+def bins_of(file: Path) -> collections.Counter[str]:
+    return collections.Counter(document["bin"]["name"] for document in read_rows(file))
+
+
+# Rows
+
+
+def test_a_row_has_a_column_for_each_figure() -> None:
+    row = row_of(make_record(INBOX, b"sub/a.jpg"))
+    assert list(row) == list(COLUMNS)
+    assert row["text"] == "line 3.0\nline 3.1\nline 3.2"
+    assert row["objects"] == ["tree", "cat", "dog"]
+    assert row["tags"] == ["tree", "cup"]
+    figures = ("text_boxes", "object_count", "unique_objects", "caption", "clip_similarity", "seconds")
+    assert [row[name] for name in figures] == [3, 3, 3, "a picture of 3 things", 3 / 64, 1.0]
+    assert row["digest"] == "sha256:" + "00" * 32
+
+
+def test_what_a_stage_did_not_say_is_empty() -> None:
+    row = row_of(make_record(INBOX, outputs=make_outputs(stages=["clip"]), models=[MODELS[2]]))
+    empty = ("text", "text_boxes", "text_area_ratio", "objects", "object_count", "caption", "clip_similarity")
+    assert {row[name] for name in empty} == {None}
+    assert row_of(make_record(INBOX, outputs=make_outputs(stages=["ocr"])))["tags"] is None
+
+
+def test_a_stage_that_found_nothing_is_not_one_that_did_not_run() -> None:
+    row = row_of(make_record(INBOX, outputs=make_outputs(0)))
+    assert (row["text"], row["text_boxes"], row["objects"], row["object_count"]) == ("", 0, [], 0)
+
+
+def test_text_is_measured_as_for_the_bin_and_written_whole() -> None:
+    corners = [[0, 0], [64, 0], [64, 48], [0, 48]]
+    lines = [{"text": text, "score": score, "box": corners} for text, score in (("Total", 0.9), ("Tqtcl", 0.6), ("O", 0.9))]
+    payload = msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.03})
+    row = row_of(make_record(INBOX, outputs=make_outputs() | {"ocr": Output(payload, 0.25)}))
+    assert (row["text_boxes"], row["text_area_ratio"]) == (1, pytest.approx(0.01))
+    assert row["text"] == "Total\nTqtcl\nO"
+
+
+def test_a_name_that_is_not_utf_8_has_its_bytes_beside_it() -> None:
+    row = row_of(make_record(INBOX, b"latin\xe9.jpg"))
+    assert (row["path"], base64.b64decode(row["path_base64"])) == ("latin\ufffd.jpg", b"latin\xe9.jpg")
+    assert row_of(make_record(INBOX, "ä.jpg".encode()))["path_base64"] == ""
+
+
+def test_the_docs_tell_every_column_in_its_order() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "results.md").read_text().partition("## Export")[2].partition("## Bins")[0]
+    told = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
+    assert [name for names in told for name in names] == [*COLUMNS, *parquet.FURTHER]
+
+
+# Files
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+async def test_labels_with_commas_and_quotes_come_apart_again(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    labels = ["cat, black", 'the "best"; [dog]', "=cup"]
+    tags = [{"label": label, "score": 0.25} for label in labels]
+    embedding = {"dim": 1, "dtype": "float16", "base64": "ADw="}
+    job.outputs = make_outputs() | {"clip": Output(msgspec.json.encode({"embedding": embedding, "tags": tags}), 0.0)}
+    await complete(ledger, done(job))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        write(reader, tmp_path / f"a.{suffix}", suffix)
+    [row] = read_rows(tmp_path / f"a.{suffix}")
+    assert (msgspec.json.decode(row["tags"]) if suffix == "csv" else row["tags"]) == labels
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+async def test_every_image_that_is_done_is_written_and_counted(reader: Reader, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"all.{suffix}"
+    assert write(reader, file, suffix) == 21
+    rows = read_rows(file)
+    assert [int(row["id"]) for row in rows] == list(range(1, 22))
+
+
+async def test_columns_and_types_are_those_that_are_published(reader: Reader, tmp_path: Path) -> None:
+    write(reader, tmp_path / "all.csv", "csv")
+    write(reader, tmp_path / "all.parquet", "parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "all.parquet")
+    assert list(read_rows(tmp_path / "all.csv")[0]) == list(COLUMNS)
+    assert table.column_names == [*COLUMNS, *parquet.FURTHER]
+    kinds = {"int64": int, "double": float, "string": str, "list<element: string>": list, "timestamp[ms, tz=UTC]": datetime}
+    assert {name: kinds[str(table.schema.field(name).type)] for name in COLUMNS} == COLUMNS
+    line = "list<element: struct<text: string, score: double, box: list<element: list<element: double>>>>"
+    detection = "list<element: struct<label: string, score: double, box: list<element: double>>>"
+    vector = "fixed_size_list<element: float>[16]"
+    assert [str(table.schema.field(name).type) for name in parquet.FURTHER] == [
+        line,
+        detection,
+        "list<element: double>",
+        vector,
+    ]
+
+
+async def test_all_formats_tell_the_same(reader: Reader, tmp_path: Path) -> None:
+    for suffix in ("csv", "jsonl", "parquet"):
+        write(reader, tmp_path / f"all.{suffix}", suffix)
+    expected = [row_of(record) for record in reader.finished()]
+    moments = [row | {"finished_at": datetime.fromisoformat(row["finished_at"])} for row in expected]
+    assert [{name: row[name] for name in COLUMNS} for row in read_rows(tmp_path / "all.parquet")] == moments
+    assert read_rows(tmp_path / "all.csv") == [
+        {key: "" if value is None else str(cell(value)) for key, value in row.items()} for row in expected
+    ]
+    assert (tmp_path / "all.jsonl").read_bytes() == b"".join(record.sidecar for record in reader.finished())
+
+
+async def test_a_table_of_many_row_groups_is_whole(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "CHUNK", 4)
+    assert write(reader, tmp_path / "all.parquet", "parquet") == 21
+    assert pyarrow.parquet.ParquetFile(tmp_path / "all.parquet").num_row_groups == 6
+    assert len(read_rows(tmp_path / "all.parquet")) == 21
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+async def test_a_file_is_one_row_and_that_is_its_newest_version(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+    for time in (1, 2):  # each file twice, as after `touch *`; of the mended and the broken one only one version is DONE
+        jobs = {path: await add_version(ledger, path, time) for path in (b"kept.jpg", b"mended.jpg", b"broken.jpg")}
+        unlucky = b"mended.jpg" if time == 1 else b"broken.jpg"
+        await complete(ledger, *(failed(job) if path == unlucky else done(job, variant=0) for path, job in jobs.items()))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert reader.bin_counts() == {"C": 2}
+        for ratio in ({}, {"C": 1.0}):
+            assert write(reader, tmp_path / f"all.{suffix}", suffix, force=True, **ratio) == 2
+            assert [int(row["id"]) for row in read_rows(tmp_path / f"all.{suffix}")] == [4, 5]
+
+
+async def test_images_that_were_moved_are_a_row_each_though_they_came_under_one_name(ledger: Ledger, tmp_path: Path) -> None:
+    for time, name in ((1, b"/done/a.jpg"), (2, b"/done/a~2.jpg")):
+        job = await add_version(ledger, b"a.jpg", time)
+        await complete(ledger, done(job, variant=0, data=name))
+        await ledger.mark_emitted([Placed(job.id, name, job.version)])
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert write(reader, tmp_path / "all.csv", "csv") == sum(reader.bin_counts().values()) == 2
+    assert [row["location"] for row in read_rows(tmp_path / "all.csv")] == ["/done/a.jpg", "/done/a~2.jpg"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+async def test_without_an_image_the_file_is_empty_and_valid(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+    reader = Reader(ledger.path)
+    assert write(reader, tmp_path / f"none.{suffix}", suffix) == 0
+    assert read_rows(tmp_path / f"none.{suffix}") == []
+    reader.close()
+
+
+async def test_one_bin_can_be_written_alone(reader: Reader, tmp_path: Path) -> None:
+    assert write(reader, tmp_path / "b.jsonl", bin_name="B") == 6
+    assert bins_of(tmp_path / "b.jsonl") == {"B": 6}
+
+
+async def test_progress_is_told_with_the_total(reader: Reader, tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    export_records(reader, tmp_path / "c.jsonl", "jsonl", "C", {}, lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "＝1"])
+async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(ledger: Ledger, tmp_path: Path, start: str) -> None:
+    jobs = await admit(ledger, start.encode() + b".jpg")
+    caption = {"text": start, "similarity": -0.5}
+    jobs[0].outputs = make_outputs() | {"blip": Output(msgspec.json.encode(caption), 0.0)}
+    await complete(ledger, done(jobs[0]))
+    reader = Reader(ledger.path)
+    write(reader, tmp_path / "a.csv", "csv")
+    reader.close()
+    [row] = read_rows(tmp_path / "a.csv")
+    assert (row["path"], row["caption"]) == (f"'{start}.jpg", f"'{start}")
+    assert row["clip_similarity"] == "-0.5"  # a number stays one
+
+
+# What Parquet alone has
+
+
+def embed(*values: float) -> Output:
+    """CLIP's answer with such an embedding."""
+    raw = base64.b64encode(struct.pack(f"<{len(values)}e", *values)).decode()
+    answer = {"embedding": {"dim": len(values), "dtype": "float16", "base64": raw}, "tags": [{"label": "cup", "score": 0.25}]}
+    return Output(msgspec.json.encode(answer), 0.0)
+
+
+async def test_the_docs_example_reads_every_embedding(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await export_embeddings(ledger, tmp_path / "results.parquet", embed(0.5, -1), None, embed(2, 0.25))
+    text = (Path(__file__).parents[3] / "docs" / "results.md").read_text().partition("## Export")[2]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(text.partition("```python")[2].partition("```")[0], names)
+    assert names["vectors"].tolist() == [[0.5, -1], [2, 0.25]]
+
+
+async def export_embeddings(ledger: Ledger, file: Path, *answers: Output | None) -> tuple[str, list[Any], list[str]]:
+    """The type of the column, its values, and what was said. Each answer is of a model and in a file of its own."""
+    for number, answer in enumerate(answers):
+        models = [Model("clip", f"clip-{number}", "") if model.stage == "clip" else model for model in MODELS]
+        await ledger.register([(INBOX, 0)], models)
+        await ledger.admit([make_file(b"%d.jpg" % number, inbox=2)])
+        [job] = await ledger.next_jobs(1, ())
+        job.outputs = make_outputs(stages=["ocr"]) | ({"clip": answer} if answer else {})
+        await complete(ledger, dataclasses.replace(done(job), bin="A"))
+    said: list[str] = []
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        export_records(reader, file, "parquet", "", {}, lambda done, total: None, warn=said.append)
+    table = pyarrow.parquet.read_table(file)
+    return str(table.schema.field("embedding").type), table.column("embedding").to_pylist(), said
+
+
+async def test_embeddings_of_one_length_are_lists_of_that_size_and_null_without_the_stage(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    kind, values, said = await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2, 0.25))
+    assert (kind, values, said) == ("fixed_size_list<element: float>[2]", [[0.5, -1.0], None, [2.0, 0.25]], [])
+
+
+async def test_embeddings_of_several_lengths_are_plain_lists_and_it_is_said(ledger: Ledger, tmp_path: Path) -> None:
+    kind, values, said = await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2))
+    assert (kind, values) == ("list<element: float>", [[0.5, -1.0], None, [2.0]])
+    assert said[0].startswith("Embeddings have several lengths (1, 2): the column embedding has plain lists")
+
+
+async def test_a_model_that_no_exported_image_has_any_more_makes_no_other_length(ledger: Ledger, tmp_path: Path) -> None:
+    await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), embed(2))
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute("UPDATE image SET status = 4 WHERE id = 2")
+    kind, values, said = await export_embeddings(ledger, tmp_path / "b.parquet")
+    assert (kind, values, said) == ("fixed_size_list<element: float>[2]", [[0.5, -1.0]], [])
+
+
+def test_an_embedding_of_a_model_that_came_during_the_export_is_null(tmp_path: Path) -> None:
+    record = make_record(INBOX, outputs=make_outputs() | {"clip": embed(1, 2, 3)})
+    with (tmp_path / "a.parquet").open("wb") as out:
+        export._write_parquet(out, iter([record]), [2])
+    assert read_rows(tmp_path / "a.parquet")[0]["embedding"] is None
+
+
+async def test_boxes_and_scores_are_those_of_the_sidecars(reader: Reader, tmp_path: Path) -> None:
+    for suffix in ("jsonl", "parquet"):
+        write(reader, tmp_path / f"all.{suffix}", suffix)
+    sidecars, rows = read_rows(tmp_path / "all.jsonl"), read_rows(tmp_path / "all.parquet")
+    assert [row["text_lines"] for row in rows] == [sidecar["ocr"]["lines"] for sidecar in sidecars]
+    assert [row["detections"] for row in rows] == [sidecar["objects"]["detections"] for sidecar in sidecars]
+    assert [row["tag_scores"] for row in rows] == [[tag["score"] for tag in sidecar["clip"]["tags"]] for sidecar in sidecars]
+    assert any(row["text_lines"] for row in rows)
+    assert any(row["detections"] for row in rows)
+
+
+async def test_without_its_stage_each_of_these_is_null(tmp_path: Path) -> None:
+    record = make_record(INBOX, outputs=make_outputs(stages=["blip"]), models=[MODELS[3]])
+    with (tmp_path / "a.parquet").open("wb") as out:
+        export._write_parquet(out, iter([record]), [])
+    [row] = read_rows(tmp_path / "a.parquet")
+    assert {row[name] for name in parquet.FURTHER} == {None}
+
+
+# Mixes
+
+
+@pytest.mark.parametrize(
+    ("ratio", "counts"),
+    [
+        ({"A": 0.4, "B": 0.4, "C": 0.2}, {"A": 6, "B": 6, "C": 3}),
+        ({"A": 0.5, "B": 0.25, "C": 0.25}, {"A": 6, "B": 3, "C": 3}),
+        ({"A": 2 / 3, "B": 1 / 3}, {"A": 12, "B": 6}),
+        ({"C": 1.0}, {"C": 3}),
+    ],
+)
+async def test_a_mix_has_exactly_its_shares_as_large_as_the_scarcest_bin_allows(
+    reader: Reader, tmp_path: Path, ratio: dict[str, float], counts: dict[str, int]
+) -> None:
+    assert write(reader, tmp_path / "mix.jsonl", **ratio) == sum(counts.values())
+    assert bins_of(tmp_path / "mix.jsonl") == counts
+
+
+async def test_a_mix_is_the_same_every_time(reader: Reader, tmp_path: Path) -> None:
+    for name in ("1.jsonl", "2.jsonl"):
+        write(reader, tmp_path / name, A=0.5, C=0.5)
+    assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
+
+
+def test_a_mix_takes_any_image_of_a_bin_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [make_record(INBOX, id=number) for number in range(10)]
+    taken: collections.Counter[int] = collections.Counter()
+    for seed in range(2000):
+        monkeypatch.setattr(export, "SEED", seed)
+        chosen = [record.id for record in export._pick(records, {"A": 10}, {"A": 3})]
+        assert len(chosen) == 3
+        taken.update(chosen)
+    assert min(taken.values()) > 500  # 600 each but for chance, whose deviation is 20
+    assert max(taken.values()) < 700
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio"),
+    [
+        ("A=0.4,B=0.4,C=0.2", {"A": 0.4, "B": 0.4, "C": 0.2}),
+        (" A=2, B=6,", {"A": 0.25, "B": 0.75}),
+        ("Receipts=1", {"Receipts": 1.0}),
+    ],
+)
+def test_shares_add_up_to_one(text: str, ratio: dict[str, float]) -> None:
+    assert parse_ratio(text) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("text", ["A", "A=", "A=x", "A=1=2", "A=0", "A=0.5,B=-1", "A=nan", "A=inf"])
+def test_what_is_no_mix_is_refused(text: str) -> None:
+    with pytest.raises(WrongArgument, match="--ratio"):
+        parse_ratio(text)
+
+
+async def test_a_bin_that_is_not_there_is_refused_with_those_that_are(reader: Reader, tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match="There is no bin Z; bins are A, B, C"):
+        write(reader, tmp_path / "z.jsonl", bin_name="Z")
+    with pytest.raises(WrongArgument, match="There is no bin Y, Z"):
+        write(reader, tmp_path / "z.jsonl", A=0.5, Y=0.2, Z=0.3)
+    with pytest.raises(WrongArgument, match="give one of them"):
+        write(reader, tmp_path / "z.jsonl", bin_name="A", A=1.0)
+    assert not (tmp_path / "z.jsonl").exists()
+
+
+async def test_a_bin_of_ones_own_rule_can_be_written(ledger: Ledger, tmp_path: Path) -> None:
+    [job] = await admit(ledger, b"a.jpg")
+    await complete(ledger, dataclasses.replace(done(job), bin="Receipts"))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert write(reader, tmp_path / "a.jsonl", bin_name="Receipts") == 1
+        assert write(reader, tmp_path / "b.jsonl", bin_name="B") == 0
+
+
+# Whole or not at all
+
+
+class Interrupted(Reader):
+    """A ledger whose third record cannot be read."""
+
+    error: Exception
+
+    def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
+        for number, record in enumerate(super().finished(bin_name, chunk)):
+            if number == 2:
+                raise self.error
+            yield record
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [(OSError(28, "No space left on device"), NotWritable, r"cannot be written: No space"), (KeyError("x"), KeyError, "x")],
+)
+async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
+    reader: Reader, tmp_path: Path, suffix: str, error: Exception, raised: type[Exception], message: str
+) -> None:
+    file = tmp_path / f"all.{suffix}"
+    file.write_bytes(b"the old one")
+    before = set(os.listdir(tmp_path))
+    broken = Interrupted(tmp_path / "state" / "ledger.sqlite")
+    broken.error = error
+    with pytest.raises(raised, match=message):
+        export_records(broken, file, suffix, "", {}, lambda done, total: None, force=True)
+    broken.close()
+    assert file.read_bytes() == b"the old one"
+    assert set(os.listdir(tmp_path)) == before
+
+
+async def test_a_file_that_cannot_be_written_is_named(reader: Reader, tmp_path: Path) -> None:
+    with pytest.raises(NotWritable, match=r"missing/all.csv cannot be written: No such file or directory"):
+        write(reader, tmp_path / "missing" / "all.csv", "csv")
+
+
+class Growing(Reader):
+    counted: dict[str, int]
+
+    def bin_counts(self) -> dict[str, int]:
+        return self.counted
+
+
+@pytest.mark.parametrize("counted", [{"A": 2, "C": 2}, {"C": 2}])
+async def test_a_mix_is_exact_though_images_are_added_meanwhile(
+    ledger: Ledger, tmp_path: Path, counted: dict[str, int]
+) -> None:
+    jobs = await admit(ledger, *(b"%d.jpg" % number for number in range(40)))
+    await complete(ledger, *(done(job, variant=3 * (job.id % 2)) for job in jobs))
+    reader = Growing(ledger.path)
+    reader.counted = counted
+    assert export_records(reader, tmp_path / "mix.jsonl", "jsonl", "", {"C": 1.0}, lambda done, total: None) == 2
+    reader.close()

@@ -1,0 +1,98 @@
+"""What could not leave its inbox is tried again, and never in the way of a later version."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.jobs import File, Job, Version
+from daemon.ledger.ledger import Ledger
+from daemon.results.persistence import Persistence
+from daemon.results.publisher import Publisher
+from daemon.results.sinks import Journal
+from tests.makers import MODELS, done, open_sink
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
+    (tmp_path / "inbox").mkdir()
+    opened = Ledger(tmp_path / "ledger.sqlite")
+    assert await opened.register([(tmp_path / "inbox", 0)], MODELS) == [1]
+    yield opened
+    opened.close()
+
+
+def write(file: Path, data: bytes) -> File:
+    file.write_bytes(data)
+    return File(1, os.fsencode(file.name), Version.of(file.stat()))
+
+
+async def end(ledger: Ledger, file: Path, data: bytes) -> Job:
+    """A new version of the file that has its result."""
+    await ledger.admit([write(file, data)])
+    [job] = await ledger.next_jobs(1, ())
+    await ledger.end([done(job, data=data)])
+    return job
+
+
+def refuse(*_: Any) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+async def test_an_image_that_is_held_leaves_later_and_is_in_the_journal_once(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = {1: open_sink(tmp_path, on_success="delete")}
+    publisher = Publisher(ledger, sinks, Journal(tmp_path / "journal.jsonl"), Persistence(), {})
+    job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    with monkeypatch.context() as patch:
+        patch.setattr("daemon.inbox.sources.delete", refuse)
+        await publisher.confirm([await publisher.publish([ledger.record_of(done(job, data=b"image"))])])
+        await publisher.try_again()
+    assert publisher.obstacles() == [f"an image cannot leave its inbox: {tmp_path}/inbox/a.jpg: Read-only file system"]
+    assert len(await ledger.owed(0, 10)) == 1
+    await publisher.try_again()
+    assert publisher.obstacles() == []
+    assert await ledger.owed(0, 10) == []
+    assert not list((tmp_path / "inbox").iterdir())
+    assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) == 1
+
+
+async def test_a_line_of_the_journal_that_a_crash_has_torn_is_ended_before_the_next(ledger: Ledger, tmp_path: Path) -> None:
+    file, job = tmp_path / "journal.jsonl", await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    record = ledger.record_of(done(job, data=b"image"))
+    file.write_bytes(record.sidecar + b'{"schema":"visi')
+    await Journal(file).append([record])
+    assert file.read_bytes() == record.sidecar + b'{"schema":"visi\n' + record.sidecar
+
+
+async def test_an_earlier_version_that_is_held_never_takes_a_later_ones_place(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_flight: dict[int, Job] = {}
+    publisher = Publisher(ledger, {1: open_sink(tmp_path, on_success="move")}, None, Persistence(), in_flight)
+    file, sidecar = tmp_path / "inbox" / "a.jpg", tmp_path / "results" / "a.jpg.json"
+    with monkeypatch.context() as patch:
+        patch.setattr("daemon.inbox.sources.move", refuse)
+        earlier = await end(ledger, file, b"earlier")
+        await publisher.publish([ledger.record_of(done(earlier, data=b"earlier"))])
+        later = await end(ledger, file, b"later one")
+        in_flight[later.id] = later
+        record = ledger.record_of(done(later, data=b"later one"))
+        await publisher.publish([record])
+        await publisher.try_again()
+        assert sidecar.read_bytes() == record.sidecar
+    publication = await publisher.publish([record])
+    await publisher.try_again()
+    assert sidecar.read_bytes() == record.sidecar
+    await publisher.confirm([publication])
+    del in_flight[later.id]
+    assert await ledger.owed(0, 10) == []
+    assert (tmp_path / "done" / "a.jpg").read_bytes() == b"later one"

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import structlog
+
+from daemon.system.log import escape, set_up
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lines_of(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+def test_away_from_a_terminal_each_event_is_a_json_object_on_a_line() -> None:
+    stream = io.StringIO()
+    set_up(stream=stream)
+    structlog.get_logger().warning("image failed", path="a.jpg", attempts=2)
+    [line] = lines_of(stream)
+    event = json.loads(line)
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {"event": "image failed", "level": "warning", "path": "a.jpg", "attempts": 2}
+
+
+@pytest.mark.parametrize(
+    ("format", "stream", "console"),
+    [("auto", Terminal(), True), ("auto", io.StringIO(), False), ("console", io.StringIO(), True), ("json", Terminal(), False)],
+)
+def test_people_on_a_terminal_get_text(format: str, stream: io.StringIO, console: bool) -> None:
+    set_up(format=format, stream=stream)
+    structlog.get_logger().info("ready", workers=4)
+    [line] = lines_of(stream)
+    assert line.startswith("{") is not console
+    assert "ready" in line
+    assert "workers" in line
+
+
+def test_text_away_from_a_terminal_has_no_colours() -> None:
+    stream = io.StringIO()
+    set_up(format="console", stream=stream)
+    structlog.get_logger().error("paused")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_events_below_the_level_are_not_written() -> None:
+    stream = io.StringIO()
+    set_up(level="warning", stream=stream)
+    log = structlog.get_logger()
+    log.debug("one")
+    log.info("two")
+    log.warning("three")
+    log.error("four")
+    assert [json.loads(line)["event"] for line in lines_of(stream)] == ["three", "four"]
+
+
+HOSTILE = "a\nlevel=error \x1b[2J\r\x07\x9b31m\u202egpj.\udcff"
+
+
+@pytest.mark.parametrize("format", ["console", "json"])
+def test_a_files_name_neither_forges_a_line_nor_reaches_the_terminal(format: str) -> None:
+    stream = Terminal()
+    set_up(format=format, stream=stream)
+    structlog.get_logger().info(f"cannot read {HOSTILE}", path=HOSTILE)
+    [line] = lines_of(stream)
+    line.encode()  # no surrogates
+    for character in ("\x1b[2J", "\r", "\x07", "\x9b", "\u202e"):
+        assert character not in line
+
+
+def test_an_exceptions_trace_is_kept() -> None:
+    stream = io.StringIO()
+    set_up(stream=stream)
+    try:
+        raise ValueError("what happened")
+    except ValueError:
+        structlog.get_logger().exception("stopped")
+    [line] = lines_of(stream)
+    assert "ValueError: what happened" in json.loads(line)["exception"]
+
+
+def test_a_trace_on_a_terminal_has_its_lines_and_nothing_else_that_commands_it() -> None:
+    stream = Terminal()
+    set_up(format="console", stream=stream)
+    try:
+        raise ValueError(f"what {HOSTILE}")
+    except ValueError:
+        structlog.get_logger().exception("stopped")
+    said = stream.getvalue()
+    assert said.count("\n") > 3
+    assert "\x1b[2J" not in said
+    assert "\u202e" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("", ""),
+        ("plain, ümläut, 漢字, 🐈", "plain, ümläut, 漢字, 🐈"),
+        ("two\nlines\t", "two\\nlines\\t"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("\u202egpj.exe", "\\u202egpj.exe"),
+        ("\udcff.jpg", "\\udcff.jpg"),
+        ("a\u2028b\u200b", "a\\u2028b\\u200b"),
+    ],
+)
+def test_what_is_not_printable_becomes_a_visible_escape(text: str, escaped: str) -> None:
+    assert escape(text) == escaped
+    assert escaped.isprintable()

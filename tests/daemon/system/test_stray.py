@@ -1,0 +1,102 @@
+"""Everything printed to standard error past the log becomes log events: every line stays one JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from daemon.system.stray import MOST_EVENTS, Printed
+from tests.daemon_process import Daemon, Place, picture
+
+pytestmark = pytest.mark.anyio
+
+IN_WORKERS = """
+import os, sys, threading
+def flood():
+    while True:
+        os.write(2, b"a native library prints " * 1000 + b"\\n")
+if "daemon.workers.child" in sys.orig_argv:
+    print("hello from a library", flush=True)
+    if os.environ.get("FLOOD"):
+        threading.Thread(target=flood, daemon=True).start()
+else:
+    import logging, threading, warnings
+    from daemon.pipeline import Pipeline
+    run = Pipeline.run
+    async def stumble(self, **options):
+        logging.getLogger("some.library").warning("it logs %s", "this")
+        warnings.warn("take care")
+        thread = threading.Thread(target=lambda: 1 / 0, name="unlucky")
+        thread.start()
+        thread.join()
+        if os.environ.get("DEFECT"):
+            raise RuntimeError("a defect made to order")
+        await run(self, **options)
+    Pipeline.run = stumble
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    (tmp_path / "sitecustomize.py").write_text(IN_WORKERS)
+    return Place(tmp_path, {"stages": {"ocr": {"options": {"fail": {"RAISE": "raise"}}}}, "pipeline": {"max_attempts": 1}})
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_every_line_of_a_json_log_is_one_object_whoever_printed_it(place: Place) -> None:
+    place.drop("bad.ppm", picture(1, b"RAISE"))
+    run = place.run_once(prefix=["env", f"PYTHONPATH={place.folder}"])
+    assert run.returncode == 1
+    events = {entry["event"]: entry for entry in lines(run.stderr)}
+    assert events["worker printed"]["text"] == "hello from a library"
+    assert "ValueError: a fault made to order" in events["worker printed a traceback"]["exception"]
+    assert events["it logs this"]["logger"] == "some.library"
+    assert any("UserWarning: take care" in event for event in events)
+    assert (thread := events["a thread raised an error"])["thread"] == "unlucky"
+    assert "ZeroDivisionError" in thread["exception"]
+
+
+def test_a_defect_of_the_daemon_is_one_line_with_its_traceback_and_a_status_of_its_own(place: Place) -> None:
+    run = place.run_once(prefix=["env", f"PYTHONPATH={place.folder}", "DEFECT=1"])
+    assert run.returncode == os.EX_SOFTWARE
+    last = lines(run.stderr)[-1]
+    assert (last["event"], last["level"]) == ("visiond has a bug; please report it", "critical")
+    assert "RuntimeError: a defect made to order" in last["exception"]
+
+
+def test_what_ends_a_run_is_an_event_too(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.inbox().rmdir()
+    run = place.run_once()
+    assert run.returncode == os.EX_CONFIG
+    assert f"inbox {place.inbox()} does not exist" in lines(run.stderr)[-1]["event"]
+
+
+def test_a_worker_that_prints_without_end_is_not_held_up_and_fills_no_log(place: Place) -> None:
+    with Daemon(place, PYTHONPATH=str(place.folder), FLOOD="1") as daemon:
+        place.drop_many(range(20))
+        daemon.wait_idle(20)
+        assert daemon.stop() == 0
+        printed = list(daemon.events("worker printed"))
+        assert len(daemon.log_text()) < 1_000_000
+    assert len(printed) <= MOST_EVENTS + 1
+    assert sum(entry.get("dropped_bytes", 0) for entry in printed) > 100_000
+    place.assert_kept(DONE=20)
+
+
+async def test_what_a_process_prints_at_its_end_is_heard_and_its_pipe_closed() -> None:
+    printed, output = await Printed.open("w/0")
+    os.write(output, b"Traceback (most recent call last):\n  line\nValueError: \xff\n")
+    os.close(output)
+    with structlog.testing.capture_logs() as heard:
+        await printed.finish(60.0)
+    assert [entry["exception"][-16:] for entry in heard] == ["ValueError: \\xff"]
+    assert printed.ended.is_set()

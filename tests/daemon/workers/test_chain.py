@@ -1,0 +1,106 @@
+"""The allowance: how a worker learns how much fits into its device's memory, and forgets it again."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from daemon.messages import Batch, Item, Setup
+from daemon.workers import chain as module
+from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, Entry, draw_page
+from stages.base import Header, Limits, OutOfMemory, StageSpec
+from stages.decoding.images import inspect
+from tests.daemon_process import picture
+
+
+def open_chain(count: int, oom_above: int) -> tuple[Chain, Batch]:
+    """A fake stage that has memory for `oom_above` marked images, and a batch of `count` such."""
+    options = {"fail": {"MEMORY": "oom"}, "oom_above": oom_above}
+    spec = StageSpec("ocr", "fake", batch_size=count, options=options)
+    setup = Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["ocr"])
+    data = picture(1, b"MEMORY")
+    chain = Chain(setup, memoryview(data))
+    chain.load()
+    return chain, Batch(0, [Item(0, len(data), {})] * count)
+
+
+def test_what_did_not_fit_is_not_asked_for_again() -> None:
+    chain, batch = open_chain(8, oom_above=2)
+    first, second = chain.run(batch), chain.run(batch)
+    assert [outcome.reason for outcome in first.outcomes + second.outcomes] == [""] * 16
+    assert first.out_of_memory > 0
+    assert second.out_of_memory == 0
+
+
+def test_more_is_tried_again_after_a_while() -> None:
+    allowance = Allowance()
+    assert allowance.most == sys.maxsize
+    allowance.shrink(64)
+    for _ in range(REGROW_CALLS):
+        assert allowance.most == 32
+        allowance.note_fit(5)  # a small batch says nothing of a large one
+        allowance.note_fit(32)
+    assert allowance.most == 64
+
+
+def test_when_the_pixels_of_a_batch_do_not_fit_fewer_are_held_at_once_from_then_on() -> None:
+    chain, batch = open_chain(8, oom_above=8)
+    seen: list[Entry] = []
+
+    def decode(entries: Sequence[Entry]) -> list[str]:
+        held = [entry for entry in seen if entry.image]
+        if len(held) + len(entries) > 4:
+            raise OutOfMemory
+        seen.extend(entries)
+        return ["pixels"] * len(entries)
+
+    chain._decode = decode
+    first, second = chain.run(batch), chain.run(batch)
+    assert [outcome.reason for outcome in first.outcomes + second.outcomes] == [""] * 16
+    assert first.out_of_memory > 0
+    assert second.out_of_memory == 0
+
+
+def test_no_more_pixels_are_decoded_at_once_than_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, batch = open_chain(8, oom_above=8)
+    groups: list[int] = []
+
+    def decode(entries: Sequence[Entry]) -> list[str]:
+        groups.append(len(entries))
+        return ["pixels"] * len(entries)
+
+    chain._decode = decode
+    sizes = itertools.cycle([(10_000, 10_000)] * 3 + [(30_000, 10_000)] + [(10_000, 10_000)] * 4)
+
+    def inspect(*_: object) -> Header:
+        return Header("PPM", *next(sizes), 1)
+
+    monkeypatch.setattr(module, "inspect", inspect)
+    assert [outcome.reason for outcome in chain.run(batch).outcomes] == [""] * 8
+    assert groups == [2, 1, 1, 2, 2]  # 200 million, or a single larger one
+
+
+def test_one_image_that_never_fits_fails_alone_and_is_tried_again_later() -> None:
+    chain, batch = open_chain(2, oom_above=0)
+    assert [(outcome.reason, outcome.transient) for outcome in chain.run(batch).outcomes] == [("memory", True)] * 2
+
+
+def test_a_defect_in_a_reader_of_headers_costs_that_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, batch = open_chain(2, oom_above=2)
+    answers = iter([Header("PPM", 1, 1, 1)])
+
+    def inspect(*_: object) -> Header:
+        return next(answers)  # and then StopIteration
+
+    monkeypatch.setattr(module, "inspect", inspect)
+    assert [outcome.reason for outcome in chain.run(batch).outcomes] == ["", "header"]
+
+
+@pytest.mark.parametrize(("most", "size"), [(100_000_000, (1280, 960)), (1_000_000, (1000, 750)), (1, (1, 1))])
+def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, size: tuple[int, int]) -> None:
+    limits = Limits(max_pixels=most)
+    header = inspect(memoryview(draw_page(limits)), limits)
+    assert (header.width, header.height) == size

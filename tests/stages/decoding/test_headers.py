@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+from PIL import Image, ImageOps
+
+from stages.base import Header, ImageError, Limits, Reason
+from stages.decoding.headers import (
+    HEIGHT_TAG,
+    PARTS,
+    WIDTH_TAG,
+    read_avif,
+    read_heif,
+    read_jpeg,
+    read_jpeg_frame,
+    read_orientation,
+    read_tiff,
+)
+from stages.decoding.images import inspect
+from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg, oriented, ycck_jpeg
+
+LIMITS = Limits()
+
+
+@pytest.mark.filterwarnings("ignore:(Corrupt|Possibly corrupt) EXIF data")  # said by Pillow
+@pytest.mark.parametrize("odd", [odd for odd in ODD if not odd.name.startswith("png, text")], ids=lambda odd: odd.name)
+def test_a_header_says_what_pillow_says(odd: Input) -> None:
+    data = odd.make()
+    if odd.name == "heic":
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    image = Image.open(io.BytesIO(data))
+    image.info.pop("xmp", None)  # an orientation in XMP alone counts for Pillow, for browsers and here it does not
+    upright = ImageOps.exif_transpose(image)
+    header = inspect(memoryview(data), LIMITS)
+    assert (header.width, header.height, header.pages) == (*upright.size, pages_of(image))
+
+
+def pages_of(image: Image.Image) -> int:
+    """As Pillow counts them; it reads one picture of an MPO or HEIC here, and follows no ring."""
+    return 1 if image.format in ("MPO", "JPEG", "HEIF") else getattr(image, "n_frames", 1)
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_format_that_has_an_orientation_tells_it(image_format: str, orientation: int) -> None:
+    data = memoryview(oriented(orientation, image_format))
+    assert inspect(data, LIMITS) == Header(image_format, 96, 64, orientation, pages=1)
+
+
+@pytest.mark.parametrize("exif", EXIF_MESS.values(), ids=EXIF_MESS.keys())
+def test_malformed_exif_counts_as_upright(exif: bytes) -> None:
+    assert read_orientation(memoryview(exif)) == 1
+
+
+def test_of_several_exif_blocks_the_first_counts() -> None:
+    first, second = oriented(6), Image.Exif()
+    second[0x112] = 3
+    block = second.tobytes()
+    segment = b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block
+    assert read_jpeg(memoryview(first.replace(b"\xff\xdb", segment + b"\xff\xdb", 1))) == (64, 96, 6)
+
+
+def test_a_frame_tells_which_jpegs_any_decoder_reads_alike() -> None:
+    plain = [jpeg(), jpeg(progressive=True), jpeg(Image.new("L", (9, 9)))]
+    peculiar = [jpeg(keep_rgb=True), jpeg(Image.new("CMYK", (9, 9))), ycck_jpeg(), arithmetic_jpeg()]
+    assert [read_jpeg_frame(memoryview(data)).is_plain for data in plain] == [True] * 3
+    assert [read_jpeg_frame(memoryview(data)).is_plain for data in peculiar] == [False] * 4
+
+
+def test_padding_and_junk_between_jpeg_segments_are_skipped() -> None:
+    data = jpeg()
+    assert read_jpeg(memoryview(data[:2] + b"junk\xff\xff\xff" + data[2:])) == (96, 64, 1)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("filling", [b"\xff", b"\0", b"\xff\x00", b"\xff\xe0\0\2", b"\xff\xd0"])
+def test_a_long_jpeg_without_a_picture_is_refused_without_getting_slow(filling: bytes) -> None:
+    with pytest.raises((ImageError, IndexError)):
+        read_jpeg(memoryview(b"\xff\xd8\xff" + filling * (1_000_000 // len(filling))))
+
+
+def test_a_directory_of_a_tiff_past_its_end_is_an_error_whatever_the_offset() -> None:
+    big = struct.pack("<2sHHHQ", b"II", 43, 8, 0, 2**64 - 1)
+    small = struct.pack("<2sHI", b"II", 42, 2**32 - 1)
+    for data in (big, small):
+        with pytest.raises((struct.error, IndexError, OverflowError)):
+            read_tiff(memoryview(data))
+        with pytest.raises(ImageError) as refused:
+            inspect(memoryview(data + bytes(100)), LIMITS)
+        assert refused.value.reason is Reason.TRUNCATED
+
+
+def test_boxes_nested_without_end_are_refused_without_recursion() -> None:
+    size = 80_000
+    nested = b"".join(struct.pack(">I4s4x", size - 12 * depth, b"meta") for depth in range(size // 12))
+    with pytest.raises(ImageError) as refused:
+        read_avif(memoryview(nested + bytes(size - len(nested))))
+    assert refused.value.reason is Reason.HEADER
+
+
+def box(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(data), kind) + data
+
+
+def avif_of(associations: bytes, properties: bytes = box(b"ispe", struct.pack(">III", 0, 96, 64))) -> bytes:
+    table = struct.pack(">II", 0, len(associations) // 3) + associations
+    meta = bytes(4) + box(b"pitm", struct.pack(">IH", 0, 1)) + box(b"iprp", box(b"ipco", properties) + box(b"ipma", table))
+    return box(b"ftyp", b"avif" * 3) + box(b"meta", meta)
+
+
+def clap(*numbers: int) -> bytes:
+    return box(b"clap", struct.pack(">IIIIiIiI", *numbers))
+
+
+PADDED = box(b"ispe", struct.pack(">III", 0, 642, 482))
+CUT = clap(641, 1, 481, 1, -1, 2, -1, 2)
+TURNED = box(b"irot", b"\1")
+HEIF_SIZES = {  # properties of the primary picture, in order → its upright size
+    "whole": ([PADDED], (642, 482)),
+    "turned": ([PADDED, TURNED], (482, 642)),
+    "cut": ([PADDED, CUT], (641, 481)),
+    "cut, then turned": ([PADDED, CUT, TURNED], (481, 641)),
+    "turned, then cut": ([TURNED, CUT, PADDED], (641, 481)),
+    "turned, mirrored and turned again": ([PADDED, TURNED, box(b"imir", b"\0"), TURNED], (642, 482)),
+    "cut in the middle of pixels": ([PADDED, clap(1281, 2, 1924, 4, 0, 1, 0, 1)], (641, 481)),
+}
+
+
+@pytest.mark.parametrize(("properties", "size"), HEIF_SIZES.values(), ids=HEIF_SIZES.keys())
+def test_a_heic_is_as_large_as_its_properties_leave_it(properties: list[bytes], size: tuple[int, int]) -> None:
+    mine = bytes((0, 1, len(properties), *range(1, len(properties) + 1)))
+    data = memoryview(avif_of(mine, b"".join(properties) + clap(1, 1, 1, 1, 0, 1, 0, 1)))  # the last is another picture's
+    assert read_heif(data) == (*size, 1)
+
+
+def test_an_avif_is_as_large_as_it_is_stored_since_pillow_does_not_cut() -> None:
+    assert read_avif(memoryview(avif_of(b"\0\1\2\1\2", PADDED + CUT))) == (642, 482, 1)
+
+
+def test_a_heic_that_is_cut_to_parts_of_nothing_is_refused() -> None:
+    with pytest.raises(ImageError, match="cut to an impossible size"):
+        read_heif(memoryview(avif_of(b"\0\1\2\1\2", PADDED + clap(641, 0, 481, 1, 0, 1, 0, 1))))
+
+
+def big_tiff_of(entries: bytes) -> bytes:
+    return struct.pack("<2sHHHQQ", b"II", 43, 8, 0, 16, len(entries) // 20) + entries
+
+
+GIF_SCREEN = b"GIF89a" + struct.pack("<HHBBB", 96, 64, 0, 0, 0)
+GIF_FRAME = b"\x2c" + struct.pack("<HHHH", 0, 0, 96, 64)
+TIFF_SIZE = struct.pack("<HHQQHHQQ", WIDTH_TAG, 4, 1, 96, HEIGHT_TAG, 4, 1, 64)
+ENDLESS: dict[
+    str, Callable[[int], bytes]
+] = {  # what is walked in search of a size: so many small parts, and what would tell the size behind them
+    "JPEG, bare markers": lambda parts: b"\xff\xd8" + b"\xff\x01" * parts + jpeg()[2:],
+    "JPEG, empty segments": lambda parts: b"\xff\xd8" + b"\xff\xe5\0\2" * parts + jpeg()[2:],
+    "GIF, comments": lambda parts: GIF_SCREEN + b"\x21\xfe\0" * parts + GIF_FRAME,
+    "GIF, sub-blocks": lambda parts: GIF_SCREEN + b"\x21\xfe" + b"\1\1" * parts + b"\0" + GIF_FRAME,
+    "BigTIFF": lambda parts: big_tiff_of(bytes(20) * parts + TIFF_SIZE),
+    "AVIF": lambda parts: avif_of(b"\0\7\0" * parts + b"\0\1\1\1"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_size_behind_very_many_small_parts_is_not_searched_for_to_the_end(kind: str) -> None:
+    few = inspect(memoryview(ENDLESS[kind](10)), LIMITS)
+    assert (few.width, few.height) == (96, 64)
+    with pytest.raises(ImageError) as refused:
+        inspect(memoryview(ENDLESS[kind](PARTS + 1)), LIMITS)
+    assert refused.value.reason is Reason.HEADER
+
+
+def test_a_picture_of_900_million_pixels_is_refused_without_touching_them() -> None:
+    data = memoryview(huge_png())
+    assert len(data) < 1_000_000
+    tracemalloc.start()
+    with pytest.raises(ImageError) as refused:
+        inspect(data, LIMITS)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert refused.value.reason is Reason.PIXELS
+    assert peak < 100_000

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from PIL import Image
+
+from stages.base import ImageError, Limits, Reason
+from stages.decoding import scans
+from stages.decoding.headers import read_jpeg_frame
+from stages.decoding.images import inspect
+from stages.decoding.scans import find_gap
+from tests.inputs import flat_jpeg, jpeg, without_bytes
+
+SETTINGS = [{}, {"optimize": True}, {"progressive": True}, {"restart_marker_blocks": 7}, {"restart_marker_rows": 1}]
+
+
+def gap_in(data: bytes) -> tuple[int, int] | None:
+    return find_gap(memoryview(data), read_jpeg_frame(memoryview(data)).pixels_at)
+
+
+def draw(chance: random.Random) -> Image.Image:
+    size = chance.randint(8, 700), chance.randint(8, 700)
+    match chance.randrange(4):
+        case 0:
+            return Image.new("RGB", size, tuple(chance.randrange(256) for _ in range(3)))
+        case 1:
+            return Image.effect_noise(size, chance.uniform(1, 120)).convert("RGB")
+        case 2:
+            return Image.linear_gradient("L").resize(size).convert(chance.choice(("L", "RGB", "CMYK")))
+        case _:
+            page = Image.new("RGB", size, "white")
+            page.paste("black", (size[0] // 3, size[1] // 3, size[0] // 2, size[1] // 2))
+            return page
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_whole_jpeg_has_no_gap_however_flat_it_is(settings: dict[str, object]) -> None:
+    chance, runs = random.Random(str(settings)), 0
+    for _ in range(60):
+        quality, subsampling = chance.choice((1, 10, 50, 90, 100)), chance.randrange(3)
+        data = jpeg(draw(chance), **{"quality": quality, "subsampling": subsampling} | settings)
+        runs += bytes(scans.SHORTEST_RUN) in data
+        assert gap_in(data) is None, (settings, quality, subsampling)
+    assert runs or not settings.keys() & {"optimize", "progressive"}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (0.2, 1.0), (0.3, 0.7)])
+def test_zeros_in_the_place_of_pixels_are_found(settings: dict[str, object], start: float, end: float) -> None:
+    assert gap_in(without_bytes(start, end, **settings)) is not None
+
+
+def test_a_picture_that_turned_white_halfway_is_no_damage() -> None:
+    page = Image.new("RGB", (1200, 1600), "white")
+    page.paste(Image.effect_noise((200, 200), 90).convert("RGB"))
+    data = jpeg(page, optimize=True)
+    assert bytes(scans.SHORTEST_RUN) in data
+    assert gap_in(data) is None
+
+
+def test_zeros_behind_the_end_are_no_pixels() -> None:
+    assert gap_in(jpeg() + bytes(10_000)) is None
+    assert gap_in(jpeg() + bytes(10_000) + jpeg()) is None  # as a camera's file of two pictures
+
+
+def test_the_refusal_says_how_much_is_missing_and_where() -> None:
+    data = without_bytes(0.5, 1)
+    with pytest.raises(ImageError, match=r"of its [\d,]+ bytes are zeros, from byte [\d,]+ on") as refused:
+        inspect(memoryview(data), Limits())
+    assert refused.value.reason is Reason.TRUNCATED
+
+
+def test_tables_that_cannot_be_read_are_left_to_the_decoder() -> None:
+    data = without_bytes(0.5, 1)
+    assert gap_in(data.replace(b"\xff\xc4", b"\xff\xe9")) is None
+
+
+def test_looking_for_zeros_costs_next_to_nothing() -> None:
+    """Microseconds for a whole photograph; even of zeros alone a hundred megabytes take no minute."""
+    data = memoryview(jpeg(Image.effect_noise((900, 700), 60).convert("RGB")))
+    start = read_jpeg_frame(data).pixels_at
+    started = time.process_time()
+    for _ in range(100):
+        find_gap(data, start)
+    assert (time.process_time() - started) / 100 / len(data) < 1e-9  # seconds a byte; 0.06e-9 where it was written
+    flat = flat_jpeg()
+    long = memoryview(flat[:-2] + bytes(20_000_000) + flat[-2:])
+    started = time.process_time()
+    assert find_gap(long, read_jpeg_frame(long).pixels_at) is not None
+    assert time.process_time() - started < 5

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from stages.ocr.dbpost import area, find_boxes, grow, order_corners, order_rows
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # third-party deprecations on import
+    from rapidocr.ch_ppocr_det.main import TextDetector
+    from rapidocr.ch_ppocr_det.utils import DBPostProcess
+
+Array = np.ndarray[Any, Any]
+
+RAPID = DBPostProcess(thresh=0.3, box_thresh=0.5, unclip_ratio=1.6, use_dilation=True)
+
+
+def draw_map(seed: int, *shape: int) -> Array:
+    """Bars of text at all angles and brightnesses, some cut by the edge, some too small or too faint to count."""
+    random = np.random.default_rng(seed)
+    height, width = shape or 32 * random.integers(4, 24, 2)
+    bars = np.zeros((height, width), np.float32)
+    for _ in range(random.integers(1, 25)):
+        centre, size = random.uniform(0, (width, height)), random.uniform((3, 1), (width / 2, 30))
+        angle = random.choice([0, random.uniform(-5, 5), random.uniform(0, 180), 45])
+        corners = cv2.boxPoints((centre.tolist(), size.tolist(), float(angle)))
+        cv2.fillPoly(bars, [corners.astype(np.int32)], random.uniform(0.3, 1))
+    return cv2.GaussianBlur(bars, (0, 0), 1.2)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_boxes_are_rapidocrs(seed: int) -> None:
+    bars = draw_map(seed)
+    width, height = np.random.default_rng(seed).integers(60, 2000, 2).tolist()
+    theirs = TextDetector.sorted_boxes(RAPID(bars[None, None], (height, width))[0])
+    [ours] = find_boxes(bars[None], [(width, height)])
+    assert np.array_equal(ours, theirs.reshape(-1, 4, 2))
+
+
+def test_maps_find_together_what_each_finds_alone() -> None:
+    maps = np.stack([draw_map(seed, 320, 480) for seed in range(12)])
+    maps[[0, 5, 11]] = 0
+    sizes = np.random.default_rng(0).integers(60, 2000, (12, 2)).tolist()
+    together = find_boxes(maps, sizes)
+    assert sum(len(found) > 1 for found in together) > 6
+    for probabilities, size, found in zip(maps, sizes, together, strict=True):
+        assert np.array_equal(found, find_boxes(probabilities[None], [size])[0])
+
+
+@pytest.mark.parametrize("slant", [0.0, 4.0, 180.0])
+def test_a_box_grows_to_clippers_outline(slant: float) -> None:
+    random = np.random.default_rng(int(slant))
+    for _ in range(300):
+        centre, size = random.uniform(20, 900, 2), random.uniform(3, (600, 60))
+        corners = cv2.boxPoints((centre.tolist(), size.tolist(), random.uniform(-slant, slant)))
+        ours = cv2.convexHull(grow(order_corners(corners[None]), 1.6)[0])
+        theirs = cv2.convexHull(RAPID.unclip(corners).astype(np.int32))
+        assert {tuple(point) for point in ours[:, 0].tolist()} == {tuple(point) for point in theirs[:, 0].tolist()}
+
+
+def test_probabilities_as_bytes_find_the_same_boxes() -> None:
+    bars = draw_map(4)[None]
+    as_bytes = np.round(bars * 255).astype(np.uint8)
+    [exact] = find_boxes(bars, [(900, 700)])
+    assert len(exact) > 3
+    assert np.array_equal(find_boxes(as_bytes, [(900, 700)])[0], exact)
+
+
+def test_a_map_without_text_has_no_boxes() -> None:
+    nothing = np.zeros((1, 64, 96), np.float32)
+    assert find_boxes(nothing, [(96, 64)])[0].shape == (0, 4, 2)
+
+
+def test_a_faint_box_counts_only_below_its_score() -> None:
+    bars = np.zeros((1, 96, 96), np.float32)
+    bars[0, 30:50, 20:80] = 0.45
+    assert len(find_boxes(bars, [(96, 96)])[0]) == 0
+    assert len(find_boxes(bars, [(96, 96)], box_threshold=0.4)[0]) == 1
+
+
+def test_boxes_are_read_row_by_row() -> None:
+    origins = np.array([[200, 12], [10, 95], [5, 10], [100, 19], [50, 100]], dtype=np.float32)
+    quads = origins[:, None] + np.array([[0, 0], [40, 0], [40, 8], [0, 8]], dtype=np.float32)
+    quads, owner = np.concatenate([quads, quads]), np.repeat([1, 0], 5)
+    order = order_rows(quads[:, 0], owner)
+    assert quads[order, 0].tolist() == 2 * [[5, 10], [100, 19], [200, 12], [10, 95], [50, 100]]
+    assert owner[order].tolist() == 5 * [0] + 5 * [1]
+
+
+def test_an_area_is_the_same_in_either_direction() -> None:
+    quad = np.array([[[0, 0], [4, 0], [4, 3], [0, 3]]], dtype=np.float32)
+    assert area(quad) == area(quad[:, ::-1]) == 12

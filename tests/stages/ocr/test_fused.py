@@ -1,0 +1,51 @@
+"""The fused networks against the plain ones, weights and all: on a GPU as compiled, elsewhere by Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.kernels import launch
+from stages.ocr.fused import FusedDetector, FusedRecognizer
+from stages.ocr.onnxfile import weight_files
+from stages.ocr.ppocr import count_steps, load_detector, load_recognizer
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for a small program as for a large one."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(launch, "FILTERED_CHANNELS", 512)
+
+
+def draw(count: int, height: int, width: int) -> Tensor:
+    """Noise with a dark bar and a light one on it."""
+    levels = torch.randint(0, 256, (count, height, width, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    levels[:, height // 4 : -height // 4, 8:-12] = 20
+    levels[:, height // 3 : -height // 3, 12:20] = 240
+    return levels.to(DEVICE)
+
+
+@torch.inference_mode()
+def test_the_detector_sees_the_same_text() -> None:
+    plain, pages = load_detector(weight_files()["det"]).to(DEVICE), draw(2, 32, 64)
+    theirs = plain.look(pages)
+    assert theirs.max() > 0.3
+    torch.testing.assert_close(FusedDetector(plain).look(pages) / 255, theirs, atol=2e-2, rtol=0)
+
+
+@torch.inference_mode()
+def test_the_recognizer_reads_the_same_in_a_line_and_nothing_right_of_it() -> None:
+    network, _ = load_recognizer(weight_files()["rec"])
+    plain, lines = network.to(DEVICE), draw(2, 48, 32)
+    resized, padded = torch.tensor([15, 27], device=DEVICE), torch.tensor([20, 32], device=DEVICE)
+    theirs, ours = plain.look(lines, resized, padded), FusedRecognizer(plain).look(lines, resized, padded)
+    inside = torch.arange(4, device=DEVICE) < count_steps(padded)[:, None]
+    assert inside.sum() == 2 + 4
+    sure = (theirs[1] > 0.4) | ~inside  # elsewhere rounding may choose
+    assert torch.equal(ours[0][sure], theirs[0][sure])
+    torch.testing.assert_close(ours[1][inside], theirs[1][inside], atol=2e-2, rtol=0)

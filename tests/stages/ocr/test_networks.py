@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.base import DeviceLost, OutOfMemory
+from stages.ocr.networks import NetworkLoader, Networks
+from stages.ocr.onnxfile import weight_files
+from tests.daemon_process import PATIENCE, wait_for
+
+FILES = {role: str(path) for role, path in weight_files().items()}
+
+
+class Loader(NetworkLoader):
+    """Compiles until `compiled` is set; then makes other plain networks, for want of a GPU, or raises its errors one by one."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.compiled, self.errors = threading.Event(), list(errors)
+        super().__init__(FILES, "cpu", torch.float32, lambda networks: networks.detector)
+        self.load()
+        self.plain = self._networks
+
+    def _can_fuse(self) -> bool:
+        return True
+
+    def _is_compiled(self) -> bool:
+        return self.compiled.is_set()
+
+    def _load_fused(self) -> Networks:
+        assert self.compiled.wait(PATIENCE)
+        if self.errors:
+            raise self.errors.pop()
+        return self._load_plain()
+
+
+@pytest.mark.parametrize("errors", [[], [OutOfMemory("for now")]], ids=["at once", "when there is room"])
+def test_plain_networks_read_until_the_kernels_are_compiled(errors: list[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.ocr.networks.REST_SECONDS", 0.0)
+    loader = Loader(*errors)
+    assert loader.latest() is loader.latest() is loader.plain
+    loader.compiled.set()
+    wait_for(lambda: loader.latest() is not loader.plain, "the others")
+    assert loader.latest() is loader.latest()
+
+
+def test_nothing_is_compiled_before_the_first_images_come() -> None:
+    threads = threading.active_count()
+    loader = Loader()
+    assert threading.active_count() == threads
+    loader.latest()
+    assert threading.active_count() == threads + 1
+    loader.compiled.set()
+
+
+def test_kernels_that_cannot_be_compiled_leave_the_plain_networks_and_say_so() -> None:
+    loader = Loader(RuntimeError("ptxas died of signal 11"))
+    loader.compiled.set()
+    with pytest.warns(RuntimeWarning, match="kernels for the GPU cannot be compiled.*signal 11"):
+        wait_for(lambda: loader.latest() and not loader.errors and loader._fusing is None, "their end")
+    assert loader.latest() is loader.plain
+
+
+def test_kernels_that_were_compiled_and_no_longer_run_leave_the_plain_networks_too() -> None:
+    loader = Loader(RuntimeError("device kernel image is invalid"))
+    loader.compiled.set()
+    with pytest.warns(RuntimeWarning, match="kernels for the GPU cannot be compiled.*invalid"):
+        loader.load()
+    assert loader.latest() is loader.latest()
+
+
+def test_a_device_lost_meanwhile_is_told() -> None:
+    loader = Loader(DeviceLost("an illegal memory access"))
+    loader.compiled.set()
+    with pytest.raises(DeviceLost):
+        wait_for(lambda: loader.latest() is not loader.plain, "the error")
+
+
+PROGRAM = """
+import time
+from stages.base import StageSpec
+from stages.ocr.fused import FusedDetector
+from stages.ocr.stage import OcrStage
+from tests.stages.test_ocr import draw_page, read, to_cuda
+
+page, stage = to_cuda(draw_page(0)), OcrStage(StageSpec("ocr", "ppocr", dtype="float16"), "cuda")
+stage.load()
+fused = [isinstance(stage.networks._networks.detector, FusedDetector)]
+texts = [line.text for line in read(stage, page)[0].lines]
+deadline = time.monotonic() + 300
+while not isinstance(stage.networks.latest().detector, FusedDetector):
+    assert time.monotonic() < deadline
+    assert [line.text for line in read(stage, page)[0].lines] == texts
+assert [line.text for line in read(stage, page)[0].lines] == texts
+print(fused, len(texts) > 4)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_reads_before_its_kernels_are_compiled_and_the_next_start_has_them(tmp_path: Path) -> None:
+    command, environment = [sys.executable, "-W", "ignore", "-c", PROGRAM], os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    told = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert told == ["[False] True\n", "[True] True\n"]

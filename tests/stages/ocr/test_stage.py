@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import io
+import random
+import time
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+from PIL import ImageDraw, ImageFont
+
+from daemon.workers import chain
+from stages.base import Image, Limits, Line, Ocr, StageSpec
+from stages.ocr.onnxfile import WeightsError, weight_files
+from stages.ocr.stage import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, lay_out
+from stages.options import OcrOptions
+from tests.stages.pictures import read_photo, wrap_pixels
+
+PHOTOS = [Path(str(find_spec("ultralytics").origin)).parent / "assets" / name for name in ("bus.jpg", "zidane.jpg")]
+SIZES = [(640, 480), (420, 300), (800, 600), (480, 640), (1280, 960), (300, 700), (960, 100), (2200, 700), (700, 700), (90, 60)]
+PHRASE = (
+    "Invoice Total amount due 1,204.50 EUR shipping to Berlin please return this form before March 14th Chapter 7: methods "
+    "& results fig. 3-b temperature 21.5 C ISO 9001 first class ticket platform 12 departs 08:45 no smoking open daily"
+)
+WORDS = PHRASE.split()
+
+
+def draw_page(seed: int) -> Image:
+    """Lines of words in several sizes on a page of one of SIZES, every other one turned by a few degrees."""
+    pick = random.Random(seed)
+    width, height = SIZES[seed % len(SIZES)]
+    page = Pillow.new("RGB", (width, height), (paper := pick.randint(200, 255), paper, pick.randint(200, 255)))
+    pen, y = ImageDraw.Draw(page), pick.randint(4, 30)
+    while y < height - 16:
+        size = pick.choice([14, 18, 24, 36, 48])
+        text = " ".join(pick.choices(WORDS, k=pick.randint(1, 9)))
+        pen.text((pick.randint(4, width // 5), y), text, fill=(pick.randint(0, 90),) * 3, font=ImageFont.load_default(size))
+        y += int(size * pick.uniform(1.5, 3))
+    if seed // len(SIZES) and width < 5 * height:
+        page = page.rotate(pick.choice([2, -3, 5, -1.5]), resample=Pillow.Resampling.BICUBIC, expand=True, fillcolor=(230,) * 3)
+    return wrap_pixels(np.array(page))
+
+
+def build_stage(device: str = "cpu", dtype: str = "float32", **options: Any) -> OcrStage:
+    built = OcrStage(StageSpec("ocr", "ppocr", dtype=dtype, options=options), device)
+    built.load()
+    return built
+
+
+@pytest.fixture(scope="module")
+def stage() -> OcrStage:
+    return build_stage()
+
+
+@pytest.fixture(scope="module")
+def rapid() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # third-party deprecations on import
+        from rapidocr import RapidOCR
+
+    return RapidOCR(params={"Global.log_level": "critical"})
+
+
+def read(stage: OcrStage, *images: Image) -> list[Ocr]:
+    answers = stage.run(images)
+    assert all(isinstance(answer, Ocr) for answer in answers)
+    return answers
+
+
+def compare(stage: OcrStage, rapid: Any, image: Image) -> None:
+    ours = read(stage, image)[0]
+    theirs = rapid(np.ascontiguousarray(image.pixels.permute(1, 2, 0).numpy()[:, :, ::-1]))
+    assert [line.text for line in ours.lines] == list(theirs.txts or ())
+    assert [line.score for line in ours.lines] == pytest.approx(list(theirs.scores or ()), abs=1e-3)
+    boxes = theirs.boxes if theirs.boxes is not None else []
+    assert np.array_equal([line.box for line in ours.lines], boxes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_page_is_read_as_rapidocr_reads_it(seed: int, stage: OcrStage, rapid: Any) -> None:
+    compare(stage, rapid, draw_page(seed))
+
+
+@pytest.mark.parametrize("path", PHOTOS, ids=lambda path: path.stem)
+def test_a_photograph_is_read_as_rapidocr_reads_it(path: Path, stage: OcrStage, rapid: Any) -> None:
+    compare(stage, rapid, read_photo(path))
+
+
+def test_pages_hold_text(stage: OcrStage) -> None:
+    answer = read(stage, draw_page(0))[0]
+    assert answer.count == len(answer.lines) > 4
+    assert 0.05 < answer.area_ratio < 1
+    assert all(0 <= x <= 640 and 0 <= y <= 480 for line in answer.lines for x, y in line.box)
+
+
+def test_what_a_worker_rehearses_on_holds_lines(stage: OcrStage) -> None:
+    page = wrap_pixels(np.array(Pillow.open(io.BytesIO(chain.draw_page(Limits())))))
+    assert [line.text for line in read(stage, page)[0].lines] == ["A page to rehearse on", "and a second line"]
+
+
+def test_batch_mates_change_no_answer(stage: OcrStage) -> None:
+    images = [draw_page(seed) for seed in (0, 1, 5, 9, 11, 15)]
+    for together, image in zip(read(stage, *images), images, strict=True):
+        alone = read(stage, image)[0]
+        assert [(line.text, line.box) for line in together.lines] == [(line.text, line.box) for line in alone.lines]
+
+
+def test_lines_in_a_gpus_buckets_read_the_same(stage: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [draw_page(seed) for seed in (0, 1, 11)]
+    exact = read(stage, *images)
+    monkeypatch.setattr(stage, "on_cpu", False)  # batches, widths and masks as on a GPU
+    for ours, theirs in zip(read(stage, *images), exact, strict=True):
+        assert [(line.text, line.box) for line in ours.lines] == [(line.text, line.box) for line in theirs.lines]
+        assert [line.score for line in ours.lines] == pytest.approx([line.score for line in theirs.lines], abs=1e-4)
+
+
+def test_a_blank_page_gives_no_lines_and_no_nan(stage: OcrStage) -> None:
+    blank, text = read(stage, wrap_pixels(np.full((300, 400, 3), 255, np.uint8)), draw_page(1))
+    assert msgspec.json.encode(blank) == b'{"lines":[],"count":0,"area_ratio":0.0}'
+    assert text.count
+
+
+@pytest.mark.parametrize("size", [(1, 1), (500, 10), (1, 50)])
+def test_an_extreme_shape_costs_seconds_at_most(size: tuple[int, int], stage: OcrStage) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    started = time.process_time()
+    read(stage, wrap_pixels(noise))
+    assert time.process_time() - started < 30  # of CPU time, on any machine; rapidocr takes 29 s and 7.5 GB for 500×1
+
+
+@given(st.integers(1, 12_000), st.integers(1, 12_000))
+@example(500, 10)
+@example(10, 500)
+@example(200, 10_000)
+@example(12_000, 1)
+def test_the_detectors_input_is_bounded(width: int, height: int) -> None:
+    plan = Plan.fit(width, height, OcrOptions())
+    assert max(plan.map) <= LONGEST_MAP
+    assert plan.map[0] * plan.map[1] <= 736 * LONGEST_MAP
+    assert all(side > 0 and side % 32 == 0 for side in plan.map)
+
+
+@given(st.lists(st.tuples(st.integers(5, 2000), st.integers(5, 2000)), max_size=20))
+def test_a_lines_width_is_bounded_and_is_at_least_what_it_needs(sizes: list[tuple[int, int]]) -> None:
+    quads = [[[0, 0], [width, 0], [width, height], [0, height]] for width, height in sizes]
+    lines = lay_out(3, np.array(quads, dtype=np.float32).reshape(-1, 4, 2))
+    assert ((lines.padded >= 320) & (lines.padded <= WIDEST_LINE)).all()
+    assert ((lines.resized > 0) & (lines.resized <= lines.padded)).all()
+    assert ((lines.padded <= bucket(lines.padded)) & (bucket(lines.padded) < lines.padded + 256)).all()
+
+
+def test_the_lock_is_free_while_boxes_are_found(stage: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    nothing = [np.empty((0, 4, 2), np.float32)]
+    monkeypatch.setattr("stages.ocr.stage.find_boxes", lambda *_: held.append(stage.lock.locked()) or nothing)
+    read(stage, draw_page(1))
+    assert held == [False]
+
+
+def test_repeats_and_blanks_are_left_out() -> None:
+    classes = np.array([[0, 1, 1, 0, 1, 2], [0, 0, 0, 0, 0, 0]])
+    probabilities = np.array([[0.9, 0.8, 0.9, 0.9, 0.9, 1.0], [0.9] * 6], dtype=np.float32)
+    assert list(decode(classes, probabilities, ["", "a", "b"])) == [("aab", 0.9, False), ("", 0.0, False)]
+
+
+@pytest.mark.parametrize(
+    ("classes", "probabilities", "guessed"),
+    [
+        ([1, 0, 2, 0, 0], [0.9, 1.0, 0.9, 1.0, 1.0], False),
+        ([1, 0, 2, 0, 0], [0.7, 1.0, 0.8, 1.0, 1.0], True),  # characters that are not sure
+        ([1, 0, 2, 0, 0], [0.9, 0.4, 0.9, 1.0, 1.0], True),  # something stood between them
+        ([1, 0, 2, 0, 0], [0.9, 1.0, 0.9, 0.1, 0.1], False),  # right of a line a GPU's steps mean nothing
+        ([1, 3, 2, 0, 0], [0.9, 0.9, 0.9, 1.0, 1.0], False),
+        ([3, 1, 3, 0, 3], [0.9, 0.9, 0.9, 1.0, 0.9], True),  # spaces round words that are not there
+    ],
+)
+def test_a_line_is_guessed_by_its_doubts(classes: list[int], probabilities: list[float], guessed: bool) -> None:
+    rows = np.array([classes, classes]), np.array([probabilities, probabilities], dtype=np.float32)
+    assert [reading.guessed for reading in decode(*rows, ["", "a", "b", " "])] == [guessed] * 2
+
+
+FONT = Path(str(find_spec("matplotlib").origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+READ = [
+    "Total amount due 1,204.50 EUR",
+    "please return this form before March",
+    "Größe, façade, señor, piñata",
+    "08:45 2026-11-22 +49 30 1234",
+]
+UNREAD = [
+    "תודה רבה חשבונית סכום כולל",
+    "Բարեւ աշխարհ շնորհակալություն",
+    "ευχαριστώ παρακαλώ λογαριασμός",
+    "дякую вулиця 2024 магазин площа",
+]
+
+
+def draw_lines(lines: list[str], turns: int = 0) -> Image:
+    page = Pillow.new("RGB", (900, 90 * len(lines) + 20), "white")
+    for row, text in enumerate(lines):
+        ImageDraw.Draw(page).text((30, 20 + 90 * row), text, "black", ImageFont.truetype(str(FONT), 36))
+    return wrap_pixels(np.ascontiguousarray(np.rot90(np.array(page), -turns)))
+
+
+def test_lines_of_a_script_that_is_not_read_are_marked_as_guessed_and_no_others(stage: OcrStage) -> None:
+    lines = read(stage, draw_lines(READ))[0].lines
+    assert [(line.text, line.guessed) for line in lines] == [(text, False) for text in READ]
+    assert b"guessed" not in msgspec.json.encode(lines)  # as the results that were stored before
+    guesses = read(stage, draw_lines(UNREAD))[0].lines
+    assert guesses
+    assert all(line.guessed for line in guesses)
+    assert msgspec.json.decode(msgspec.json.encode(guesses), type=list[Line]) == guesses
+
+
+@pytest.fixture(scope="module")
+def turning() -> OcrStage:
+    return build_stage(orientation=True)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_turned_page_says_the_same_in_the_same_order(turns: int, stage: OcrStage, turning: OcrStage) -> None:
+    upright, page = draw_lines(READ), draw_lines(READ, turns)
+    answer = read(turning, page)[0]
+    assert [line.text for line in answer.lines] == READ
+    centres = np.mean([line.box for line in read(stage, upright)[0].lines], axis=1)
+    height, width = upright.height, upright.width
+    for _ in range(turns):
+        centres = np.stack([height - centres[:, 1], centres[:, 0]], axis=1)
+        height, width = width, height
+    assert np.abs(np.mean([line.box for line in answer.lines], axis=1) - centres).max() < 5  # pixels of the image as it is
+
+
+def test_pages_that_stand_in_all_ways_do_not_disturb_each_other(turning: OcrStage) -> None:
+    together = read(
+        turning, *[draw_lines(READ, turns) for turns in (2, 0, 3, 1)], wrap_pixels(np.full((99, 99, 3), 255, np.uint8))
+    )
+    assert [[line.text for line in answer.lines] for answer in together] == [READ] * 4 + [[]]
+
+
+def test_an_upright_page_is_read_the_same_whether_or_not_turned_ones_are(stage: OcrStage, turning: OcrStage) -> None:
+    pages = [draw_page(seed) for seed in (0, 3, 13)]
+    assert read(turning, *pages) == read(stage, *pages)
+
+
+def test_lines_below_the_text_score_are_dropped(stage: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = read(stage, draw_page(1))[0].lines
+    least = sorted(line.score for line in lines)[2]
+    monkeypatch.setattr(stage, "options", OcrOptions(text_score=least))
+    assert read(stage, draw_page(1))[0].lines == [line for line in lines if line.score >= least]
+
+
+def test_an_unknown_option_is_named_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"`box_tresh`.*box_threshold"):
+        build_stage(box_tresh=0.5)
+
+
+def test_weights_for_other_roles_are_refused() -> None:
+    stage = OcrStage(StageSpec("ocr", "ppocr", files={"detection": str(weight_files()["det"])}), "cpu")
+    with pytest.raises(WeightsError, match="det and rec, but there are some for detection"):
+        stage.load()
+
+
+def to_cuda(image: Image) -> Image:
+    return Image(image.data, image.width, image.height, image.pixels.cuda())
+
+
+@pytest.fixture(scope="module")
+def cpu_pairs(stage: OcrStage) -> list[tuple[Image, Ocr]]:
+    """Pages and what the CPU reads there. On page 19, of 90×60 pixels, bfloat16 finds a box more."""
+    images = [draw_page(seed) for seed in range(19)]
+    return list(zip(images, read(stage, *images), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    ("dtype", "equal", "pixels"),
+    [("float32", 1.0, 1), ("float16", 0.99, 2), ("bfloat16", 0.98, 3)],  # of bfloat16's 8 bits boxes lose a pixel more
+)
+def test_a_gpu_reads_what_the_cpu_reads(dtype: str, equal: float, pixels: int, cpu_pairs: list[tuple[Image, Ocr]]) -> None:
+    answers = read(build_stage("cuda", dtype), *[to_cuda(image) for image, _ in cpu_pairs])
+    pairs = [(ours, theirs) for ours, (_, theirs) in zip(answers, cpu_pairs, strict=True)]
+    lines = [pair for ours, theirs in pairs for pair in zip(ours.lines, theirs.lines, strict=True)]
+    assert sum(ours.text == theirs.text for ours, theirs in lines) >= equal * len(lines)
+    assert np.abs(np.array([ours.box for ours, _ in lines]) - [theirs.box for _, theirs in lines]).max() <= pixels
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_batch_mates_change_no_answer_on_a_gpu() -> None:
+    stage, images = build_stage("cuda"), [to_cuda(draw_page(seed)) for seed in range(8)]
+    for together, image in zip(read(stage, *images), images, strict=True):
+        alone = read(stage, image)[0]
+        assert [(line.text, line.box) for line in together.lines] == [(line.text, line.box) for line in alone.lines]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_gpu_marks_the_lines_that_the_cpu_marks_and_reads_turned_pages(dtype: str, stage: OcrStage) -> None:
+    pages = [draw_lines(READ), draw_lines(UNREAD), draw_page(3)]
+    marks = [[line.guessed for line in answer.lines] for answer in read(stage, *pages)]
+    turning = build_stage("cuda", dtype, orientation=True)
+    for answers in (read(turning, *map(to_cuda, pages)), [read(turning, to_cuda(page))[0] for page in pages]):
+        assert [[line.guessed for line in answer.lines] for answer in answers] == marks
+    turned = read(turning, *[to_cuda(draw_lines(READ, turns)) for turns in range(4)])
+    assert [[line.text for line in answer.lines] for answer in turned] == [READ] * 4

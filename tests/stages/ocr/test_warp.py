@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from stages.ocr import warp
+from stages.ocr.stage import lay_out
+from stages.ocr.warp import (
+    Lines,
+    crop_quad,
+    cut_in_torch,
+    cut_with_cv2,
+    cut_with_kernel,
+    frame,
+    interleave,
+    join,
+    resize_in_torch,
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+
+
+def draw_page(width: int, height: int, seed: int) -> torch.Tensor:
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return torch.from_numpy(cv2.GaussianBlur(noise, (0, 0), 1.0))
+
+
+def place_line(x: float, y: float, width: float, height: float, degrees: float) -> np.ndarray:
+    along = np.array([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))])
+    down = np.array([-along[1], along[0]])
+    corners = [0 * along, width * along, width * along + height * down, height * down]
+    return (np.array(corners) + np.array([x, y])).round().clip(0, (499, 299)).astype(np.float32)
+
+
+def lay_out_lines(scale: float = 1.0) -> Lines:
+    """On two pages: upright, slanting, one that runs down, one shrunk, one that leaves the page."""
+    first = [(30, 20, 200, 40, 0), (40, 90, 180, 25, 4), (300, 20, 30, 200, 0)]
+    second = [(20, 30, 300, 90, -3), (430 / scale, 250 / scale, 120, 60, 20), (100, 150, 160, 12, 30)]
+    quads = [[place_line(*(scale * side for side in sides), degrees) for *sides, degrees in page] for page in (first, second)]
+    lines = join([lay_out(page, np.array(corners)) for page, corners in enumerate(quads)])
+    return replace(lines, resized=np.minimum(lines.resized, 380))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ((640, 480), (736, 992)),
+        ((90, 70), (45, 35)),
+        ((96, 128), (64, 48)),
+        ((1, 1), (32, 32)),
+        ((301, 7), (96, 48)),
+        ((33, 257), (33, 31)),
+    ],
+)
+def test_resizing_in_torch_is_cv2s_to_the_bit(source: tuple[int, int], target: tuple[int, int]) -> None:
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (*source, 3), dtype=np.uint8))
+    assert np.array_equal(resize_in_torch(pixels, *target), cv2.resize(pixels.numpy(), target))
+
+
+def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
+    pages, lines = [draw_page(500, 300, 0), draw_page(500, 300, 1)], lay_out_lines()
+    assert lines.height[2] > lines.width[2]
+    theirs, ours = cut_with_cv2(pages, lines, 48, 400).int(), cut_in_torch(pages, lines, 48, 400).int()
+    inside = torch.arange(400) < torch.from_numpy(lines.resized)[:, None]
+    off = (ours - theirs).abs()[inside[:, None].expand(-1, 48, -1)]
+    assert theirs.float().std() > 5
+    assert off.max() <= 1
+    assert (off > 0).float().mean() < 1e-3
+
+
+def test_the_kernel_cuts_lines_as_torch_does() -> None:
+    """At sizes that the interpreter can bear."""
+    pages, lines = [draw_page(500, 300, seed).to(DEVICE) for seed in (0, 1)], lay_out_lines(0.25)
+    lines = replace(lines, resized=np.minimum(lines.resized, 50))
+    theirs, ours = cut_in_torch(pages, lines, 8, 64).int(), cut_with_kernel(pages, lines, 8, 64).int()
+    inside = torch.arange(64) < torch.from_numpy(lines.resized)[:, None]
+    off = (ours - theirs).abs().cpu()[inside[:, None].expand(-1, 8, -1)]
+    assert off.max() <= 1
+    assert (off > 0).float().mean() < 2e-3
+
+
+def test_a_picture_is_interleaved_however_it_lies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warp, "has_kernels_for", lambda _: True)
+    page = draw_page(50, 30, 0).to(DEVICE)
+    planes = page.permute(2, 0, 1)
+    assert torch.equal(interleave(planes), page)
+    assert torch.equal(interleave(planes.contiguous()), page)
+
+
+def test_an_upright_box_is_cut_as_the_warp_cuts_it() -> None:
+    page = draw_page(500, 300, 0).numpy()
+    corners = place_line(30, 20, 200, 40, 0)
+    warp = cv2.getPerspectiveTransform(corners, frame(200, 40))
+    warped = cv2.warpPerspective(page, warp, (200, 40), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+    assert np.array_equal(crop_quad(page, corners, 200, 40), warped)

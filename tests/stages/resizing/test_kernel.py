@@ -1,0 +1,66 @@
+"""The kernels that make a network's input, beside cv2 and torch on the CPU: on a GPU as compiled, elsewhere interpreted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BlipImageProcessor, CLIPImageProcessor
+
+from stages.devices import pixels_of
+from stages.resizing import resize
+from stages.resizing.resize import ImageProcessor
+from stages.yolo import letterbox
+from stages.yolo.letterbox import Letterbox, fill_canvases
+from tests.stages.pictures import draw_noise
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+
+# The last is 230 taps wide, the first smaller than there are taps.
+SIZES = [(1, 1), (3, 40), (90, 31), (48, 40), (24, 20), (4, 1600)]
+KEPT = {"height": 20, "width": 24}
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for a small program as for a large one."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(letterbox, "TILE", {"ROWS": 32, "COLUMNS": 32})
+        monkeypatch.setattr(resize, "ACROSS_TILE", {"ROWS": 64, "COLUMNS": 16})
+        monkeypatch.setattr(resize, "DOWN_TILE", {"ROWS": 16, "COLUMNS": 32})
+
+
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (letterbox, resize):
+        monkeypatch.setattr(module, "has_kernels_for", lambda _: True)
+
+
+def draw_pictures() -> list[Tensor]:
+    return pixels_of([draw_noise(*size, seed) for seed, size in enumerate(SIZES)])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=KEPT), BlipImageProcessor(size={"height": 24, "width": 24})],
+    ids=["clip", "blip"],
+)
+def test_pixels_are_those_of_torchs_own_resize_of_bytes(monkeypatch: pytest.MonkeyPatch, settings: CLIPImageProcessor) -> None:
+    pictures = draw_pictures()
+    theirs = ImageProcessor(settings, "cpu", torch.float16)(pictures)
+    with_kernels(monkeypatch)
+    ours = ImageProcessor(settings, DEVICE, torch.float16)([picture.to(DEVICE) for picture in pictures])
+    assert ours.is_contiguous()
+    assert torch.equal(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("size", [(48, 64), (96, 128), (31, 40), (1, 7)])
+def test_canvases_are_those_of_cv2(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
+    """A picture that fits, one of twice its size, where cv2 averages four pixels, and what shrinks or grows by any ratio."""
+    pictures = pixels_of([draw_noise(*size), draw_noise(size[0] * 2, size[1] * 2, 1)])
+    boxes = [Letterbox.fit(*picture.shape[1:], 64, 32) for picture in pictures]
+    theirs = fill_canvases(pictures, boxes, torch.float16)
+    with_kernels(monkeypatch)
+    ours = fill_canvases([picture.to(DEVICE) for picture in pictures], boxes, torch.float16)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(ours.cpu(), theirs)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from transformers import BlipForConditionalGeneration, CLIPModel
+
+from stages.base import Caption, ImageError
+from stages.blip.stage import BlipStage
+from stages.clip.stage import ClipStage
+from stages.manifest import PackError
+from stages.weights.checkpoints import load_model
+from stages.weights.hub import SOURCES, HuggingFaceHub, choose_files
+from stages.weights.packs import Pack, list_packs, open_pack, pull_standard, resolve, resolve_all, verify
+from stages.yolo.stage import YoloStage
+from tests.stages.pictures import draw_image
+from tests.stages.yolo.test_stage import write_checkpoint
+
+
+class FolderHub:
+    """Repositories as folders on the disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.downloads: list[str] = []
+
+    def describe(self, repository: str) -> tuple[str, list[str]]:
+        folder = self.root / repository
+        return f"commit of {repository}", [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+
+    def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
+        assert commit == f"commit of {repository}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copy(self.root / repository / file, folder / file)
+        self.downloads += files
+
+
+@pytest.fixture
+def hub(tmp_path: Path, blank_pack: Pack) -> FolderHub:
+    """Small models, as pickles, where the standard pack looks for the full ones."""
+    root = tmp_path / "hub"
+    for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):
+        folder = root / SOURCES[stage]
+        shutil.copytree(blank_pack.folder / stage, folder)
+        weights = load_model(kind, str(folder), torch.float32, "cpu").state_dict()
+        (folder / "model.safetensors").unlink()
+        torch.save(weights, folder / "pytorch_model.bin")
+        (folder / "README.md").write_text("not wanted")
+    (root / SOURCES["yolo"]).mkdir(parents=True)
+    write_checkpoint(root / SOURCES["yolo"], blank_pack).rename(root / SOURCES["yolo"] / "yolov8n.pt")
+    return FolderHub(root)
+
+
+def test_a_pulled_pack_runs_and_remembers_where_it_came_from(tmp_path: Path, hub: FolderHub) -> None:
+    told: list[str] = []
+    pack = pull_standard(tmp_path / "models", told.append, hub)
+    assert pack.manifest.revision == {repository: f"commit of {repository}" for repository in SOURCES.values()}
+    assert list_packs(tmp_path / "models") == ["mini", "standard"]
+    verify(pack)
+    image = draw_image(80, 80)
+    yolo, clip, blip = resolve_all(pack, ("yolo", "clip", "blip"), {})
+    for stage in (YoloStage(yolo, "cpu"), ClipStage(clip, "cpu"), BlipStage(blip, "cpu")):
+        stage.load()
+        [answer] = stage.run([image])
+        assert not isinstance(answer, ImageError)
+        image.results[stage.name] = answer
+    caption = image.results["blip"]
+    assert isinstance(caption, Caption)
+    assert caption.similarity is not None
+    assert told[-1].endswith("standard is ready.")
+
+
+def test_no_pickle_is_left_and_the_weights_are_the_same(tmp_path: Path, hub: FolderHub, blank_pack: Pack) -> None:
+    pull_standard(tmp_path / "models", lambda _: None, hub)
+    folder = tmp_path / "models" / "standard"
+    assert not [*folder.rglob("*.bin"), *folder.rglob("*.pt"), *folder.rglob("README.md")]
+    for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):
+        pulled = load_model(kind, str(folder / stage), torch.float32, "cpu").state_dict()
+        for name, tensor in load_model(kind, str(blank_pack.folder / stage), torch.float32, "cpu").state_dict().items():
+            assert torch.equal(pulled[name], tensor), name
+
+
+def test_a_pack_that_is_there_is_not_pulled_again(tmp_path: Path, hub: FolderHub) -> None:
+    first = pull_standard(tmp_path / "models", lambda _: None, hub)
+    hub.downloads.clear()
+    assert pull_standard(tmp_path / "models", lambda _: None, hub) == first
+    assert hub.downloads == []
+
+
+def test_a_pulled_file_that_changes_is_noticed(tmp_path: Path, hub: FolderHub) -> None:
+    pull_standard(tmp_path / "models", lambda _: None, hub)
+    (tmp_path / "models/standard/labels.txt").write_text("cat\n")
+    with pytest.raises(PackError, match=r"labels.txt is altered. Copy or pull the pack again"):
+        resolve(open_pack("standard", tmp_path / "models"), "clip")
+
+
+def test_a_pull_that_failed_leaves_no_pack_and_can_be_repeated(tmp_path: Path, hub: FolderHub) -> None:
+    weights = hub.root / SOURCES["yolo"] / "yolov8n.pt"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:100])
+    with pytest.raises(PackError, match=r"yolov8n\.pt"):
+        pull_standard(tmp_path / "models", lambda _: None, hub)
+    with pytest.raises(PackError, match="pull it, or copy the folder"):
+        open_pack("standard", tmp_path / "models")
+    assert not (tmp_path / "models" / "standard").exists()
+    weights.write_bytes(whole)
+    pull_standard(tmp_path / "models", lambda _: None, hub)
+    verify(open_pack("standard", tmp_path / "models"))
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
+        return (Path.touch, (Path("bomb"),))
+
+
+def test_weights_that_would_run_code_are_refused(tmp_path: Path, hub: FolderHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": Bomb()}, hub.root / SOURCES["clip"] / "pytorch_model.bin")
+    with pytest.raises(PackError, match=r"pytorch_model\.bin"):
+        pull_standard(tmp_path / "models", lambda _: None, hub)
+    assert not Path("bomb").exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        (["config.json", "model.safetensors", "pytorch_model.bin", "x.h5"], ["config.json", "model.safetensors"]),
+        (
+            ["config.json", "pytorch_model.bin", "sub/a.json", "merges.txt"],
+            ["config.json", "merges.txt", "pytorch_model.bin"],
+        ),
+        (["README.md", "yolov8n.pt", "yolov8x.pt"], ["yolov8n.pt"]),
+        (["config.json", "tf_model.h5"], []),
+    ],
+)
+def test_only_what_is_needed_is_downloaded(there: list[str], chosen: list[str]) -> None:
+    assert choose_files(there) == chosen
+
+
+def test_a_repository_without_weights_is_named(tmp_path: Path, hub: FolderHub) -> None:
+    (hub.root / SOURCES["blip"] / "pytorch_model.bin").unlink()
+    with pytest.raises(PackError, match=f"{SOURCES['blip']} at .* has no weights"):
+        pull_standard(tmp_path / "models", lambda _: None, hub)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OfflineModeIsEnabled("Cannot reach the hub: offline mode."), HfHubHTTPError.__bases__[0]("No route to host")],
+)
+def test_without_network_one_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(PackError, match=r"could not be pulled.*HF_ENDPOINT to a mirror, or copy the folder"):
+        pull_standard(tmp_path, lambda _: None)
+    with pytest.raises(PackError, match="HF_ENDPOINT"):
+        HuggingFaceHub().download("a/b", "c", [], tmp_path)

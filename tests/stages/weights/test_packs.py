@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stages.manifest import MANIFEST, Manifest, NotPulled, PackError, StageEntry, digest_folder, read_manifest, write_manifest
+from stages.registry import ORDER, UnknownName
+from stages.weights.packs import MINI, Pack, find_ocr_files, open_pack, resolve, resolve_all, verify
+
+YOLO_JSON = json.dumps({"model": "yolov8n.yaml", "nc": 1, "names": ["cup"], "imgsz": 320})
+
+
+def write(file: Path, text: str) -> None:
+    """A file with this text in it; as safetensors, one without tensors that has it as metadata."""
+    if file.suffix == ".safetensors":
+        header = json.dumps({"__metadata__": {"text": text}}).encode()
+        file.write_bytes(struct.pack("<Q", len(header)) + header)
+    else:
+        file.write_text(text)
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Pack:
+    """A pack whose weights are a few bytes each, enough for all that needs no model."""
+    folder = tmp_path / "models" / "small"
+    parts = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")
+    for name in (f"{model}/{part}" for model in ("clip", "blip") for part in parts):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write(folder / name, json.dumps({"model_type": name.partition("/")[0], "file": name}))
+    for name, text in (("yolo.safetensors", "yolo"), ("yolo.json", YOLO_JSON), ("labels.txt", "a label")):
+        write(folder / name, text)
+    stages = {
+        "yolo": StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"}, {"conf": 0.4}),
+        "clip": StageEntry("transformers", {"model": "clip", "labels": "labels.txt"}),
+        "blip": StageEntry("transformers", {"model": "blip", "clip": "clip"}, dtype="float16"),
+    }
+    write_manifest(folder / MANIFEST, Manifest(name="small", notice="made up", stages=stages, digests=digest_folder(folder)))
+    return open_pack("small", tmp_path / "models")
+
+
+def test_a_pack_is_found_by_name_and_by_folder(pack: Pack) -> None:
+    assert open_pack(pack.folder, pack.models_folder) == pack == open_pack("small", pack.models_folder)
+    assert (pack.name, pack.notice) == ("small", "made up")
+
+
+def test_the_pack_inside_the_package_is_whole_and_small(tmp_path: Path) -> None:
+    mini = open_pack("mini", tmp_path)
+    assert mini.folder == MINI
+    verify(mini)
+    assert {spec.name for spec in resolve_all(mini, ORDER, {})} == {
+        "ocr",
+        "yolo",
+        "clip",
+        "blip",
+    }
+    assert sum(file.stat().st_size for file in MINI.rglob("*") if file.is_file()) <= 10_000_000
+    assert mini.manifest.trained or "random weights" in mini.notice
+
+
+def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> None:
+    with pytest.raises(UnknownName, match='there is no pack "smal"; did you mean "small"'):
+        open_pack("smal", pack.models_folder)
+    with pytest.raises(UnknownName, match=r'there is no pack "folder"; there are mini, .*told by the slash in its path'):
+        open_pack("folder", pack.models_folder)
+    with pytest.raises(PackError, match=r"there is no folder \./nowhere"):
+        open_pack("./nowhere", pack.models_folder)
+
+
+def test_a_standard_pack_that_was_not_pulled_is_told_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(NotPulled, match=r"pull it, or copy the folder"):
+        open_pack("standard", tmp_path)
+
+
+def test_an_altered_and_a_missing_file_are_both_named(pack: Pack) -> None:
+    (pack.folder / "clip/model.safetensors").write_text("other weights")
+    (pack.folder / "yolo.json").unlink()
+    with pytest.raises(PackError) as caught:
+        verify(pack)
+    assert "clip/model.safetensors is altered" in str(caught.value)
+    assert "yolo.json is missing" in str(caught.value)
+
+
+@pytest.mark.parametrize("stage", ["clip", "blip"])
+def test_a_stage_is_not_resolved_from_altered_files(pack: Pack, stage: str) -> None:
+    (pack.folder / "clip/config.json").write_text("{}")
+    resolve(pack, "yolo")
+    with pytest.raises(PackError, match=r"clip/config\.json is altered"):
+        resolve(pack, stage)
+
+
+def test_a_file_that_nobody_recorded_is_refused(pack: Pack) -> None:
+    (pack.folder / "clip/adapter.json").write_text("{}")
+    with pytest.raises(PackError, match=r"clip/adapter\.json is not in"):
+        resolve(pack, "clip")
+
+
+def test_a_spec_has_files_options_dtype_and_a_fingerprint(pack: Pack) -> None:
+    spec = resolve(pack, "yolo", {"options": {"iou": 0.5}, "batch_size": 8, "dtype": "auto", "backend": ""})
+    assert spec.files == {"weights": str(pack.folder / "yolo.safetensors"), "config": str(pack.folder / "yolo.json")}
+    assert (spec.backend, spec.dtype, spec.batch_size) == ("ultralytics", "float32", 8)
+    assert spec.options == {"conf": 0.4, "iou": 0.5}
+    assert resolve(pack, "blip").dtype == "float16"
+    assert len(spec.fingerprint) == len("sha256:") + 16
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        ({}, False),
+        ({"batch_size": 99}, False),
+        ({"options": {"allow_pickle": True}}, False),
+        ({"options": {"conf": 0.5}}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"backend": "fake"}, True),
+    ],
+)
+def test_a_fingerprint_changes_with_what_changes_answers(pack: Pack, overrides: dict[str, Any], changes: bool) -> None:
+    assert (resolve(pack, "yolo").fingerprint != resolve(pack, "yolo", overrides).fingerprint) == changes
+
+
+def test_a_fingerprint_depends_on_contents_not_on_places(pack: Pack, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "other"
+    shutil.copytree(pack.folder, moved)
+    assert resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint == resolve(pack, "clip").fingerprint
+    write(moved / "clip/model.safetensors", "other weights")
+    (moved / "manifest.json").unlink()
+    assert resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint != resolve(pack, "clip").fingerprint
+
+
+def test_each_stage_has_a_fingerprint_of_its_own(pack: Pack) -> None:
+    specs = resolve_all(pack, ORDER, {})
+    assert len({spec.fingerprint for spec in specs}) == 4
+    fakes = resolve_all(pack, ORDER, {name: {"backend": "fake"} for name in ORDER})
+    assert len({spec.fingerprint for spec in [*fakes, *specs]}) == 8
+
+
+def test_a_fake_stage_needs_no_files(pack: Pack) -> None:
+    shutil.rmtree(pack.folder / "clip")
+    assert resolve(pack, "clip", {"backend": "fake"}).files == {}
+
+
+def test_an_unknown_backend_is_refused(pack: Pack) -> None:
+    with pytest.raises(UnknownName, match='did you mean "transformers"'):
+        resolve(pack, "clip", {"backend": "transformer"})
+
+
+def test_ocr_runs_on_the_weights_in_the_rapidocr_wheel(pack: Pack) -> None:
+    spec = resolve(pack, "ocr")
+    assert spec.files == find_ocr_files()
+    assert all(Path(file).suffix == ".onnx" and Path(file).is_file() for file in spec.files.values())
+
+
+def test_a_stage_that_a_pack_lacks_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "yolo.safetensors", "x")
+    write(tmp_path / "yolo.json", YOLO_JSON)
+    with pytest.raises(PackError, match="has no weights for clip; it has yolo"):
+        resolve(open_pack(tmp_path, tmp_path / "models"), "clip")
+
+
+def test_a_folder_in_the_hubs_layout_is_recognised_and_its_digests_kept(pack: Pack) -> None:
+    plain = pack.models_folder.parent / "plain"
+    shutil.copytree(pack.folder, plain)
+    (plain / "manifest.json").unlink()
+    (plain / "clip/README.md").write_text("not read by anything")
+    found = open_pack(plain, pack.models_folder)
+    assert set(found.manifest.stages) == {"yolo", "clip", "blip"}
+    assert resolve(found, "clip").fingerprint == resolve(pack, "clip").fingerprint
+    assert not (plain / "manifest.json").exists()
+    (plain / "clip/model.safetensors").write_text("changed")
+    with pytest.raises(PackError, match=r"clip/model.safetensors is altered.*if you changed it yourself, delete .*locks"):
+        resolve(open_pack(plain, pack.models_folder), "clip")
+
+
+def test_one_model_by_itself_can_take_a_stages_place(pack: Pack) -> None:
+    other = pack.models_folder.parent / "other-clip"
+    shutil.copytree(pack.folder / "clip", other)
+    write(other / "model.safetensors", "other weights")
+    specs = {spec.name: spec for spec in resolve_all(pack, ("clip", "blip"), {"clip": {"model": str(other)}})}
+    assert specs["clip"].files["model"] == str(other)
+    assert specs["blip"].files == {"model": str(pack.folder / "blip"), "clip": str(other)}
+    assert specs["blip"].fingerprint != resolve(pack, "blip").fingerprint
+
+
+def test_a_single_file_of_yolo_weights_can_take_its_place(pack: Pack) -> None:
+    weights = pack.models_folder.parent / "best.pt"
+    weights.write_text("a pickle")
+    spec = resolve(pack, "yolo", {"model": str(weights), "options": {"allow_pickle": True}})
+    assert spec.files == {"weights": str(weights)}
+
+
+def test_a_file_that_is_no_yolo_model_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "best.safetensors", "x")
+    with pytest.raises(PackError, match=r"a yolo\.json beside it"):
+        open_pack(tmp_path / "best.safetensors", tmp_path / "models")
+    write(tmp_path / "yolo.json", YOLO_JSON)
+    found = open_pack(tmp_path / "best.safetensors", tmp_path / "models")
+    assert resolve(found, "yolo").files["weights"] == str(tmp_path / "best.safetensors")
+
+
+def test_a_damaged_config_is_named(pack: Pack) -> None:
+    pack.record.unlink()
+    (pack.folder / "blip/config.json").write_text("{")
+    with pytest.raises(PackError, match=r"blip/config\.json cannot be read"):
+        open_pack(pack.folder, pack.models_folder)
+
+
+def test_a_model_without_its_processor_is_refused_before_anything_is_loaded(pack: Pack) -> None:
+    pack.record.unlink()
+    (pack.folder / "blip/preprocessor_config.json").unlink()
+    with pytest.raises(PackError, match=r"blip has no image processor: none of preprocessor_config\.json"):
+        open_pack(pack.folder, pack.models_folder)
+
+
+def test_a_folder_without_weights_is_told_what_should_be_there(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"manifest.json, or clip/, blip/ or yolo.safetensors"):
+        open_pack(tmp_path, tmp_path / "models")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd"])
+def test_a_manifest_that_points_outside_its_pack_is_refused(pack: Pack, name: str) -> None:
+    entry = StageEntry("ultralytics", {"weights": name})
+    write_manifest(pack.folder / MANIFEST, Manifest(name="evil", stages={"yolo": entry}))
+    with pytest.raises(PackError, match="lies outside the pack"):
+        open_pack("small", pack.models_folder)
+
+
+def test_a_manifest_appears_whole_and_leaves_nothing_beside_it(pack: Pack) -> None:
+    path = pack.folder / MANIFEST
+    before, data = path.stat().st_ino, path.read_bytes()
+    with path.open("rb") as reader:
+        write_manifest(path, msgspec.structs.replace(pack.manifest, description="another"))
+        assert reader.read() == data, "whoever reads it meanwhile has the old one whole"
+    assert path.stat().st_ino != before
+    assert [file.name for file in pack.folder.iterdir() if MANIFEST in file.name] == [MANIFEST]
+
+
+def test_a_manifest_that_is_none_is_refused(pack: Pack) -> None:
+    pack.record.write_text('{"name": "x", "stagse": {}}')
+    with pytest.raises(PackError, match="stagse"):
+        open_pack("small", pack.models_folder)
+
+
+def test_each_stage_has_the_notice_of_the_weights_it_runs_on(pack: Pack, tmp_path: Path) -> None:
+    """OCR's weights are no pack's. The small pack is "made up"; the good one has nothing to say of itself."""
+    good = shutil.copytree(pack.folder, tmp_path / "good")
+    manifest = read_manifest(good / MANIFEST)
+    write_manifest(good / MANIFEST, msgspec.structs.replace(manifest, name="good", notice=""))
+
+    def notices(weights: Path, **models: Path) -> dict[str, str]:
+        overrides = {stage: {"model": str(model)} for stage, model in models.items()}
+        return {spec.name: spec.notice for spec in resolve_all(open_pack(weights, pack.models_folder), ORDER, overrides)}
+
+    made_up = dict.fromkeys(("yolo", "clip", "blip"), "made up")
+    assert notices(pack.folder) == {"ocr": ""} | made_up
+    assert notices(good) == dict.fromkeys(ORDER, "")
+    assert notices(pack.folder, yolo=good) == {"ocr": ""} | made_up | {"yolo": ""}
+    assert notices(good, yolo=pack.folder) == dict.fromkeys(ORDER, "") | {"yolo": "made up"}
+    assert notices(good, clip=pack.folder) == dict.fromkeys(ORDER, "") | {
+        "clip": "made up",
+        "blip": "made up",
+    }  # its similarity
+
+
+def test_a_part_of_a_pack_may_have_a_notice_of_its_own(pack: Pack) -> None:
+    manifest = read_manifest(pack.record)
+    stages = manifest.stages | {"yolo": msgspec.structs.replace(manifest.stages["yolo"], notice="a toy")}
+    write_manifest(pack.record, msgspec.structs.replace(manifest, notice="", stages=stages))
+    found = open_pack("small", pack.models_folder)
+    assert (found.notice, resolve(found, "yolo").notice, resolve(found, "clip").notice) == ("a toy", "a toy", "")
