@@ -25,14 +25,15 @@ from torch.nn.functional import cosine_similarity
 from torchvision.ops import box_iou
 
 from stages import binning, registry
-from stages.base import Objects, Stage
+from stages.base import Stage
 from stages.baseline import OneAtATime, Task, open_image
+from stages.blip.descriptor import BlipOptions
 from stages.clip.stage import decode_embedding
-from stages.options import BlipOptions
 from stages.training.scenes import write_samples
 from stages.training.score import UNSEEN_SEED, load_stages, read_batches, run_batch
 from stages.training.truth import TRUTH
 from stages.weights.packs import open_pack
+from stages.yolo.descriptor import Objects
 
 Answers = Mapping[str, Any]  # by stage
 FOUND_IOU = 0.9  # with which a box is one of predict's

@@ -29,7 +29,7 @@ from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, NotPulled, PackError, list_files
-from stages.registry import STAGES, UnknownName, check_options
+from stages.registry import UnknownName, check_options, find_stage
 from stages.weights import packs
 
 CPU_BATCH = 8
@@ -138,7 +138,7 @@ def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:
     """float32 on a CPU; on GPUs what suits the stage, if every one has bfloat16 (compute capability 8.0, Ampere)."""
     if not gpus:
         return "float32"
-    return STAGES[stage].half if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
+    return find_stage(stage).half if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
 
 
 def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from daemon.config.loading import Config
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
-
-# Share of the time of one image by stage, measured on an H200 with full-size models. Only the ratios count.
-COSTS = {"ocr": 0.60, "yolo": 0.08, "clip": 0.03, "blip": 0.29}
+from stages.registry import find_stage
 
 # GPU memory of a worker beside its weights: the CUDA context and its libraries, and the activations of each image of a
 # batch, measured on an H200 with images of 1280×960 in batches of 128.
@@ -126,4 +124,4 @@ def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tu
 
 
 def _cost(run: Sequence[str]) -> float:
-    return sum(COSTS[stage] for stage in run)
+    return sum(find_stage(stage).cost for stage in run)

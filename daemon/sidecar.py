@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
 from daemon.jobs import Version
-from stages.base import Caption, Clip, Objects, Ocr
 from stages.binning import Bin
+from stages.registry import KEYS, STAGES, decode
 
 SCHEMA = "visiond/1"
 TIMINGS = "By stage: the seconds of the batch that the image was in, divided by its images; as measured when the model ran."
@@ -32,17 +32,14 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     seen_at: str  # RFC 3339, UTC
 
 
-class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A result; or, in the failed folder, `status`, `reason`, `detail` and `attempts` instead of one."""
 
     schema: str
     id: int  # its number in the ledger
     source: Source
     notice: str = ""  # what to know of the models that answered
-    ocr: Ocr | None = None
-    objects: Objects | None = None
-    clip: Clip | None = None
-    caption: Caption | None = None
+    # Here stands each stage's result, by its key.
     bin: Bin | None = None
     timings: Annotated[dict[str, float], msgspec.Meta(description=TIMINGS)] = {}
     models: dict[str, str] = {}  # stage → fingerprint of the model
@@ -51,6 +48,28 @@ class Sidecar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     detail: str = ""
     attempts: int = 0
     finished_at: str | None = None
+
+
+class Parts(NamedTuple):
+    """A sidecar and, as they stand in it, the results by their stages' names and the criteria of its bin."""
+
+    sidecar: Sidecar
+    results: dict[str, bytes]
+    criteria: bytes
+
+
+def parse_sidecar(data: bytes) -> Parts:
+    """Raises ValueError or KeyError when the bytes are no sidecar; a stage that is not installed here may say what it likes."""
+    sidecar = msgspec.json.decode(data, type=Sidecar)
+    parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    keys = {stage: KEYS.get(stage, stage) for stage in sidecar.models}
+    if strange := parts.keys() - {*Sidecar.__struct_fields__} - {*keys.values()}:
+        raise ValueError(f"it has a field that no sidecar has: {min(strange)}")
+    results = {stage: bytes(parts[key]) for stage, key in keys.items()}
+    for stage in results.keys() & STAGES.keys():
+        decode(stage, results[stage])
+    criteria = bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]) if sidecar.bin else b""
+    return Parts(sidecar, results, criteria)
 
 
 class Described(Protocol):
@@ -102,11 +121,27 @@ def timestamp(seconds: float) -> str:
 
 
 def json_schema() -> bytes:
-    """The JSON Schema (2020-12) of a sidecar."""
-    schema = msgspec.json.schema(Sidecar)
+    """The JSON Schema (2020-12) of a sidecar, with the results of all stages that are installed."""
+    fields: list[Any] = [(field.name, field.type, _default_of(field)) for field in msgspec.structs.fields(Sidecar)]
+    fields = [field if field[2] is not msgspec.NODEFAULT else field[:2] for field in fields]
+    place = Sidecar.__struct_fields__.index("bin")
+    results = [(stage.key, stage.result | None, None) for stage in STAGES.values()]
+    whole = msgspec.defstruct(
+        "Sidecar",
+        [*fields[:place], *results, *fields[place:]],
+        kw_only=True,
+        omit_defaults=True,
+        forbid_unknown_fields=True,
+        namespace={"__doc__": Sidecar.__doc__},
+    )
+    schema = msgspec.json.schema(whole)
     return (
         msgspec.json.format(msgspec.json.encode({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})) + b"\n"
     )
+
+
+def _default_of(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else msgspec.field(default_factory=field.default_factory)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a stage is: a model that turns a batch of images into one result for each.
 
-This file is the whole contract between the daemon and the models. It imports no torch, so that the
-daemon can read it too. A new stage is a subclass of `Stage` and a line in `registry.py`.
+This file and descriptor.py are the whole contract between the daemon and the models. They import no torch, so that the daemon
+can read them too. A new stage is a subclass of `Stage` and a `Descriptor`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import msgspec
 
 if TYPE_CHECKING:
     import torch
-
-Point = tuple[float, float]
 
 
 class Reason(StrEnum):
@@ -67,69 +65,16 @@ class StageUnusable(ValueError):
     """A stage cannot be built from its weights and options, and a new try would not change that. Says why, for the user."""
 
 
-# Results. Boxes are pixels of the upright image (EXIF applied), x right, y down. They are encoded
-# to JSON once, in the worker, and go into the ledger and the sidecar as those bytes.
-
-
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of text: what it says, how sure (0..1), its corners, clockwise from top left; `guessed` if likely wrong."""
-
-    text: str
-    score: float
-    box: tuple[Point, Point, Point, Point]
-    guessed: bool = False
-
-
-class Ocr(msgspec.Struct, frozen=True):
-    lines: list[Line]
-    count: int
-    area_ratio: float  # area of all boxes / area of the image
-
-
-class Detection(msgspec.Struct, frozen=True):
-    label: str
-    score: float
-    box: tuple[float, float, float, float]  # x0, y0, x1, y1
-
-
-class Objects(msgspec.Struct, frozen=True):
-    detections: list[Detection]  # highest score first
-    count: int
-    unique: int  # distinct labels
-    dispersion: float  # bounding box of the detections' centres / area of the image
-
-
-class Embedding(msgspec.Struct, frozen=True):
-    """A vector of unit length; `base64` holds its little-endian values."""
-
-    dim: int
-    dtype: str  # "float16" or "float32"
-    base64: str
-
-
-class Tag(msgspec.Struct, frozen=True):
-    label: str
-    score: float
-
-
-class Clip(msgspec.Struct, frozen=True):
-    embedding: Embedding
-    tags: list[Tag]  # most probable first; softmax over all the labels asked for
-
-
-class Caption(msgspec.Struct, frozen=True):
-    text: str
-    similarity: float | None  # cosine of CLIP's image and caption embeddings; None without a CLIP stage
-
-
-Result = Ocr | Objects | Clip | Caption
+# What a stage says of an image, of the type in its descriptor. Boxes are pixels of the upright image (EXIF applied), x right,
+# y down. A result is encoded to JSON once, in the worker, and goes into the ledger and the sidecar as those bytes.
+Result = msgspec.Struct
 
 
 class StageSpec(msgspec.Struct, frozen=True):
     """A stage as configured and resolved by the daemon: all that a worker needs to build it."""
 
-    name: str  # "ocr", "yolo", "clip" or "blip"
-    backend: str  # a key of registry.BACKENDS[name]
+    name: str  # as in its descriptor
+    backend: str  # one of those in its descriptor
     files: dict[str, str] = {}  # role → path of a verified file or folder; {} for fake backends
     fingerprint: str = ""  # changes whenever the answers may
     dtype: str = "float32"  # "float32", "bfloat16" or "float16"
@@ -157,12 +102,12 @@ class Image:
 class Stage(ABC):
     """A model. Built and loaded once in a worker, then called by several threads."""
 
-    name: ClassVar[str]
     reads_pixels: ClassVar[bool] = True
 
     def __init__(self, spec: StageSpec, device: str) -> None:
         """device: a torch device string ("cpu", "cuda:0"), or anything at all for fake stages."""
         self.spec = spec
+        self.name = spec.name
         self.device = device
         self.lock = threading.Lock()  # held round the part that runs on the device
 

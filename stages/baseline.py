@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPImageProcessor, CLIPModel
 
 from stages.base import Image, StageSpec
+from stages.checkpoints import load_model, load_tokenizer
 from stages.clip.stage import TextTower
 from stages.ocr.stage import OcrStage
-from stages.weights.checkpoints import load_model, load_tokenizer
 from stages.yolo.network import load_network
 
 

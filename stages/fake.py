@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import base64
 import ctypes
 import os
 import signal
-import struct
 import time
 import zlib
-from abc import abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import partial
 from math import ceil
 
-from stages.base import (
-    Caption,
-    Clip,
-    Detection,
-    DeviceLost,
-    Embedding,
-    Image,
-    ImageError,
-    Line,
-    Objects,
-    Ocr,
-    OutOfMemory,
-    Reason,
-    Result,
-    Stage,
-    StageSpec,
-    StageUnusable,
-    Tag,
-)
+from stages.base import DeviceLost, Image, ImageError, OutOfMemory, Reason, Result, Stage, StageSpec, StageUnusable
+from stages.invented import invent
 from stages.options import FakeOptions, Fault, read_options
+from stages.registry import find_stage
 
 VARIANTS = 64  # answers that differ, of each stage
 DIGESTED_BYTES = 4096  # of an image, so that large files cost no more than small ones
-LABELS = ("cat", "dog", "car", "tree", "cup", "sign", "book")
+NONE: frozenset[str] = frozenset()
 
 
 class FakeStage(Stage):
+    """Any stage of the registry."""
+
     reads_pixels = False
 
     def __init__(self, spec: StageSpec, device: str) -> None:
         super().__init__(spec, device)
         self.options = read_options(spec, FakeOptions)
         self.faults = {marker.encode(): fault for marker, fault in self.options.fail.items()}
+        self._uses = find_stage(spec.name).uses
 
     def load(self) -> None:
         if self.options.unusable:
@@ -62,8 +46,9 @@ class FakeStage(Stage):
                 time.sleep(seconds)
         return [error or self._answer(image) for image, error in zip(images, errors, strict=True)]
 
-    @abstractmethod
-    def _answer(self, image: Image) -> Result: ...
+    def _answer(self, image: Image) -> Result:
+        earlier = frozenset(name for name in self._uses if name in image.results) if self._uses else NONE
+        return answer(self.name, variant_of(image), image.width, image.height, earlier)
 
     def _strike(self, image: Image, batch: int) -> ImageError | None:
         data = bytes(image.data)
@@ -92,82 +77,11 @@ def commit_fault(fault: Fault) -> ImageError:
     return ImageError(Reason.STAGE, "a fault made to order", transient=fault == "transient")
 
 
+def answer(stage: str, variant: int, width: int, height: int, earlier: frozenset[str]) -> Result:
+    """What a fake stage says. variant: a number below VARIANTS. earlier: the stages that it may use and that have run."""
+    described = find_stage(stage)
+    return (described.fake or partial(invent, described.result))(variant, width, height, earlier)
+
+
 def variant_of(image: Image) -> int:
     return zlib.crc32(image.data[:DIGESTED_BYTES]) % VARIANTS
-
-
-@lru_cache(maxsize=4096)
-def ocr_answer(variant: int, width: int, height: int) -> Ocr:
-    """0 to 4 lines, each a twentieth of the image high and half of it wide."""
-    lines = [
-        Line(
-            f"line {variant}.{row}",
-            0.9,
-            (
-                (0.1 * width, top * height),
-                (0.6 * width, top * height),
-                (0.6 * width, (top + 0.05) * height),
-                (0.1 * width, (top + 0.05) * height),
-            ),
-        )
-        for row, top in enumerate((0.1, 0.2, 0.3, 0.4)[: variant % 5])
-    ]
-    return Ocr(lines, len(lines), 0.025 * len(lines))
-
-
-@lru_cache(maxsize=4096)
-def yolo_answer(variant: int, width: int, height: int) -> Objects:
-    """0 to 6 objects along the image's diagonal, each a tenth of it wide and high."""
-    count = variant % 7
-    corners = [0.12 * index for index in range(count)]
-    detections = [
-        Detection(
-            LABELS[(variant + index) % (1 + variant % len(LABELS))],
-            0.9 - 0.1 * index,
-            (corner * width, corner * height, (corner + 0.1) * width, (corner + 0.1) * height),
-        )
-        for index, corner in enumerate(corners)
-    ]
-    unique = len({detection.label for detection in detections})
-    return Objects(detections, count, unique, (corners[-1] if corners else 0.0) ** 2)
-
-
-@lru_cache(maxsize=VARIANTS)
-def clip_answer(variant: int) -> Clip:
-    """A unit vector of 16 values, 15 of them zero."""
-    values = [float(index == variant % 16) for index in range(16)]
-    embedding = Embedding(16, "float16", base64.b64encode(struct.pack("<16e", *values)).decode())
-    return Clip(embedding, [Tag(LABELS[variant % len(LABELS)], 0.75), Tag(LABELS[(variant + 1) % len(LABELS)], 0.25)])
-
-
-@lru_cache(maxsize=2 * VARIANTS)
-def blip_answer(variant: int, similar: bool) -> Caption:
-    return Caption(f"a picture of {variant} things", variant / VARIANTS if similar else None)
-
-
-class FakeOcr(FakeStage):
-    name = "ocr"
-
-    def _answer(self, image: Image) -> Result:
-        return ocr_answer(variant_of(image), image.width, image.height)
-
-
-class FakeYolo(FakeStage):
-    name = "yolo"
-
-    def _answer(self, image: Image) -> Result:
-        return yolo_answer(variant_of(image), image.width, image.height)
-
-
-class FakeClip(FakeStage):
-    name = "clip"
-
-    def _answer(self, image: Image) -> Result:
-        return clip_answer(variant_of(image))
-
-
-class FakeBlip(FakeStage):
-    name = "blip"
-
-    def _answer(self, image: Image) -> Result:
-        return blip_answer(variant_of(image), "clip" in image.results)

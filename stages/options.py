@@ -1,4 +1,4 @@
-"""[stages.*.options]: what each backend takes, and the check of what it is given. Imports no torch."""
+"""[stages.*.options]: the check of what is given, and the limits that several backends share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,87 +24,6 @@ def read_options(spec: StageSpec, kind: type[Options]) -> Options:
     except msgspec.ValidationError as error:
         known = ", ".join(field.name for field in msgspec.structs.fields(kind))
         raise ValueError(f"[stages.{spec.name}.options] {error}; {spec.backend} takes {known}.") from error
-
-
-class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As rapidocr's; where that has another name for one, it stands in brackets."""
-
-    text_score: Annotated[Fraction, Meta(description="Least score of a line; a line below it is not in the result.")] = 0.5
-    mask_threshold: Annotated[
-        Fraction, Meta(description="What the detector must give a pixel for it to count as text (rapidocr's thresh).")
-    ] = 0.3
-    box_threshold: Annotated[
-        Fraction, Meta(description="What it must give a box's pixels on average for the box to be read (box_thresh).")
-    ] = 0.5
-    unclip_ratio: Annotated[
-        float,
-        Meta(gt=0, le=10, description="How far boxes are grown: by their area over their circumference, times this."),
-    ] = 1.6
-    max_side: Annotated[
-        Side, Meta(description="Pixels. An image whose longer side is more is read at this size (max_side_len).")
-    ] = 2000
-    min_side: Annotated[
-        int, Meta(ge=1, le=736, description="Pixels. One whose shorter side is less is enlarged to this (min_side_len).")
-    ] = 30
-    map_side: Annotated[
-        Side, Meta(description="Pixels. The least shorter side that the detector sees; smaller is enlarged (limit_side_len).")
-    ] = 736
-    orientation: Annotated[
-        bool,
-        Meta(
-            description="Whether to also read pages that are upside down or sideways. A page whose text has a low score is "
-            "then also read the other way round, and the reading with the higher score is used."
-        ),
-    ] = False
-
-
-class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As ultralytics' of these names."""
-
-    conf: Annotated[Fraction, Meta(description="Least score of an object; one below it is not in the result.")] = 0.25
-    iou: Annotated[
-        Fraction,
-        Meta(description="Of two boxes of a class whose overlap is more of what they cover together, the surer one stays."),
-    ] = 0.7
-    max_det: Annotated[Count, Meta(description="Most objects of an image, the surest.")] = 300
-    imgsz: Annotated[
-        Count | None,
-        Meta(
-            description="Pixels of the longer side as the network sees it, a multiple of its stride; not set: the weights' own."
-        ),
-    ] = None
-    allow_pickle: Annotated[
-        bool, Meta(description="Whether a .pt file may be read. It is a program: allow only what you trust.")
-    ] = False
-
-
-class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tags. The embedding depends on none of these."""
-
-    labels: Annotated[
-        list[str] | None,
-        Meta(description="What images may be tagged with; not set: the pack's labels file; without one there are no tags."),
-    ] = None
-    template: Annotated[
-        str,
-        Meta(pattern=r"\{\}", description="The text that stands for a label, which takes the place of the {} in it."),
-    ] = "a photo of a {}"
-    top_k: Annotated[
-        int, Meta(ge=0, le=100_000, description="Tags of an image, the likeliest; their scores add up to 1 over all labels.")
-    ] = 5
-
-
-class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Captions."""
-
-    max_new_tokens: Annotated[
-        int,
-        Meta(ge=1, le=100_000, description="Most tokens of a caption, a word or a part of one each, the prompt's not counted."),
-    ] = 20
-    force_tokens: Annotated[
-        int, Meta(ge=0, le=100_000, description="Exactly so many new tokens, for benchmarks; 0: until the caption ends.")
-    ] = 0
-    prompt: Annotated[str, Meta(description="What every caption begins with; empty: the model begins.")] = ""
 
 
 class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ import pickletools
 import struct
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,21 @@ MODEL_PARTS = {
     "tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json"),
 }
 
-# stage → the transformers class that it takes, and what that is
-CLASSES = {"clip": ("CLIPModel", "CLIP with both its halves"), "blip": ("BlipForConditionalGeneration", "BLIP for captions")}
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A transformers model as its config.json and its weights tell it from others.
+
+    type: its model_type. name: of its class. foreign: beginnings of weights' names that only another class of the same family
+    has, and what that is: a config.json may not name its class, or name the wrong one.
+    """
+
+    type: str
+    name: str
+    description: str
+    foreign: Mapping[str, str]
+
+
 OTHER_CLASSES = {
     "BlipForQuestionAnswering": "BLIP for questions",
     "BlipForImageTextRetrieval": "BLIP for retrieval",
@@ -45,12 +59,6 @@ OTHER_CLASSES = {
     "SiglipModel": "SigLIP",
     "Siglip2Model": "SigLIP 2",
 }
-# Weights that only another class of the same family has, for a config.json that does not name its class, or the wrong one.
-FOREIGN_WEIGHTS = {
-    "blip": {"text_encoder.": "BLIP for questions or retrieval", "itm_head.": "BLIP for retrieval"},
-    "clip": {"classifier.": "CLIP for classes"},
-}
-
 YOLO_TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
 YOLO_CLASSES = {
     "PoseModel": "a YOLO pose model",
@@ -68,26 +76,29 @@ YOLO_MODELS = {"DetectionModel", "YOLOv10DetectionModel"}
 YOLO_HEADS = {"Detect", "v10Detect"}
 
 
-def check_transformers(stage: str, folder: Path, *, pickle: bool = False) -> None:
-    """Raises PackError if a folder does not hold the complete model that the stage takes. pickle: its weights may be one."""
+def find_model(path: Path, model: Model) -> str | None:
+    """Where a transformers model lies: in a sub-folder that is called like its type, or in the folder itself."""
+    if (path / model.type / "config.json").is_file():
+        return model.type
+    config = path / "config.json"
+    return "." if config.is_file() and read_config(config).get("model_type") == model.type else None
+
+
+def check_transformers(model: Model, folder: Path, *, pickle: bool = False) -> None:
+    """Raises PackError if a folder does not hold the complete model. pickle: its weights may be one."""
     model_type, found = name_model(folder)
-    wanted, description = CLASSES[stage]
-    if model_type != stage or found not in ("", wanted):
+    taken = f"for {model.type}, visiond takes {model.name} ({model.description})."
+    if model_type != model.type or found not in ("", model.name):
         known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""
         what = f"a {found}{known}" if found else "no model of a class that visiond knows"
-        raise PackError(
-            f'{folder} holds {what}, says its config.json (model_type "{model_type}"); for {stage}, visiond takes {wanted} '
-            f"({description})."
-        )
+        raise PackError(f'{folder} holds {what}, says its config.json (model_type "{model_type}"); {taken}')
     for what, files in MODEL_PARTS.items():
         if not any((folder / file).is_file() for file in files):
             raise PackError(f"{folder} has no {what}: none of {', '.join(files)}. Save it there with save_pretrained.")
     for file in list_weights(folder, pickle=pickle):
-        for prefix, other in FOREIGN_WEIGHTS[stage].items():
+        for prefix, other in model.foreign.items():
             if any(name.startswith(prefix) for name in read_header(file)):
-                raise PackError(
-                    f"{file} holds weights of {other} ({prefix}…); for {stage}, visiond takes {wanted} ({description})."
-                )
+                raise PackError(f"{file} holds weights of {other} ({prefix}…); {taken}")
 
 
 def name_model(folder: Path) -> tuple[str, str]:

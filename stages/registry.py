@@ -8,63 +8,29 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal, NamedTuple
 
 import msgspec
 
-from stages.base import Caption, Clip, Objects, Ocr, Result, Stage, StageSpec
-from stages.options import BlipOptions, ClipOptions, FakeOptions, OcrOptions, YoloOptions, read_options
+from stages import plugins
+from stages.base import Result, Stage, StageSpec
+from stages.blip.descriptor import BLIP
+from stages.clip.descriptor import CLIP
+from stages.descriptor import Backend, Descriptor
+from stages.ocr.descriptor import OCR
+from stages.options import FakeOptions, read_options
+from stages.yolo.descriptor import YOLO
 
-
-class Backend(NamedTuple):
-    """place: of its class, as "module:class"."""
-
-    place: str
-    options: type[msgspec.Struct]
-
-
-BACKENDS = {
-    "ocr": {"ppocr": Backend("stages.ocr.stage:OcrStage", OcrOptions), "fake": Backend("stages.fake:FakeOcr", FakeOptions)},
-    "yolo": {
-        "ultralytics": Backend("stages.yolo.stage:YoloStage", YoloOptions),
-        "fake": Backend("stages.fake:FakeYolo", FakeOptions),
-    },
-    "clip": {
-        "transformers": Backend("stages.clip.stage:ClipStage", ClipOptions),
-        "fake": Backend("stages.fake:FakeClip", FakeOptions),
-    },
-    "blip": {
-        "transformers": Backend("stages.blip.stage:BlipStage", BlipOptions),
-        "fake": Backend("stages.fake:FakeBlip", FakeOptions),
-    },
-}
-
-# Part of every fingerprint. Raise a number when a change of that backend's code changes its answers.
-VERSIONS = {"ppocr": 2, "ultralytics": 2, "transformers": 2, "fake": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What the rest of the project has to know of a stage. key: in the sidecar. half: the half precision that suits it.
-
-    OCR and YOLO tell places: bfloat16's eight bits move OCR's boxes by up to three pixels, which changes some texts, and lose
-    some of YOLO's. CLIP's and BLIP's answers bear bfloat16, which does not overflow.
-    """
-
-    key: str
-    result: type[Result]
-    half: Literal["float16", "bfloat16"]
-
-
-STAGES = {
-    "ocr": Kind("ocr", Ocr, "float16"),
-    "yolo": Kind("objects", Objects, "float16"),
-    "clip": Kind("clip", Clip, "bfloat16"),
-    "blip": Kind("caption", Caption, "bfloat16"),
-}
+BUILT_IN = (OCR, YOLO, CLIP, BLIP)
+STAGES, SOURCES, BROKEN = plugins.gather(BUILT_IN)
 ORDER = tuple(STAGES)
+FAKE = Backend(  # of every stage
+    place="stages.fake:FakeStage",
+    options=FakeOptions,
+    silent=frozenset(FakeOptions.__struct_fields__),
+    needs_weights=False,
+)
+KEYS = {name: stage.key for name, stage in STAGES.items()}  # of results in the sidecar
 
 _DECODERS: dict[str, msgspec.json.Decoder[Result]] = {name: msgspec.json.Decoder(kind.result) for name, kind in STAGES.items()}
 
@@ -79,13 +45,25 @@ class UnknownName(ValueError):
         super().__init__(f'there is no {what} "{name}"; {hint}')
 
 
+def find_stage(name: str) -> Descriptor:
+    """Raises UnknownName."""
+    if name not in STAGES:
+        raise UnknownName("stage", name, STAGES)
+    return STAGES[name]
+
+
 def find_backend(stage: str, backend: str) -> Backend:
     """Raises UnknownName."""
-    if stage not in BACKENDS:
-        raise UnknownName("stage", stage, BACKENDS)
-    if backend not in BACKENDS[stage]:
-        raise UnknownName(f"backend for {stage} called", backend, BACKENDS[stage])
-    return BACKENDS[stage][backend]
+    backends = {**find_stage(stage).backends, "fake": FAKE}
+    if backend not in backends:
+        raise UnknownName(f"backend for {stage} called", backend, backends)
+    return backends[backend]
+
+
+def sort_stages(names: Iterable[str]) -> list[str]:
+    """In the order in which they run; those that are not installed here last."""
+    places = {name: place for place, name in enumerate(ORDER)}
+    return sorted(names, key=lambda name: (places.get(name, len(places)), name))
 
 
 def check_options(specs: Iterable[StageSpec]) -> list[str]:

@@ -47,13 +47,8 @@ def make_job(path: bytes = b"a.jpg", *, version: Version = VERSION, **fields: An
 
 def make_outputs(variant: int = 3, stages: Iterable[str] = ORDER) -> dict[str, Output]:
     """What the fake stages say of an image of 640 × 480. Variant 0 has neither text nor objects, 3 has three lines."""
-    answers = {
-        "ocr": fake.ocr_answer(variant, 640, 480),
-        "yolo": fake.yolo_answer(variant, 640, 480),
-        "clip": fake.clip_answer(variant),
-        "blip": fake.blip_answer(variant, similar=True),
-    }
-    return {stage: Output(msgspec.json.encode(answers[stage]), 0.25) for stage in stages}
+    answers = {stage: fake.answer(stage, variant, 640, 480, frozenset(ORDER)) for stage in stages}
+    return {stage: Output(msgspec.json.encode(answer), 0.25) for stage, answer in answers.items()}
 
 
 def read(job: Job, data: bytes = b"an image") -> Job:

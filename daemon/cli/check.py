@@ -29,6 +29,7 @@ from daemon.system.host import Host
 from daemon.system.mounts import is_network_mount, is_there, tell_missing
 from daemon.upkeep.names import find_left_out, find_renamed
 from daemon.web.app import listen, load_certificate, read_token, risks
+from stages.registry import BROKEN, BUILT_IN, ORDER, SOURCES
 from stages.weights.packs import open_pack
 
 LEAST_FREE_BYTES = 1 << 30
@@ -50,10 +51,19 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
     """
     source = f"the configuration is {file.absolute()}." if file else "there is no daemon.toml here: all is at its default."
     models = partial(_models, quick=quick)
-    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _rules, models)
+    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _plugins, _rules, models)
     yield Finding("ok", source)
     for examination in examinations:
         yield from examination(config)
+
+
+def _plugins(config: Config) -> Iterator[Finding]:
+    for problem in BROKEN.values():
+        yield Finding("warning", problem)
+    others = [name for name in ORDER if name not in {stage.name for stage in BUILT_IN}]
+    for name in others:
+        use = "runs" if name in config.stage_names else "does not run; name it in [pipeline] stages"
+        yield Finding("ok", f"stage {name} of the plug-in {SOURCES[name]} is installed and {use}.")
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:

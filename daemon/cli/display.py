@@ -21,6 +21,7 @@ from daemon.hints import command, quantity
 from daemon.jobs import JobStatus
 from daemon.monitoring.notices import list_notices
 from daemon.system.log import escape, is_json
+from stages.registry import BUILT_IN, sort_stages
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from daemon.ledger.records import Record
     from daemon.monitoring.snapshot import Chore, Snapshot
 
+MOST_OF_A_VALUE = 100  # characters
 ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
 
 
@@ -159,6 +161,8 @@ def show_record(record: Record) -> None:
         print_table(("text", "score", ""), rows)
     if found := document.get("objects", {}).get("detections"):
         print_table(("object", "score", "box"), ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in found))
+    for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
+        print_table((stage, ""), ((name, shorten(value)) for name, value in document[stage].items()))
     print_table(
         ("bin", "criterion", "value", "threshold", "passed"),
         (
@@ -172,6 +176,12 @@ def show_record(record: Record) -> None:
         ("stage", "seconds (its batch's average)", "model"),
         ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
     )
+
+
+def shorten(value: object) -> str:
+    """A value of a plug-in's result in a cell."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= MOST_OF_A_VALUE else f"{text[:MOST_OF_A_VALUE]}…"
 
 
 def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Config) -> None:

@@ -14,11 +14,10 @@ from daemon.jobs import Job, JobStatus, Version
 from daemon.messages import Output
 from daemon.recovery.redo import job_of
 from daemon.results.endings import describe, explain, place_in_rule
-from stages import fake
 from stages.binning import Rule, apply_rule, judge, load_rule
+from stages.fake import answer
 
-SAMPLE = {"ocr": fake.ocr_answer(3, 640, 480), "yolo": fake.yolo_answer(3, 640, 480), "clip": fake.clip_answer(3)}
-SAMPLE |= {"blip": fake.blip_answer(3, similar=True)}
+SAMPLE = (3, 640, 480)  # which of the fakes' answers, and the size of its image
 
 
 class RuleFailed(Exception):
@@ -52,7 +51,8 @@ def _find_image(config: Config) -> tuple[Job, bytes, str]:
                     return job_of(record), record.inbox_path, f"image {record.id} (the newest that is done)"
     except VisiondError:  # which is another finding's business
         pass
-    outputs = {stage: Output(msgspec.json.encode(SAMPLE[stage]), 0.1) for stage in config.stage_names}
+    earlier = frozenset(config.stage_names)
+    outputs = {stage: Output(msgspec.json.encode(answer(stage, *SAMPLE, earlier)), 0.1) for stage in config.stage_names}
     job = Job(1, 1, b"sample.jpg", b"sample.jpg", Version(0, 1, 0, 0), 0, time.time(), outputs=outputs)
     job.format, job.width, job.height = "JPEG", 640, 480
     return job, str(config.inbox[0].path).encode(errors="surrogateescape"), "a sample record"

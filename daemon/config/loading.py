@@ -29,7 +29,7 @@ from daemon.config.sections import (
     UpkeepSection,
 )
 from daemon.errors import ConfigError
-from stages.registry import ORDER
+from stages.registry import BROKEN, ORDER
 
 
 class Config(Section):
@@ -167,7 +167,7 @@ def _misplaced_folders(config: Config) -> list[str]:
 def _misused_names(config: Config) -> list[str]:
     """Stage names, segments and rules that do not fit together."""
     problems = [
-        f'pipeline.stages: "{name}" is no stage; stages are {", ".join(ORDER)}.'
+        "pipeline.stages: " + (BROKEN.get(name) or f'"{name}" is no stage; stages are {", ".join(ORDER)}.')
         for name in config.pipeline.stages
         if name not in ORDER
     ]

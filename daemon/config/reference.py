@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from daemon.config.loading import Config
-from stages.registry import BACKENDS, ORDER
+from stages.registry import STAGES
 
 WIDTH = 110
 
@@ -98,12 +98,11 @@ def list_tables() -> list[Table]:
 def list_options() -> list[Table]:
     """What each stage's own backend takes; the fake ones' settings are for tests, and stages/fake.py has them."""
     tables = []
-    for stage in ORDER:
-        for backend, (_, kind) in BACKENDS[stage].items():
-            if backend != "fake":
-                [schema] = msgspec.json.schema(kind)["$defs"].values()
-                [(_, keys)] = _walk(f"[stages.{stage}.options]", schema, {})
-                tables.append(Table([f"[stages.{stage}.options]"], keys, f"Of backend `{backend}`. {schema['description']}"))
+    for stage, described in STAGES.items():
+        for name, backend in described.backends.items():
+            [schema] = msgspec.json.schema(backend.options)["$defs"].values()
+            for _, keys in _walk(f"[stages.{stage}.options]", schema, {}):
+                tables.append(Table([f"[stages.{stage}.options]"], keys, f"Of backend `{name}`. {schema['description']}"))
     return tables
 
 
@@ -112,7 +111,7 @@ def write_markdown() -> str:
     parts = [
         "# Configuration",
         "<!-- Made by `python -m daemon.config.reference > docs/configuration.md`; "
-        "change daemon/config/sections.py and stages/options.py instead. -->",
+        "change daemon/config/sections.py and the stages' descriptor.py instead. -->",
         "visiond reads `daemon.toml`, named by `--config` or `VISIOND_CONFIG`, else the one in the current folder.\n"
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or, for\n"
         'example, `"256 MiB"`. An unknown key is refused; `visiond check` tells what is wrong.',

@@ -8,14 +8,23 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from stages.base import Limits
 from stages.binning import Thresholds
-from stages.registry import ORDER
+from stages.registry import BUILT_IN, STAGES
 
 # Temporary and partial names of the programs that people upload and edit with.
 IGNORED = [".*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.crdownload", "*.download", "*.swp", "*.filepart"]
@@ -188,7 +197,9 @@ class SegmentTable(Section):
 
 class PipelineSection(Section):
     stages: list[str] = Field(
-        list(ORDER), min_length=1, description="Which stages run; their order is always ocr, yolo, clip, blip."
+        [stage.name for stage in BUILT_IN],
+        min_length=1,
+        description="Which stages run; their order is always ocr, yolo, clip, blip, then those of plug-ins.",
     )
     mode: Literal["full", "cascade"] = Field(
         "full", description="cascade: stop at the first bin that passes and skip the later stages."
@@ -258,11 +269,11 @@ class StageSection(Section):
     options: dict[str, Any] = Field({}, description="The backend's own settings; docs/configuration.md has all of them.")
 
 
-class StageTables(Section):
-    ocr: StageSection = StageSection()
-    yolo: StageSection = StageSection()
-    clip: StageSection = StageSection()
-    blip: StageSection = StageSection()
+if TYPE_CHECKING:
+
+    class StageTables(Section): ...
+else:  # a table for each stage, those of plug-ins too
+    StageTables = create_model("StageTables", __base__=Section, **{name: (StageSection, StageSection()) for name in STAGES})
 
 
 class BinningSection(Section):

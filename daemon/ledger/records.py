@@ -25,7 +25,7 @@ from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 from daemon.messages import Output
 from daemon.sidecar import SCHEMA, describe_source, timestamp
-from stages.registry import STAGES
+from stages.registry import KEYS, sort_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,10 @@ class Record:
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
-            for stage, kind in STAGES.items():
+            stages = KEYS if self.outputs.keys() <= KEYS.keys() else sort_stages(self.outputs)
+            for stage in stages:
                 if output := self.outputs.get(stage):
-                    document[kind.key] = msgspec.Raw(output.payload)
+                    document[KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
             document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
             document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
             document["models"] = {model.stage: model.fingerprint for model in self.models}

@@ -31,9 +31,8 @@ from daemon.ledger.soundness import MOST
 from daemon.ledger.statements import SQL, run_rows
 from daemon.messages import Output
 from daemon.results.sinks import Sink
-from daemon.sidecar import SCHEMA, Sidecar, path_of
+from daemon.sidecar import SCHEMA, parse_sidecar, path_of
 from daemon.state import DATABASE, LEDGER
-from stages.registry import STAGES
 
 CHUNK = 512  # sidecars restored in one transaction
 CLOCK_SECONDS = 0.001  # to which the times in a sidecar are cut
@@ -114,8 +113,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         raise ValueError("it is not a regular file")
     with open(file, "rb") as opened:
         data = opened.read()
-    sidecar = msgspec.json.decode(data, type=Sidecar)
-    parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    sidecar, results, criteria = parse_sidecar(data)
     source = sidecar.source
     record = Record(
         id=sidecar.id,
@@ -133,13 +131,13 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
         width=source.width,
         height=source.height,
         pages=source.pages,
-        outputs={stage: Output(bytes(parts[STAGES[stage].key]), sidecar.timings[stage]) for stage in sidecar.models},
+        outputs={stage: Output(payload, sidecar.timings[stage]) for stage, payload in results.items()},
         models=[
             Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)  # it names no stage; OCR's weights have none
             for stage, fingerprint in sidecar.models.items()
         ],
         bin=sidecar.bin.name if sidecar.bin else "",
-        criteria=b"" if sidecar.status else bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]),
+        criteria=criteria,
         reason=sidecar.reason,
         detail=sidecar.detail,
     )

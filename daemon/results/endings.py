@@ -18,7 +18,7 @@ from daemon.system.clock import steady_seconds
 from stages import binning
 from stages.base import Reason
 from stages.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge
-from stages.registry import STAGES
+from stages.registry import KEYS
 
 # A file with such a name claims to be an image: FAILED when it is none. Any other is only SKIPPED.
 IMAGE_SUFFIXES = frozenset(
@@ -139,7 +139,7 @@ def describe(job: Job, verdict: Bin, inbox: bytes) -> dict[str, Any]:
     built-in rule; and each stage's result by the stage's name too, with path and size."""
     document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job)}
     for stage, payload in _payloads(job).items():
-        document[stage] = document[STAGES[stage].key] = msgspec.json.decode(payload)
+        document[stage] = document[KEYS.get(stage, stage)] = msgspec.json.decode(payload)
     document |= {"path": os.fsdecode(job.path), "width": job.width, "height": job.height}
     document["timings"] = {stage: round(output.seconds, 6) for stage, output in job.outputs.items()}
     document["bin"] = msgspec.to_builtins(verdict)

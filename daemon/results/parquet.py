@@ -40,7 +40,8 @@ def _schema(columns: Mapping[str, type], size: int) -> Any:
     import pyarrow as pa
 
     number = pa.float64()
-    types = {int: pa.int64(), float: number, str: pa.string(), list: pa.list_(pa.string()), datetime: pa.timestamp("ms", "UTC")}
+    types = {int: pa.int64(), float: number, str: pa.string(), bool: pa.bool_(), list: pa.list_(pa.string())}
+    types[datetime] = pa.timestamp("ms", "UTC")
     corners = pa.list_(pa.list_(number))
     line = pa.struct([("text", pa.string()), ("score", number), ("box", corners)])
     detection = pa.struct([("label", pa.string()), ("score", number), ("box", pa.list_(number))])

@@ -91,6 +91,7 @@ class Chain:
             self._stages.append(stage)
             seconds[spec.name] = time.perf_counter() - started
             report(Loaded(spec.name, seconds[spec.name]))
+        self._uses = {name for stage in self._stages for name in registry.find_stage(stage.name).uses}
         if any(stage.reads_pixels for stage in self._stages):
             self._decode = _decoding(self.setup)
         return seconds
@@ -137,7 +138,7 @@ class Chain:
             traceback.print_exc()
             entry.error = ImageError(Reason.HEADER, repr(error))
             return entry
-        known = {name: registry.decode(name, payload) for name, payload in item.known.items()}
+        known = {name: registry.decode(name, item.known[name]) for name in self._uses if name in item.known}
         entry.image = Image(data, header.width, header.height, results=known)
         return entry
 

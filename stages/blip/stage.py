@@ -13,19 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
-from stages.base import Caption, Clip, Image, ImageError, Reason, Result, Stage
+from stages.base import Image, ImageError, Reason, Result, Stage
 from stages.blip.captioner import Captioner
+from stages.blip.descriptor import BlipOptions, Caption
+from stages.checkpoints import load_model, load_part, load_tokenizer
+from stages.clip.descriptor import Clip
 from stages.clip.stage import TextTower, decode_embedding
 from stages.clip.towers import embed_image, speed_up_attention, speed_up_mlp, speed_up_patches
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
-from stages.options import BlipOptions, read_options
+from stages.options import read_options
 from stages.resizing.resize import ImageProcessor
-from stages.weights.checkpoints import load_model, load_part, load_tokenizer
 
 
 class BlipStage(Stage):
-    name = "blip"
-
     def load(self) -> None:
         self.options = read_options(self.spec, BlipOptions)
         folder, dtype = self.spec.files["model"], dtype_of(self.spec)

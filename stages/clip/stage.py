@@ -15,20 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPModel
 
-from stages.base import Clip, Embedding, Image, ImageError, Result, Stage, Tag
+from stages.base import Image, ImageError, Result, Stage
+from stages.checkpoints import load_model, load_part, load_tokenizer
+from stages.clip.descriptor import Clip, ClipOptions, Embedding, Tag
 from stages.clip.towers import speed_up_patches
 from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
-from stages.options import ClipOptions, read_options
+from stages.options import read_options
 from stages.resizing.resize import ImageProcessor
-from stages.weights.checkpoints import load_model, load_part, load_tokenizer
 
 TEXTS_AT_ONCE = 256
 TOKENS_ALIGNED_TO = 16  # lengths of texts: a GPU plans its attention anew for each, which takes it 50 ms
 
 
 class ClipStage(Stage):
-    name = "clip"
-
     def load(self) -> None:
         self.options = read_options(self.spec, ClipOptions)
         folder, dtype = self.spec.files["model"], dtype_of(self.spec)

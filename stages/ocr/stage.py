@@ -24,15 +24,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.base import Image, ImageError, Line, Ocr, Point, Result, Stage
+from stages.base import Image, ImageError, Result, Stage
 from stages.devices import dtype_of, group_places, hold_device, pixels_of, split_batches
 from stages.ocr.dbpost import Quads, area, find_boxes
+from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT
 from stages.ocr.turning import guess_way, is_sure, order_lines, turn_corners, weigh
 from stages.ocr.warp import TALL, Lines, cut, interleave, join, resize
-from stages.options import OcrOptions, read_options
+from stages.options import read_options
 
 WARM_WIDTHS = (320, 640, 1024)
 STRIDE = 32  # the detector's; the sides of its maps are multiples
@@ -96,8 +97,6 @@ def scale(size: tuple[int, int], ratio: float) -> tuple[int, int]:
 
 
 class OcrStage(Stage):
-    name = "ocr"
-
     def load(self) -> None:
         files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
         if set(files) != {"det", "rec"}:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BlipForConditionalGeneration, CLIPModel, PreTrainedModel, PreTrainedTokenizerFast
 
+from stages.clip.descriptor import ClipOptions
 from stages.clip.towers import speed_up_attention
-from stages.options import ClipOptions
 from stages.training.dataset import MOST_SPOTS, NO_SPOT, Examples
 from stages.training.examples import Example
 

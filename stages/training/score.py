@@ -23,10 +23,13 @@ import torch
 from torch import Tensor
 
 from stages import binning, registry
-from stages.base import Caption, Clip, Image, ImageError, Limits, Ocr, Result, Stage
+from stages.base import Image, ImageError, Limits, Result, Stage
+from stages.blip.descriptor import Caption
+from stages.clip.descriptor import Clip
 from stages.decoding.decoder import Decoders
 from stages.decoding.images import decode, inspect
 from stages.devices import split_batches
+from stages.ocr.descriptor import Ocr
 from stages.training.cache import label_line, open_dataset, read_upright
 from stages.training.scenes import write_samples
 from stages.training.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
@@ -289,8 +292,8 @@ def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
     """The first caption of each scene with its unit embedding by the pack's CLIP."""
     from transformers import CLIPModel
 
+    from stages.checkpoints import load_model
     from stages.clip.stage import TextTower
-    from stages.weights.checkpoints import load_model
 
     tower = TextTower(load_model(CLIPModel, str(pack / "clip"), torch.float32, "cpu"), str(pack / "clip"))
     captions = list(dict.fromkeys(truth.captions[0] for truth in truths))

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from stages import recognition
+from stages.blip import descriptor as blip
+from stages.clip import descriptor as clip
+from stages.clip.descriptor import LABELS
 from stages.manifest import (
     MANIFEST,
     Manifest,
@@ -20,10 +23,11 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
+from stages.recognition import Model
 from stages.weights.hub import SCENES
+from stages.yolo.descriptor import FILES as YOLO_FILES
 
-YOLO_FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}
-LABELS = "labels.txt"
+MODELS = {"clip": clip.MODEL, "blip": blip.MODEL}
 
 
 def assemble(
@@ -46,9 +50,9 @@ def assemble(
     if "yolo" in sources:
         origins = add_yolo(sources["yolo"], folder, progress)
         stages["yolo"] = StageEntry("ultralytics", YOLO_FILES, notice=notice_beside(sources["yolo"], "yolo"))
-    for stage in recognition.CLASSES:
+    for stage, model in MODELS.items():
         if stage in sources:
-            add_transformers(stage, sources[stage], folder / stage, progress)
+            add_transformers(model, sources[stage], folder / stage, progress)
             files = {"model": stage}
             files |= {"labels": LABELS} if stage == "clip" else {"clip": "clip"} if "clip" in sources else {}
             stages[stage] = StageEntry("transformers", files, notice=notice_beside(sources[stage], stage))
@@ -71,7 +75,7 @@ def check_sources(sources: Mapping[str, Path], labels: Path | None, *, allow_pic
     """Raises PackError with a line for each source that cannot be used. Checked first, as a conversion takes minutes."""
     problems = []
     for stage, source in sources.items():
-        check = check_yolo if stage == "yolo" else partial(check_transformers, stage)
+        check = check_yolo if stage == "yolo" else partial(check_transformers, MODELS[stage])
         try:
             check(source, allow_pickle=allow_pickle)
         except PackError as error:
@@ -88,10 +92,10 @@ def check_yolo(source: Path, *, allow_pickle: bool) -> None:
     recognition.check_yolo(yolo_files(source), allow_pickle=allow_pickle)
 
 
-def check_transformers(stage: str, source: Path, *, allow_pickle: bool) -> None:
+def check_transformers(model: Model, source: Path, *, allow_pickle: bool) -> None:
     if not (source / "config.json").is_file():
-        raise PackError(f"--{stage} {source} must be a folder as transformers saves a model, but has no config.json.")
-    recognition.check_transformers(stage, source, pickle=True)
+        raise PackError(f"--{model.type} {source} must be a folder as transformers saves a model, but has no config.json.")
+    recognition.check_transformers(model, source, pickle=True)
     if not recognition.list_weights(source, pickle=True) and not allow_pickle:
         raise PackError(
             f"{source / recognition.PICKLE} is a pickle, which can run code when it is read. If you trust it, add "
@@ -117,7 +121,7 @@ def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dic
     return {}
 
 
-def add_transformers(stage: str, source: Path, folder: Path, progress: Callable[[str], None]) -> None:
+def add_transformers(model: Model, source: Path, folder: Path, progress: Callable[[str], None]) -> None:
     """A model's weights as safetensors, and every small file beside them: its config, tokenizer and image processor."""
     weights = recognition.list_weights(source, pickle=True)
     folder.mkdir()
@@ -127,16 +131,16 @@ def add_transformers(stage: str, source: Path, folder: Path, progress: Callable[
             shutil.copyfile(file, folder / file.name)
     if not weights:
         progress(f"converting {source / recognition.PICKLE} to safetensors")
-        convert_weights(stage, folder)
+        convert_weights(model, folder)
 
 
-def convert_weights(stage: str, folder: Path) -> None:
+def convert_weights(model: Model, folder: Path) -> None:
     import transformers
 
-    from stages.weights.checkpoints import convert_pickle
+    from stages.checkpoints import convert_pickle
 
     with loader_errors():
-        convert_pickle(getattr(transformers, recognition.CLASSES[stage][0]), folder)
+        convert_pickle(getattr(transformers, model.name), folder)
     (folder / recognition.PICKLE).unlink()
 
 

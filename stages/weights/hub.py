@@ -126,7 +126,7 @@ def convert(folder: Path, progress: Callable[[str], None]) -> None:
     """Turn every pickle in the folder into safetensors, and delete it. Raises ValueError when one is not plain weights."""
     from transformers import BlipForConditionalGeneration, CLIPModel
 
-    from stages.weights.checkpoints import convert_pickle
+    from stages.checkpoints import convert_pickle
     from stages.yolo.network import convert_checkpoint
 
     for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):

@@ -17,6 +17,7 @@ import msgspec
 
 from stages import recognition, registry
 from stages.base import StageSpec
+from stages.descriptor import Backend
 from stages.manifest import (
     MANIFEST,
     Manifest,
@@ -32,18 +33,6 @@ from stages.weights.hub import Hub, pull
 
 MINI = Path(__file__).parents[1] / "mini"
 STANDARD = "standard"
-
-# Options that change how fast or whether an answer comes, but not which.
-SILENT_OPTIONS = {
-    "load_seconds",
-    "latency_seconds",
-    "latency_per_image_seconds",
-    "fail",
-    "oom_above",
-    "allow_pickle",
-    "unusable",
-    "notice",
-}
 
 
 @dataclass(frozen=True)
@@ -135,43 +124,27 @@ def recognise(path: Path) -> dict[str, StageEntry]:
 
     Raises PackError when it provides none, or one that no stage takes.
     """
-    if path.is_file():
-        if path.suffix == ".pt":
-            entry = StageEntry("ultralytics", {"weights": path.name})
-        elif path.suffix == ".safetensors" and (path.parent / "yolo.json").is_file():
-            entry = StageEntry("ultralytics", {"weights": path.name, "config": "yolo.json"})
-        else:
-            raise PackError(f"{path} is to be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it.")
-        check_kind("yolo", {role: path.parent / file for role, file in entry.files.items()})
-        return {"yolo": entry}
-    stages: dict[str, StageEntry] = {}
-    if (path / "yolo.safetensors").is_file() and (path / "yolo.json").is_file():
-        stages["yolo"] = StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"})
-    clip, blip = (find_model(path, kind) for kind in ("clip", "blip"))
-    if clip:
-        labels = {"labels": "labels.txt"} if (path / "labels.txt").is_file() else {}
-        stages["clip"] = StageEntry("transformers", {"model": clip, **labels})
-    if blip:
-        stages["blip"] = StageEntry("transformers", {"model": blip, **({"clip": clip} if clip else {})})
-    if not stages:
+    found: dict[str, tuple[str, Backend, dict[str, str]]] = {}
+    for stage, described in registry.STAGES.items():
+        for name, backend in described.backends.items():
+            if stage not in found and (files := backend.find(path)):
+                shared = {role: found[other][2].get(part) for role, (other, part) in backend.shares.items() if other in found}
+                found[stage] = name, backend, {**files, **{role: file for role, file in shared.items() if file}}
+    if not found:
         raise PackError(describe_unknown(path))
-    for stage, entry in stages.items():
-        check_kind(stage, {role: path / file for role, file in entry.files.items()})
-    return stages
-
-
-def find_model(path: Path, kind: str) -> str | None:
-    """Where a transformers model of that kind lies: in a sub-folder of that name, or in the folder itself."""
-    if (path / kind / "config.json").is_file():
-        return kind
-    config = path / "config.json"
-    return "." if config.is_file() and recognition.read_config(config).get("model_type") == kind else None
+    folder = path if path.is_dir() else path.parent
+    for _, backend, files in found.values():
+        backend.check({role: folder / file for role, file in files.items()}, allow_pickle=True)
+    return {stage: StageEntry(name, files) for stage, (name, _, files) in found.items()}
 
 
 def describe_unknown(path: Path) -> str:
+    if path.is_file():
+        return f"{path} is to be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
     if (path / "config.json").is_file():
         model_type, name = recognition.name_model(path)
-        wanted = " and ".join(f"{name} for {stage}" for stage, (name, _) in recognition.CLASSES.items())
+        taken = {stage: [b.takes for b in kind.backends.values() if b.takes] for stage, kind in registry.STAGES.items()}
+        wanted = " and ".join(f"{name} for {stage}" for stage, names in taken.items() for name in names)
         return f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json); visiond takes {wanted}.'
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
@@ -179,16 +152,6 @@ def describe_unknown(path: Path) -> str:
         f"{path} has no weights that visiond knows: there should be a {MANIFEST}, or clip/, blip/ or yolo.safetensors with "
         "yolo.json."
     )
-
-
-def check_kind(stage: str, files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
-    """Raises PackError when files hold another kind of model than the stage takes, are not whole, or may not be read."""
-    if stage == "yolo":
-        recognition.check_yolo(files, allow_pickle=allow_pickle)
-    elif stage in recognition.CLASSES:
-        recognition.check_transformers(stage, files["model"])
-        if "clip" in files:
-            recognition.check_transformers("clip", files["clip"])
 
 
 def verify(pack: Pack, names: Iterable[str] | None = None) -> None:
@@ -227,59 +190,52 @@ def resolve(
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
     if "model" in wanted:
         pack = open_pack(wanted["model"], pack.models_folder)
-    backend = wanted.get("backend") or find_entry(pack, stage).backend
-    registry.find_backend(stage, backend)
-    entry = StageEntry(backend) if backend == "fake" else find_entry(pack, stage)
+    name = wanted.get("backend") or find_entry(pack, stage).backend
+    backend = registry.find_backend(stage, name)
+    entry = find_entry(pack, stage) if backend.needs_weights else StageEntry(name)
     paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
     digests = {role: check_files(pack, path) for role, path in paths.items()}
     dtype = wanted.get("dtype") or entry.dtype or "float32"
     options = {**entry.options, **wanted.get("options", {})}
-    if backend != "fake":
-        check_kind(stage, paths, allow_pickle=options.get("allow_pickle") is True)
+    if backend.needs_weights:
+        backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
     return StageSpec(
         name=stage,
-        backend=backend,
+        backend=name,
         files={role: str(path) for role, path in paths.items()},
-        fingerprint=fingerprint(stage, backend, digests, dtype, options),
+        fingerprint=fingerprint(stage, name, digests, dtype, options),
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,
-        notice=str(options.get("notice", "")) if backend == "fake" else pack.manifest.notice_of(stage) or notice,
+        notice=pack.manifest.notice_of(stage) or notice if backend.needs_weights else str(options.get("notice", "")),
     )
 
 
 def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mapping[str, Any]]) -> list[StageSpec]:
-    """Every stage in turn. The captions' CLIP follows the clip stage's, so that their embeddings are comparable."""
-    specs: list[StageSpec] = []
-    clip: dict[str, Path] = {}
-    notice = ""
+    """Every stage in turn. Where a stage shares files with an earlier one, as the captions' CLIP does, they are the earlier
+    one's, so that the answers of both can be compared."""
+    specs: dict[str, StageSpec] = {}
     for stage in stages:
-        if stage == "blip":
-            spec = resolve(pack, stage, overrides.get(stage), files=clip, notice=notice)
-        else:
-            spec = resolve(pack, stage, overrides.get(stage))
-        if stage == "clip" and "model" in spec.files:
-            clip, notice = {"clip": Path(spec.files["model"])}, spec.notice
-        specs.append(spec)
-    return specs
+        shared: dict[str, Path] = {}
+        notice = ""
+        for backend in registry.find_stage(stage).backends.values():
+            for role, (other, part) in backend.shares.items():
+                if other in specs and part in specs[other].files:
+                    shared[role], notice = Path(specs[other].files[part]), specs[other].notice
+        specs[stage] = resolve(pack, stage, overrides.get(stage), files=shared, notice=notice)
+    return list(specs.values())
 
 
 def find_entry(pack: Pack, stage: str) -> StageEntry:
+    """As the pack has it; else by the first backend of the stage that brings its weights or needs none."""
     if stage in pack.manifest.stages:
         return pack.manifest.stages[stage]
-    if stage == "ocr":
-        return StageEntry("ppocr", find_ocr_files())
+    for name, backend in registry.find_stage(stage).backends.items():
+        if backend.bundled:
+            return StageEntry(name, backend.bundled())
+        if not backend.needs_weights:
+            return StageEntry(name)
     raise PackError(f"{pack.folder} has no weights for {stage}; it has {', '.join(pack.manifest.stages) or 'none'}.")
-
-
-def find_ocr_files() -> dict[str, str]:
-    """Absolute paths of PP-OCRv6 small, which the rapidocr wheel carries. Raises PackError when it is not installed."""
-    from stages.ocr.onnxfile import WeightsError, weight_files  # numpy, which only those who resolve need
-
-    try:
-        return {role: str(path) for role, path in weight_files().items()}
-    except WeightsError as error:
-        raise PackError(str(error)) from error
 
 
 def check_files(pack: Pack, path: Path) -> dict[str, str]:
@@ -302,6 +258,7 @@ def fingerprint(
 ) -> str:
     """Sixteen hexadecimal digits that change whenever the stage's answers may; where files lie does not matter."""
     contents = {role: sorted(files.values()) for role, files in digests.items()}
-    telling = {key: value for key, value in options.items() if key not in SILENT_OPTIONS}
-    identity = [stage, backend, registry.VERSIONS[backend], contents, dtype, telling]
+    described = registry.find_backend(stage, backend)
+    telling = {key: value for key, value in options.items() if key not in described.silent}
+    identity = [stage, backend, described.version, contents, dtype, telling]
     return f"sha256:{hashlib.sha256(msgspec.json.encode(identity, order='sorted')).hexdigest()[:16]}"

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.base import Detection, Image, ImageError, Objects, Result, Stage, StageUnusable
+from stages.base import Image, ImageError, Result, Stage, StageUnusable
 from stages.binning import measure_dispersion
 from stages.devices import device_errors, dtype_of, group_places, has_kernels, hold_device, pixels_of, settle, split_batches
-from stages.options import YoloOptions, read_options
+from stages.options import read_options
+from stages.yolo.descriptor import Detection, Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases
 from stages.yolo.network import decode_in_float32, load_network, non_max_suppression, scale_boxes, speed_up_convolutions
 
@@ -25,8 +26,6 @@ FEWEST_CANDIDATES = 8
 
 
 class YoloStage(Stage):
-    name = "yolo"
-
     def load(self) -> None:
         self.options, dtype = read_options(self.spec, YoloOptions), dtype_of(self.spec)
         model, config = load_network(self.spec.files, allow_pickle=self.options.allow_pickle)

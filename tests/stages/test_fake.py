@@ -11,8 +11,11 @@ import msgspec
 import pytest
 
 from stages import registry
-from stages.base import Caption, DeviceLost, Image, ImageError, Objects, Ocr, OutOfMemory, Reason, Stage, StageSpec
+from stages.base import DeviceLost, Image, ImageError, OutOfMemory, Reason, Stage, StageSpec
 from stages.binning import Thresholds, judge
+from stages.blip.descriptor import Caption
+from stages.ocr.descriptor import Ocr
+from stages.yolo.descriptor import Objects
 from tests.daemon_process import PATIENCE
 
 

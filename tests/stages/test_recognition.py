@@ -13,9 +13,10 @@ import transformers
 from ultralytics.nn import tasks
 
 from stages.base import StageUnusable
+from stages.blip.descriptor import MODEL
+from stages.checkpoints import load_model, load_tokenizer
 from stages.manifest import PackError
 from stages.recognition import check_transformers, list_classes
-from stages.weights.checkpoints import load_model, load_tokenizer
 from stages.weights.packs import Pack, open_pack, resolve
 from stages.yolo.network import convert_checkpoint, load_network, read_structure
 
@@ -127,7 +128,7 @@ def test_weights_tell_blip_for_questions_where_its_config_does_not(part: Any, ar
     config = json.loads((folder / "config.json").read_text()) | {"architectures": architectures}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(PackError, match=r"model\.safetensors holds weights of BLIP for questions or retrieval"):
-        check_transformers("blip", folder)
+        check_transformers(MODEL, folder)
 
 
 @pytest.mark.parametrize(

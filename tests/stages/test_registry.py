@@ -8,23 +8,26 @@ import msgspec
 import pytest
 
 from stages import registry
-from stages.base import Caption, StageSpec
+from stages.base import Stage, StageSpec
+from stages.blip.descriptor import Caption
 
 
-def test_every_backend_named_is_there_and_runs_its_stage() -> None:
-    for stage, backends in registry.BACKENDS.items():
-        for backend in backends.values():
+def test_every_backend_named_is_there() -> None:
+    for stage in registry.STAGES.values():
+        for backend in stage.backends.values():
             module, _, name = backend.place.partition(":")
-            assert getattr(import_module(module), name).name == stage
-
-
-def test_every_backend_has_a_version_for_its_fingerprint() -> None:
-    assert {backend for backends in registry.BACKENDS.values() for backend in backends} == set(registry.VERSIONS)
+            assert issubclass(getattr(import_module(module), name), Stage)
 
 
 def test_stages_run_in_the_order_of_the_pipeline() -> None:
     assert registry.ORDER == ("ocr", "yolo", "clip", "blip")
-    assert [kind.key for kind in registry.STAGES.values()] == ["ocr", "objects", "clip", "caption"]
+    assert list(registry.KEYS.values()) == ["ocr", "objects", "clip", "caption"]
+    assert registry.sort_stages(["gone", "blip", "also gone", "ocr"]) == ["ocr", "blip", "also gone", "gone"]
+
+
+def test_a_stage_runs_after_those_that_it_uses() -> None:
+    for place, stage in enumerate(registry.STAGES.values()):
+        assert {*stage.uses} <= {*registry.ORDER[:place]}
 
 
 def test_a_stage_is_built_from_its_spec() -> None:

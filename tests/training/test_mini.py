@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import BlipForConditionalGeneration, CLIPModel
 
+from stages.checkpoints import load_model, load_tokenizer
 from stages.manifest import digest_folder, read_manifest
 from stages.training.mini import BLANK_NOTICE, Sizes, Vocabulary, layers, make_blank_pack
 from stages.training.scenes import make_scene
-from stages.weights.checkpoints import load_model, load_tokenizer
 from stages.yolo.network import load_network
 
 TINY = Sizes(

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from stages import registry
-from stages.base import Caption, Clip, Image, Objects
+from stages.base import Image
+from stages.blip.descriptor import Caption
+from stages.clip.descriptor import Clip
 from stages.manifest import MANIFEST, Manifest, PackError, read_manifest
 from stages.training import mini
 from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
@@ -27,6 +29,7 @@ from stages.training.recipe import Options, TrainingFailed, list_jobs, pack_mode
 from stages.training.trainer import Settings, Trainer
 from stages.training.truth import Truth
 from stages.weights.packs import Pack, open_pack, resolve_all, verify
+from stages.yolo.descriptor import Objects
 from tests.training.test_trainer import NAMES, TINY
 
 COUNT = 12

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.base import Caption, Clip, Detection, Line, Objects, Ocr, Tag
+from stages.blip.descriptor import Caption
+from stages.clip.descriptor import Clip, Tag
 from stages.clip.stage import encode_embedding
+from stages.ocr.descriptor import Line, Ocr
 from stages.training.cache import draw
 from stages.training.score import choose_bin, count_read, groups_are_true, mark, pick_captions, score_pack
 from stages.training.truth import Truth
 from stages.weights.packs import MINI
+from stages.yolo.descriptor import Detection, Objects
 
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
 

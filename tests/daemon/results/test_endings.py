@@ -92,7 +92,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
 def test_the_docs_rule_sorts_as_the_docs_say(load: Callable[[str, str], Rule]) -> None:
     [(text, table)] = re.findall(r"```python\n(.*?)```\n\n```toml\n(.*?)```", DOCS, re.DOTALL)
     rule = load(text, tomllib.loads(table)["binning"]["rules"].partition(":")[2])
-    told = fake.ocr_answer(1, 640, 480)
+    told = fake.answer("ocr", 1, 640, 480, frozenset())
     receipt = answered(0)
     street, sign = answered(0), answered(5, path=b"old/signs/a.jpg")
     street.outputs["blip"] = Output(b'{"text":"a street","similarity":0.5}', 0.0)

@@ -8,13 +8,15 @@ import pytest
 import torch
 from transformers import BertTokenizer, BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
-from stages.base import Caption, Clip, Embedding, Image, ImageError, StageSpec
+from stages.base import Image, ImageError, StageSpec
 from stages.blip.captioner import Captioner, GraphedStep
+from stages.blip.descriptor import Caption
 from stages.blip.stage import BlipStage
+from stages.checkpoints import load_model, load_tokenizer
+from stages.clip.descriptor import Clip, Embedding
 from stages.clip.stage import ClipStage, TextTower, decode_embedding, encode_embedding
 from stages.clip.towers import speed_up_attention, speed_up_mlp
 from stages.devices import pixels_of
-from stages.weights.checkpoints import load_model, load_tokenizer
 from stages.weights.packs import Pack, resolve
 from tests.stages.pictures import draw_image
 

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
-from stages.base import Clip, Image, StageSpec
+from stages.base import Image, StageSpec
+from stages.checkpoints import load_model, load_tokenizer
+from stages.clip.descriptor import Clip
 from stages.clip.stage import ClipStage, TextTower, decode_embedding, encode_embedding
-from stages.weights.checkpoints import load_model, load_tokenizer
 from stages.weights.packs import Pack, resolve
 from tests.stages.pictures import draw_image
 

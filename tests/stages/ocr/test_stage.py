@@ -18,10 +18,10 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from daemon.workers import chain
-from stages.base import Image, Limits, Line, Ocr, StageSpec
+from stages.base import Image, Limits, StageSpec
+from stages.ocr.descriptor import Line, Ocr, OcrOptions
 from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.stage import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, lay_out
-from stages.options import OcrOptions
 from tests.stages.pictures import read_photo, wrap_pixels
 
 PHOTOS = [Path(str(find_spec("ultralytics").origin)).parent / "assets" / name for name in ("bus.jpg", "zidane.jpg")]

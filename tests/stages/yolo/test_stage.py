@@ -13,10 +13,11 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
-from stages.base import DeviceLost, Image, Objects, OutOfMemory, StageSpec
+from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
 from stages.ocr.warp import resize, resize_in_torch
 from stages.weights.packs import Pack, resolve
 from stages.yolo import letterbox
+from stages.yolo.descriptor import Objects
 from stages.yolo.letterbox import Letterbox, fill_canvases
 from stages.yolo.network import build_network, convert_checkpoint, decode_in_float32, load_network, save_network
 from stages.yolo.stage import YoloStage

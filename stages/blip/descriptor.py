@@ -1,0 +1,79 @@
+"""What the rest of the program has to know of BLIP. Imports no torch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from stages import recognition
+from stages.clip import descriptor as clip
+from stages.descriptor import Backend, Descriptor, Files
+
+MODEL = recognition.Model(
+    type="blip",
+    name="BlipForConditionalGeneration",
+    description="BLIP for captions",
+    foreign={"text_encoder.": "BLIP for questions or retrieval", "itm_head.": "BLIP for retrieval"},
+)
+
+
+class Caption(msgspec.Struct, frozen=True):
+    """A sentence about an image."""
+
+    text: str
+    similarity: float | None  # cosine of CLIP's image and caption embeddings; None without a CLIP stage
+
+
+class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Captions."""
+
+    max_new_tokens: Annotated[
+        int,
+        Meta(ge=1, le=100_000, description="Most tokens of a caption, a word or a part of one each, the prompt's not counted."),
+    ] = 20
+    force_tokens: Annotated[
+        int, Meta(ge=0, le=100_000, description="Exactly so many new tokens, for benchmarks; 0: until the caption ends.")
+    ] = 0
+    prompt: Annotated[str, Meta(description="What every caption begins with; empty: the model begins.")] = ""
+
+
+def find(path: Path) -> dict[str, str]:
+    folder = recognition.find_model(path, MODEL)
+    return {"model": folder} if folder else {}
+
+
+def check(files: Files, *, allow_pickle: bool) -> None:
+    recognition.check_transformers(MODEL, files["model"])
+    if "clip" in files:
+        recognition.check_transformers(clip.MODEL, files["clip"])
+
+
+@lru_cache(maxsize=4096)
+def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Caption:
+    return Caption(f"a picture of {variant} things", variant / 64 if "clip" in earlier else None)
+
+
+BLIP = Descriptor(
+    name="blip",
+    key="caption",
+    result=Caption,
+    uses=("clip",),
+    backends={
+        "transformers": Backend(
+            place="stages.blip.stage:BlipStage",
+            options=BlipOptions,
+            version=2,
+            find=find,
+            check=check,
+            shares={"clip": ("clip", "model")},
+            takes=MODEL.name,
+        ),
+    },
+    half="bfloat16",  # it does not overflow, and captions bear it
+    cost=0.29,
+    fake=fake,
+)

@@ -1,0 +1,106 @@
+"""What the rest of the program has to know of OCR. Imports no torch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from stages.descriptor import Backend, Descriptor
+from stages.manifest import PackError
+from stages.options import Fraction, Side
+
+Point = tuple[float, float]
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of text: what it says, how sure (0..1), its corners, clockwise from top left; `guessed` if likely wrong."""
+
+    text: str
+    score: float
+    box: tuple[Point, Point, Point, Point]
+    guessed: bool = False
+
+
+class Ocr(msgspec.Struct, frozen=True):
+    """The text of an image."""
+
+    lines: list[Line]
+    count: int
+    area_ratio: float  # area of all boxes / area of the image
+
+
+class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As rapidocr's; where that has another name for one, it stands in brackets."""
+
+    text_score: Annotated[Fraction, Meta(description="Least score of a line; a line below it is not in the result.")] = 0.5
+    mask_threshold: Annotated[
+        Fraction, Meta(description="What the detector must give a pixel for it to count as text (rapidocr's thresh).")
+    ] = 0.3
+    box_threshold: Annotated[
+        Fraction, Meta(description="What it must give a box's pixels on average for the box to be read (box_thresh).")
+    ] = 0.5
+    unclip_ratio: Annotated[
+        float,
+        Meta(gt=0, le=10, description="How far boxes are grown: by their area over their circumference, times this."),
+    ] = 1.6
+    max_side: Annotated[
+        Side, Meta(description="Pixels. An image whose longer side is more is read at this size (max_side_len).")
+    ] = 2000
+    min_side: Annotated[
+        int, Meta(ge=1, le=736, description="Pixels. One whose shorter side is less is enlarged to this (min_side_len).")
+    ] = 30
+    map_side: Annotated[
+        Side, Meta(description="Pixels. The least shorter side that the detector sees; smaller is enlarged (limit_side_len).")
+    ] = 736
+    orientation: Annotated[
+        bool,
+        Meta(
+            description="Whether to also read pages that are upside down or sideways. A page whose text has a low score is "
+            "then also read the other way round, and the reading with the higher score is used."
+        ),
+    ] = False
+
+
+def bundled_weights() -> dict[str, str]:
+    """PP-OCRv6 small, which the rapidocr wheel carries. Raises PackError when it is not installed."""
+    from stages.ocr.onnxfile import WeightsError, weight_files  # numpy, which only those who resolve need
+
+    try:
+        return {role: str(path) for role, path in weight_files().items()}
+    except WeightsError as error:
+        raise PackError(str(error)) from error
+
+
+@lru_cache(maxsize=4096)
+def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Ocr:
+    """0 to 4 lines, each a twentieth of the image high and half of it wide."""
+    lines = [
+        Line(
+            f"line {variant}.{row}",
+            0.9,
+            (
+                (0.1 * width, top * height),
+                (0.6 * width, top * height),
+                (0.6 * width, (top + 0.05) * height),
+                (0.1 * width, (top + 0.05) * height),
+            ),
+        )
+        for row, top in enumerate((0.1, 0.2, 0.3, 0.4)[: variant % 5])
+    ]
+    return Ocr(lines, len(lines), 0.025 * len(lines))
+
+
+OCR = Descriptor(
+    name="ocr",
+    key="ocr",
+    result=Ocr,
+    backends={
+        "ppocr": Backend(place="stages.ocr.stage:OcrStage", options=OcrOptions, version=2, bundled=bundled_weights),
+    },
+    half="float16",  # bfloat16's eight bits move boxes by up to three pixels, which changes some texts
+    cost=0.60,
+    fake=fake,
+)

@@ -1,0 +1,106 @@
+"""What the rest of the program has to know of YOLO. Imports no torch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from stages import recognition
+from stages.descriptor import Backend, Descriptor, Files
+from stages.options import Count, Fraction
+
+FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # by role, in a pack
+FAKE_LABELS = ("cat", "dog", "car", "tree", "cup", "sign", "book")
+
+
+class Detection(msgspec.Struct, frozen=True):
+    """One object."""
+
+    label: str
+    score: float
+    box: tuple[float, float, float, float]  # x0, y0, x1, y1
+
+
+class Objects(msgspec.Struct, frozen=True):
+    """The objects in an image."""
+
+    detections: list[Detection]  # highest score first
+    count: int
+    unique: int  # distinct labels
+    dispersion: float  # bounding box of the detections' centres / area of the image
+
+
+class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As ultralytics' of these names."""
+
+    conf: Annotated[Fraction, Meta(description="Least score of an object; one below it is not in the result.")] = 0.25
+    iou: Annotated[
+        Fraction,
+        Meta(description="Of two boxes of a class whose overlap is more of what they cover together, the surer one stays."),
+    ] = 0.7
+    max_det: Annotated[Count, Meta(description="Most objects of an image, the surest.")] = 300
+    imgsz: Annotated[
+        Count | None,
+        Meta(
+            description="Pixels of the longer side as the network sees it, a multiple of its stride; not set: the weights' own."
+        ),
+    ] = None
+    allow_pickle: Annotated[
+        bool, Meta(description="Whether a .pt file may be read. It is a program: allow only what you trust.")
+    ] = False
+
+
+def find(path: Path) -> dict[str, str]:
+    """A .pt file, or a safetensors file with a yolo.json."""
+    if path.is_dir():
+        return FILES if all((path / file).is_file() for file in FILES.values()) else {}
+    if path.suffix == ".pt":
+        return {"weights": path.name}
+    if path.suffix == ".safetensors" and (path.parent / FILES["config"]).is_file():
+        return {"weights": path.name, "config": FILES["config"]}
+    return {}
+
+
+def check(files: Files, *, allow_pickle: bool) -> None:
+    recognition.check_yolo(files, allow_pickle=allow_pickle)
+
+
+@lru_cache(maxsize=4096)
+def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Objects:
+    """0 to 6 objects along the image's diagonal, each a tenth of it wide and high."""
+    count = variant % 7
+    corners = [0.12 * index for index in range(count)]
+    detections = [
+        Detection(
+            FAKE_LABELS[(variant + index) % (1 + variant % len(FAKE_LABELS))],
+            0.9 - 0.1 * index,
+            (corner * width, corner * height, (corner + 0.1) * width, (corner + 0.1) * height),
+        )
+        for index, corner in enumerate(corners)
+    ]
+    unique = len({detection.label for detection in detections})
+    return Objects(detections, count, unique, (corners[-1] if corners else 0.0) ** 2)
+
+
+YOLO = Descriptor(
+    name="yolo",
+    key="objects",
+    result=Objects,
+    backends={
+        "ultralytics": Backend(
+            place="stages.yolo.stage:YoloStage",
+            options=YoloOptions,
+            silent=frozenset({"allow_pickle"}),
+            version=2,
+            find=find,
+            check=check,
+        ),
+    },
+    half="float16",  # bfloat16 loses some objects
+    cost=0.08,
+    fake=fake,
+)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import msgspec
+import pytest
+
+from stages import plugins
+from stages.descriptor import Backend, Descriptor
+from stages.registry import BUILT_IN
+
+
+class Answer(msgspec.Struct, frozen=True):
+    text: str
+
+
+def describe(name: str, **fields: Any) -> Descriptor:
+    backend = Backend(place="nowhere:Stage", options=Answer)
+    return Descriptor(**{"name": name, "key": name, "result": Answer, "backends": {"b": backend}} | fields)
+
+
+FIRST, SECOND = describe("first", uses=("second", "ocr")), describe("second")
+OCR, RENAMED, BARE, HYPHEN = describe("ocr"), describe("renamed", key="other"), describe("bare", backends={}), describe("a-b")
+BIN, TEXT = describe("bin"), "not a stage"
+
+
+def gather(monkeypatch: pytest.MonkeyPatch, **values: str) -> plugins.Gathered:
+    entries = [EntryPoint(name.replace("_", "-"), value, plugins.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
+    return plugins.gather(BUILT_IN)
+
+
+def test_stages_of_plug_ins_run_after_visionds_own_and_after_those_that_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gather(monkeypatch, first=f"{__name__}:FIRST", second=f"{__name__}:SECOND")
+    assert list(found.stages) == ["ocr", "yolo", "clip", "blip", "second", "first"]
+    assert found.broken == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("gone", "no_such_module:STAGE", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("gone", f"{__name__}:NONE", "has no attribute 'NONE'"),
+        ("text", f"{__name__}:TEXT", "is not a stages.descriptor.Descriptor"),
+        ("renamed", f"{__name__}:RENAMED", 'name "renamed" and key "other" must both be "renamed"'),
+        ("another", f"{__name__}:SECOND", 'name "second" and key "second" must both be "another"'),
+        ("a_b", f"{__name__}:HYPHEN", "small letters, digits and _"),
+        ("bin", f"{__name__}:BIN", "none that visiond uses itself"),
+        ("ocr", f"{__name__}:OCR", "visiond has a stage of that name itself"),
+        ("bare", f"{__name__}:BARE", "it has no backends"),
+    ],
+)
+def test_what_cannot_be_used_is_named_and_stops_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
+) -> None:
+    found = gather(monkeypatch, **{name: value}, second=f"{__name__}:SECOND")
+    assert list(found.stages) == ["ocr", "yolo", "clip", "blip", "second"]
+    [problem] = found.broken.values()
+    assert problem.startswith(f'The stage "{name.replace("_", "-")}" of the plug-in {value} cannot be used: ')
+    assert why in problem
