@@ -6,6 +6,7 @@ Migrations go forward only: an older file is brought up to date when the daemon 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,12 +101,17 @@ def read_version(path: Path, connection: sqlite3.Connection) -> int:
 
 @contextlib.contextmanager
 def trouble_named(path: Path) -> Iterator[None]:
-    """What SQLite raises for the sake of the file, wherever it is read, as an error of ours; a defect passes."""
+    """What SQLite raises because of the ledger, and the system because of a file beside it, as ours; a defect passes."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         if _code(error) in _DAMAGE + _TROUBLE:
             raise explain(path, error) from error
+        raise
+    except OSError as error:
+        file = Path(os.fsdecode(error.filename or ""))
+        if file.is_relative_to(path.parent) and not isinstance(error, VisiondError):
+            raise unusable(file, error) from error
         raise
 
 
@@ -126,7 +132,8 @@ def unusable(path: Path, error: Exception) -> LedgerUnusable:
         trouble = LedgerUnusable(f"{path} cannot be used: {SCARCE[lack]}.")
         trouble.errno = lack
         return trouble
-    return LedgerUnusable(f"{path} cannot be used: {error}. Is it a file that may be read and written, on a disk with room?")
+    cause = error.strerror if isinstance(error, OSError) else error
+    return LedgerUnusable(f"{path} cannot be used: {cause}. May it be read and written, and has its disk room?")
 
 
 def damaged(path: Path, found: object) -> LedgerDamaged:
