@@ -133,7 +133,7 @@ def unusable(path: Path, error: Exception) -> LedgerUnusable:
         trouble.errno = lack
         return trouble
     cause = error.strerror if isinstance(error, OSError) else error
-    return LedgerUnusable(f"{path} cannot be used: {cause}. May it be read and written, and has its disk room?")
+    return LedgerUnusable(f"{path} cannot be used: {cause}. Check its permissions and the room on its disk.")
 
 
 def damaged(path: Path, found: object) -> LedgerDamaged:

@@ -209,7 +209,7 @@ def test_a_ledger_that_cannot_be_opened_for_want_of_descriptors_says_so(tmp_path
 
 @pytest.mark.parametrize("name", ["ledger.sqlite", "identity"])
 def test_a_file_of_the_state_folder_that_cannot_be_read_is_named_and_is_no_defect(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LedgerUnusable, match=rf"{name} cannot be used: Input/output error\. May it be read"):
+    with pytest.raises(LedgerUnusable, match=rf"{name} cannot be used: Input/output error\. Check its"):
         with schema.trouble_named(tmp_path / "ledger.sqlite"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path / name))
     with pytest.raises(FileNotFoundError), schema.trouble_named(tmp_path / "ledger.sqlite"):
