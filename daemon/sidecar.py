@@ -11,7 +11,7 @@ import msgspec
 
 from daemon.jobs import Version
 from stages.binning import Bin
-from stages.registry import KEYS, STAGES, decode
+from stages.registry import BUILT_IN, KEYS, STAGES, decode
 
 SCHEMA = "visiond/1"
 TIMINGS = "By stage: the seconds of the batch that the image was in, divided by its images; as measured when the model ran."
@@ -59,16 +59,18 @@ class Parts(NamedTuple):
 
 
 def parse_sidecar(data: bytes) -> Parts:
-    """Raises ValueError or KeyError when the bytes are no sidecar; a stage that is not installed here may say what it likes."""
+    """Raises ValueError or KeyError when the bytes are no sidecar. Results of plug-ins may be anything."""
     sidecar = msgspec.json.decode(data, type=Sidecar)
     parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     keys = {stage: KEYS.get(stage, stage) for stage in sidecar.models}
     if strange := parts.keys() - {*Sidecar.__struct_fields__} - {*keys.values()}:
         raise ValueError(f"it has a field that no sidecar has: {min(strange)}")
     results = {stage: bytes(parts[key]) for stage, key in keys.items()}
-    for stage in results.keys() & STAGES.keys():
-        decode(stage, results[stage])
-    criteria = bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]) if sidecar.bin else b""
+    for stage in BUILT_IN:  # of a plug-in, a later version may have another type
+        if stage.name in results:
+            decode(stage.name, results[stage.name])
+    is_done = not sidecar.status
+    criteria = bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]) if is_done else b""
     return Parts(sidecar, results, criteria)
 
 

@@ -6,20 +6,26 @@ quality = "visiond_quality:QUALITY"
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
+import msgspec
+
 from stages.descriptor import Backend, Descriptor
 
 GROUP = "visiond.stages"
-NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
-# What stands in a sidecar, in a rule's record or in the configuration beside the stages' results.
+NAME = re.compile(r"[a-z][a-z0-9]{0,40}")
+# What stands in a sidecar, in a rule's record or in the configuration beside the stages' results, and how the columns of an
+# export begin.
 TAKEN = frozenset(
     (
         *("schema", "id", "source", "notice", "bin", "timings", "models", "status", "reason", "detail", "attempts"),
-        *("finished_at", "path", "width", "height", "objects", "caption", "fake"),
+        *("finished", "path", "width", "height", "objects", "caption", "fake", "copy", "decoding"),
+        *("text", "object", "unique", "spatial", "clip", "tag", "embedding", "detections"),
     )
 )
 
@@ -45,8 +51,11 @@ def gather(built_in: Iterable[Descriptor]) -> Gathered:
     stages = {stage.name: stage for stage in built_in}
     found: dict[str, Descriptor] = {}
     sources, broken = {}, {}
-    for entry in sorted(entry_points(group=GROUP)):
+    entries = sorted(entry_points(group=GROUP))
+    for entry in entries:
         try:
+            if twins := [describe(other) for other in entries if other.name == entry.name and other != entry]:
+                raise Unfit(f"{', '.join(twins)} has a stage of that name too; uninstall one of them")
             found[entry.name] = check(load(entry), entry, stages)
             sources[entry.name] = describe(entry)
         except Unfit as error:
@@ -58,8 +67,9 @@ def gather(built_in: Iterable[Descriptor]) -> Gathered:
 
 def load(entry: EntryPoint) -> object:
     try:
-        return entry.load()
-    except Exception as error:  # whatever a stranger's module raises is its own fault
+        with contextlib.redirect_stdout(sys.stderr):  # standard output belongs to the command that runs
+            return entry.load()
+    except (Exception, SystemExit) as error:  # whatever a stranger's module raises is its own fault
         raise Unfit(f"{type(error).__name__}: {error}") from error
 
 
@@ -70,12 +80,28 @@ def check(stage: object, entry: EntryPoint, stages: Mapping[str, Descriptor]) ->
     if stage.name != entry.name or stage.key != stage.name:
         raise Unfit(f'name "{stage.name}" and key "{stage.key}" must both be "{entry.name}", as its entry point is called')
     if not NAME.fullmatch(stage.name) or stage.name in TAKEN:
-        raise Unfit("its name must be small letters, digits and _, and none that visiond uses itself")
+        raise Unfit("its name must be small letters and digits, and none that visiond uses itself")
     if stage.name in stages:
         raise Unfit("visiond has a stage of that name itself")
-    if not stage.backends or not all(isinstance(backend, Backend) for backend in stage.backends.values()):
+    if not isinstance(stage.backends, Mapping) or not stage.backends:
         raise Unfit("it has no backends")
+    if not isinstance(stage.uses, tuple) or not all(isinstance(name, str) for name in stage.uses):
+        raise Unfit("its `uses` must be a tuple of stages' names")
+    for name, backend in stage.backends.items():
+        if not isinstance(backend, Backend) or not is_struct(backend.options):
+            raise Unfit(f'its backend "{name}" must be a Backend whose options are a msgspec.Struct')
+    if not is_struct(stage.result):
+        raise Unfit("its result must be a msgspec.Struct")
+    try:
+        msgspec.json.Decoder(stage.result)
+        msgspec.inspect.type_info(stage.result)
+    except Exception as error:  # as above
+        raise Unfit(f"the type of its result cannot be read: {type(error).__name__}: {error}") from error
     return stage
+
+
+def is_struct(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def sort_by_use(found: Mapping[str, Descriptor]) -> Iterator[Descriptor]:

@@ -62,7 +62,7 @@ def _plugins(config: Config) -> Iterator[Finding]:
         yield Finding("warning", problem)
     others = [name for name in ORDER if name not in {stage.name for stage in BUILT_IN}]
     for name in others:
-        use = "runs" if name in config.stage_names else "does not run; name it in [pipeline] stages"
+        use = "configured" if name in config.stage_names else "not configured: [pipeline] stages does not name it"
         yield Finding("ok", f"stage {name} of the plug-in {SOURCES[name]} is installed and {use}.")
 
 

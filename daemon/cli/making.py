@@ -13,7 +13,7 @@ from daemon.errors import ModelsUnusable, NotWritable
 from daemon.layout import Layout, pack_errors
 from daemon.monitoring.notices import join_words
 from stages.manifest import MANIFEST, Manifest
-from stages.registry import ORDER
+from stages.registry import BUILT_IN
 from stages.training.folders import replace_folder
 from stages.weights.assembly import assemble
 
@@ -72,10 +72,11 @@ def try_pack(new: Path, stages: list[str], folder: Path, say: Say) -> None:
 
 def tell_use(folder: Path, manifest: Manifest) -> list[str]:
     """Lines that say what to write into the configuration."""
-    held = [stage for stage in ORDER if stage == "ocr" or stage in manifest.stages]
+    names = [stage.name for stage in BUILT_IN]
+    held = [stage for stage in names if stage == "ocr" or stage in manifest.stages]
     lines = [f"{folder.absolute()} holds {join_words(list(manifest.stages))}. In daemon.toml:", "", "    [models]"]
     lines += [f'    pack = "{folder.absolute()}"', ""]
-    if missing := [stage for stage in ORDER if stage not in held]:
+    if missing := [stage for stage in names if stage not in held]:
         stages = ", ".join(f'"{stage}"' for stage in held)
         lines.append(
             f"It has no {join_words(missing)}: add `stages = [{stages}]` under [pipeline], or name other weights, for "

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from daemon.config.refusal import explain
+from daemon.config.refusal import explain, explain_missing_stage
 from daemon.config.sections import (
     BinningSection,
     Http,
@@ -29,7 +29,7 @@ from daemon.config.sections import (
     UpkeepSection,
 )
 from daemon.errors import ConfigError
-from stages.registry import BROKEN, ORDER
+from stages.registry import ORDER
 
 
 class Config(Section):
@@ -166,11 +166,7 @@ def _misplaced_folders(config: Config) -> list[str]:
 
 def _misused_names(config: Config) -> list[str]:
     """Stage names, segments and rules that do not fit together."""
-    problems = [
-        "pipeline.stages: " + (BROKEN.get(name) or f'"{name}" is no stage; stages are {", ".join(ORDER)}.')
-        for name in config.pipeline.stages
-        if name not in ORDER
-    ]
+    problems = [f"pipeline.stages: {explain_missing_stage(name)}" for name in config.pipeline.stages if name not in ORDER]
     if config.binning.rules and config.pipeline.mode == "cascade":
         problems.append('binning.rules: a rule of your own sees every stage, so it needs pipeline.mode = "full".')
     if config.http.tls_key and not config.http.tls_certificate:

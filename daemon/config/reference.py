@@ -100,9 +100,10 @@ def list_options() -> list[Table]:
     tables = []
     for stage, described in STAGES.items():
         for name, backend in described.backends.items():
-            [schema] = msgspec.json.schema(backend.options)["$defs"].values()
-            for _, keys in _walk(f"[stages.{stage}.options]", schema, {}):
-                tables.append(Table([f"[stages.{stage}.options]"], keys, f"Of backend `{name}`. {schema['description']}"))
+            header, described_options = f"[stages.{stage}.options]", msgspec.json.schema(backend.options)["$defs"]
+            schema = described_options[backend.options.__name__]
+            about = f"Of backend `{name}`. {schema.get('description', '')}".rstrip()
+            tables += [Table([header], keys, about) for _, keys in [*_walk(header, schema, described_options)][:1]]
     return tables
 
 
@@ -173,7 +174,7 @@ def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterat
                 continue
         spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})  # it may be left out
         limited = not spec.keys().isdisjoint({"enum", *BOUNDS})
-        keys.append(Key(name, _kind(name, spec), limited, _default(name, spec), spec["description"]))
+        keys.append(Key(name, _kind(name, spec), limited, _default(name, spec), spec.get("description", "")))
     if keys:
         yield header, keys
     for inner, target in below:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from daemon.config.sections import OUT_OF_RANGE, Section, most_of
+from stages.registry import BROKEN, ORDER
 
 WANTED = {
     "path_type": "a path in quotes",
@@ -36,6 +37,8 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
     where = ".".join(f"[{part}]" if isinstance(part, int) else part for part in location).replace(".[", "[")
     kind, field = problem["type"], _field_at(root, location)
     if kind == "extra_forbidden":
+        if len(location) == 2 and location[0] == "stages":
+            return f"{where}: {explain_missing_stage(location[1])}"
         return f"{where}: unknown key; {_hint(root, location)}"
     if kind == "missing":
         return f"{where}: this key is missing. {field.description if field else ''}".rstrip()
@@ -70,6 +73,13 @@ def _fill(where: str, field: FieldInfo | None) -> str:
         return f"write a [[{where}]] table, or leave the key out."
     example = field.get_default() if field and not field.is_required() else None
     return f"name at least one{f', for example {example}' if example else ''}.".replace("'", '"')
+
+
+def explain_missing_stage(name: str) -> str:
+    """Why a stage that the configuration names is not there."""
+    near = difflib.get_close_matches(name, ORDER, n=1, cutoff=0.6)
+    hint = f'did you mean "{near[0]}"?' if near else f"stages are {', '.join(ORDER)}. Is its plug-in installed?"
+    return BROKEN.get(name) or f'there is no stage "{name}" here; {hint}'
 
 
 def _hint(root: type[Section], location: Sequence[Any]) -> str:

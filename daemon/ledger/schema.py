@@ -6,6 +6,7 @@ Migrations go forward only: an older file is brought up to date when the daemon 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -99,6 +100,9 @@ def read_version(path: Path, connection: sqlite3.Connection) -> int:
     return version
 
 
+_UNREADABLE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)  # of files beside it
+
+
 @contextlib.contextmanager
 def trouble_named(path: Path) -> Iterator[None]:
     """What SQLite raises because of the ledger, and the system because of a file beside it, as ours; a defect passes."""
@@ -109,9 +113,9 @@ def trouble_named(path: Path) -> Iterator[None]:
             raise explain(path, error) from error
         raise
     except OSError as error:
-        file = Path(os.fsdecode(error.filename or ""))
-        if file.is_relative_to(path.parent) and not isinstance(error, VisiondError):
-            raise unusable(file, error) from error
+        named = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        if error.errno in _UNREADABLE and named and Path(named).parent == path.parent:
+            raise unusable(Path(named), error) from error
         raise
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import inspect
@@ -17,28 +17,30 @@ KINDS: dict[type[inspect.Type], type] = {
     inspect.StrType: str,
     inspect.BoolType: bool,
 }
-OTHERS = tuple(stage for stage in STAGES.values() if stage not in BUILT_IN)
 
 
-def list_columns(stages: Iterable[Descriptor] = OTHERS) -> dict[str, type]:
-    """The names of the columns, each of a result's key, a _ and a field's name, and what their cells hold. What is neither a
-    number nor text is only in the sidecars and in an export as JSON lines."""
-    return {
-        f"{stage.key}_{field.encode_name}": kind
+class Column(NamedTuple):
+    """name: the result's key, a _ and the field's name. kind: what its cells hold."""
+
+    name: str
+    kind: type
+    key: str
+    field: str
+
+
+def list_columns(stages: Iterable[Descriptor]) -> list[Column]:
+    """What is neither a number nor text is only in the sidecars and in an export as JSON lines."""
+    return [
+        Column(f"{stage.key}_{field.encode_name}", kind, stage.key, field.encode_name)
         for stage in stages
         for field in msgspec.structs.fields(stage.result)
         if (kind := kind_of(inspect.type_info(field.type)))
-    }
+    ]
 
 
-def read_cells(document: dict[str, Any], stages: Iterable[Descriptor] = OTHERS) -> dict[str, Any]:
-    """The columns of a sidecar; None where a stage said nothing."""
-    return {
-        f"{stage.key}_{field.encode_name}": document.get(stage.key, {}).get(field.encode_name)
-        for stage in stages
-        for field in msgspec.structs.fields(stage.result)
-        if kind_of(inspect.type_info(field.type))
-    }
+def read_cells(document: dict[str, Any]) -> dict[str, Any]:
+    """The columns of plug-ins in a sidecar; None where a stage said nothing."""
+    return {name: document.get(key, {}).get(field) for name, _, key, field in COLUMNS}
 
 
 def kind_of(kind: inspect.Type) -> type | None:
@@ -49,3 +51,6 @@ def kind_of(kind: inspect.Type) -> type | None:
         kinds = [part for part in kind.types if not isinstance(part, inspect.NoneType)]
         return kind_of(kinds[0]) if len(kinds) == 1 else None
     return KINDS.get(type(kind))
+
+
+COLUMNS = list_columns(stage for stage in STAGES.values() if stage not in BUILT_IN)

@@ -21,7 +21,7 @@ from daemon.errors import LedgerDamaged, WrongArgument
 from daemon.hints import command, quantity
 from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.records import Reader, Record
-from daemon.results.columns import list_columns, read_cells
+from daemon.results import columns
 from daemon.results.parquet import write_table
 from daemon.state import closed_to_others
 
@@ -51,7 +51,7 @@ COLUMNS = {  # lists are of strings; a moment is a string as well, but in Parque
     "seconds": float,
     "finished_at": datetime,
     "notice": str,
-    **list_columns(),
+    **{column.name: column.kind for column in columns.COLUMNS},
 }
 FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # a cell's start: some programs drop spaces before it, or take wide signs
 FORMATS = ("csv", "jsonl", "parquet")
@@ -195,7 +195,7 @@ def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
         "seconds": round(sum(document["timings"].values()), 6),
         "finished_at": document["finished_at"],
         "notice": document.get("notice", ""),
-        **read_cells(document),
+        **columns.read_cells(document),
     }
 
 

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -138,7 +139,10 @@ class Chain:
             traceback.print_exc()
             entry.error = ImageError(Reason.HEADER, repr(error))
             return entry
-        known = {name: registry.decode(name, item.known[name]) for name in self._uses if name in item.known}
+        known = {}
+        for name in self._uses & item.known.keys():
+            with suppress(msgspec.DecodeError):  # it was stored with another type of result: as if that stage had not run
+                known[name] = registry.decode(name, item.known[name])
         entry.image = Image(data, header.width, header.height, results=known)
         return entry
 
@@ -181,10 +185,10 @@ class Chain:
 
     def _take(self, stage: Stage, entry: Entry, image: Image, answer: Result, seconds: float) -> None:
         """Keep an answer, if what will be stored can be read again: JSON has no NaN."""
-        payload = msgspec.json.encode(answer)
         try:
+            payload = msgspec.json.encode(answer)
             registry.decode(stage.name, payload)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, TypeError, ValueError) as error:
             entry.error = ImageError(Reason.STAGE, f"{stage.name} gave a result that cannot be stored: {error}")
             return
         image.results[stage.name] = answer
@@ -208,6 +212,8 @@ class Chain:
         but for a single image, whose answer that is."""
         try:
             answers = list(run(items))
+            if len(answers) != len(items):
+                raise ValueError(f"{len(answers)} answers for {len(items)} images")
             self._allowances[what].note_fit(len(items))
             return answers
         except DeviceLost:

@@ -1,4 +1,4 @@
-"""One child process, as the daemon sees it, and the conversation with it. Its own side is worker.py."""
+"""One child process, as the daemon sees it, and the conversation with it. Its own side is child.py."""
 
 from __future__ import annotations
 

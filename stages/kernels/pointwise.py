@@ -1,4 +1,4 @@
-"""Device code for layers that look at one pixel, or one row, at a time; see kernels.py for the form of maps."""
+"""Device code for layers that look at one pixel, or one row, at a time; see convolution.py for the form of maps."""
 
 # mypy: ignore-errors
 from __future__ import annotations

@@ -113,7 +113,7 @@ def write_upright(file: Path, truth: Truth, folder: Path) -> None:
 def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> tuple[list[Results], dict[str, float]]:
     """Each file's results by stage name; OCR's for the first `read` alone. And each stage's seconds for an image."""
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    names = [name for name in registry.ORDER if name != "ocr" or read]
+    names = [name for name in (stage.name for stage in registry.BUILT_IN) if name != "ocr" or read]
     overrides: dict[str, dict[str, Any]] = {name: {"batch_size": BATCH} for name in names}
     if device != "cpu" and "ocr" in overrides:
         # As in the daemon: its kernels take the scenes' many sizes in their stride.

@@ -222,7 +222,11 @@ def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mappi
             for role, (other, part) in backend.shares.items():
                 if other in specs and part in specs[other].files:
                     shared[role], notice = Path(specs[other].files[part]), specs[other].notice
-        specs[stage] = resolve(pack, stage, overrides.get(stage), files=shared, notice=notice)
+        spec = resolve(pack, stage, overrides.get(stage), files=shared, notice=notice)
+        used = [specs[name].fingerprint for name in registry.STAGES[stage].uses if name in specs]
+        if used and registry.STAGES[stage] not in registry.BUILT_IN:  # visiond's own know what to share
+            spec = msgspec.structs.replace(spec, fingerprint=digest([spec.fingerprint, *used]))
+        specs[stage] = spec
     return list(specs.values())
 
 
@@ -261,4 +265,8 @@ def fingerprint(
     described = registry.find_backend(stage, backend)
     telling = {key: value for key, value in options.items() if key not in described.silent}
     identity = [stage, backend, described.version, contents, dtype, telling]
+    return digest(identity)
+
+
+def digest(identity: list[Any]) -> str:
     return f"sha256:{hashlib.sha256(msgspec.json.encode(identity, order='sorted')).hexdigest()[:16]}"

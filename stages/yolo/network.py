@@ -60,7 +60,7 @@ def _unpatched() -> Iterator[None]:
 with _unpatched():
     from ultralytics.nn.modules import Conv
     from ultralytics.nn.tasks import DetectionModel, torch_safe_load, yaml_model_load
-    from ultralytics.utils.nms import non_max_suppression as non_max_suppression  # for yolo.py
+    from ultralytics.utils.nms import non_max_suppression as non_max_suppression  # for stage.py
     from ultralytics.utils.ops import scale_boxes as scale_boxes
 
 

@@ -23,6 +23,15 @@ def describe(name: str, **fields: Any) -> Descriptor:
 FIRST, SECOND = describe("first", uses=("second", "ocr")), describe("second")
 OCR, RENAMED, BARE, HYPHEN = describe("ocr"), describe("renamed", key="other"), describe("bare", backends={}), describe("a-b")
 BIN, TEXT = describe("bin"), "not a stage"
+LISTED, UNUSED = describe("listed", backends=["b"]), describe("unused", uses=None)
+NOTHING, PLAIN = describe("nothing", result=None), describe("plain", backends={"b": Backend(place="x:y", options=dict)})
+
+
+class Lost(msgspec.Struct):
+    field: NoSuchName  # type: ignore[name-defined] # noqa: F821
+
+
+UNREADABLE = describe("unreadable", result=Lost)
 
 
 def gather(monkeypatch: pytest.MonkeyPatch, **values: str) -> plugins.Gathered:
@@ -45,10 +54,16 @@ def test_stages_of_plug_ins_run_after_visionds_own_and_after_those_that_they_use
         ("text", f"{__name__}:TEXT", "is not a stages.descriptor.Descriptor"),
         ("renamed", f"{__name__}:RENAMED", 'name "renamed" and key "other" must both be "renamed"'),
         ("another", f"{__name__}:SECOND", 'name "second" and key "second" must both be "another"'),
-        ("a_b", f"{__name__}:HYPHEN", "small letters, digits and _"),
+        ("a_b", f"{__name__}:HYPHEN", "small letters and digits"),
         ("bin", f"{__name__}:BIN", "none that visiond uses itself"),
         ("ocr", f"{__name__}:OCR", "visiond has a stage of that name itself"),
         ("bare", f"{__name__}:BARE", "it has no backends"),
+        ("listed", f"{__name__}:LISTED", "it has no backends"),
+        ("unused", f"{__name__}:UNUSED", "must be a tuple"),
+        ("nothing", f"{__name__}:NOTHING", "its result must be a msgspec.Struct"),
+        ("plain", f"{__name__}:PLAIN", 'its backend "b" must be a Backend whose options are a msgspec.Struct'),
+        ("unreadable", f"{__name__}:UNREADABLE", "the type of its result cannot be read: NameError"),
+        ("leaves", "tests.stages.leaves:STAGE", "SystemExit: 3"),
     ],
 )
 def test_what_cannot_be_used_is_named_and_stops_nothing_else(
@@ -59,3 +74,11 @@ def test_what_cannot_be_used_is_named_and_stops_nothing_else(
     [problem] = found.broken.values()
     assert problem.startswith(f'The stage "{name.replace("_", "-")}" of the plug-in {value} cannot be used: ')
     assert why in problem
+
+
+def test_of_two_distributions_with_a_stage_of_one_name_neither_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [EntryPoint("second", f"{__name__}:{name}", plugins.GROUP) for name in ("SECOND", "FIRST")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
+    found = plugins.gather(BUILT_IN)
+    assert list(found.stages) == ["ocr", "yolo", "clip", "blip"]
+    assert "has a stage of that name too; uninstall one of them" in found.broken["second"]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.base import Image, ImageError, Result, Stage
+from stages.devices import hold_device
 from stages.options import read_options
 from visiond_quality import Quality, QualityOptions
 
@@ -30,7 +31,7 @@ class QualityStage(Stage):
 
     @torch.inference_mode()
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
-        with self.lock:
+        with hold_device(self.lock):  # CUDA's errors become OutOfMemory and DeviceLost
             return [self.measure(image) for image in images]
 
     def measure(self, image: Image) -> Quality:

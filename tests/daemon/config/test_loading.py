@@ -188,7 +188,7 @@ def test_every_problem_is_told_with_the_file_that_has_it(tmp_path: Path) -> None
         ({"pipelin": {}}, 'pipelin: unknown key; did you mean "pipeline"?'),
         ({"inbox": [{}, {"priorty": 1}]}, 'inbox[1].priorty: unknown key; did you mean "priority"?'),
         ({"stages": {"ocr": {"bakend": "fake"}}}, 'stages.ocr.bakend: unknown key; did you mean "backend"?'),
-        ({"stages": {"orc": {}}}, 'stages.orc: unknown key; did you mean "ocr"?'),
+        ({"stages": {"orc": {}}}, 'stages.orc: there is no stage "orc" here; did you mean "ocr"?'),
         (
             {"pipeline": {"segment": [{"stages": ["ocr"], "device": ["cpu"], "devices": ["cpu"]}]}},
             'pipeline.segment[0].device: unknown key; did you mean "devices"?',
@@ -393,7 +393,7 @@ def test_stages_run_in_their_own_order_whatever_the_file_says() -> None:
 
 def test_an_unknown_stage_is_refused_with_those_there_are() -> None:
     [problem] = problems_of({"pipeline": {"stages": ["ocr", "yodo"]}})
-    assert problem == 'pipeline.stages: "yodo" is no stage; stages are ocr, yolo, clip, blip.'
+    assert problem == 'pipeline.stages: there is no stage "yodo" here; did you mean "yolo"?'
 
 
 @pytest.mark.parametrize("held", [[["ocr", "yolo"], ["blip"]], [["clip", "blip"], ["ocr", "yolo"]], [["ocr"] * 2, ["yolo"]]])

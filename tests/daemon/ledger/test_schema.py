@@ -212,5 +212,8 @@ def test_a_file_of_the_state_folder_that_cannot_be_read_is_named_and_is_no_defec
     with pytest.raises(LedgerUnusable, match=rf"{name} cannot be used: Input/output error\. Check its"):
         with schema.trouble_named(tmp_path / "ledger.sqlite"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path / name))
-    with pytest.raises(FileNotFoundError), schema.trouble_named(tmp_path / "ledger.sqlite"):
-        (tmp_path.parent / "elsewhere").read_bytes()
+    for other in (tmp_path / "no" / name, tmp_path / "missing"):
+        with pytest.raises(FileNotFoundError), schema.trouble_named(tmp_path / "ledger.sqlite"):
+            other.read_bytes()
+    with pytest.raises(OSError, match="Bad file descriptor"), schema.trouble_named(tmp_path / "ledger.sqlite"):
+        os.stat(9999)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import msgspec
+import numpy as np
 import pytest
 
 from daemon.messages import Batch, Item, Setup
 from daemon.workers import chain as module
 from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, Entry, draw_page
-from stages.base import Header, Limits, OutOfMemory, StageSpec
+from stages.base import Header, Image, Limits, OutOfMemory, Reason, StageSpec
 from stages.decoding.images import inspect
+from stages.fake import answer
+from stages.ocr.descriptor import Ocr
 from tests.daemon_process import picture
 
 
@@ -104,3 +109,33 @@ def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, si
     limits = Limits(max_pixels=most)
     header = inspect(memoryview(draw_page(limits)), limits)
     assert (header.width, header.height) == size
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (lambda images: [], "ocr: ValueError: 0 answers for 1 images"),
+        (lambda images: [Ocr([], np.float32(0), 0.0)] * len(images), "ocr gave a result that cannot be stored: "),
+        (lambda images: [Ocr([], 0, math.nan)] * len(images), "ocr gave a result that cannot be stored: "),
+    ],
+)
+def test_a_stage_that_answers_wrongly_is_named_and_the_worker_lives(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Sequence[Image]], list[Ocr]], told: str
+) -> None:
+    chain, batch = open_chain(3, oom_above=3)
+    monkeypatch.setattr(chain._stages[0], "run", run)
+    for outcome in chain.run(batch).outcomes:
+        assert outcome.reason == Reason.STAGE
+        assert outcome.detail.startswith(told)
+
+
+def test_an_earlier_result_of_another_type_is_as_good_as_none() -> None:
+    spec = StageSpec("blip", "fake")
+    data = picture(1)
+    chain = Chain(Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["clip", "blip"]), memoryview(data))
+    chain.load()
+    known = [b'{"embedding": 1}', msgspec.json.encode(answer("clip", 1, 8, 8, frozenset()))]
+    reply = chain.run(Batch(0, [Item(0, len(data), {"clip": payload}) for payload in known]))
+    likeness = [msgspec.json.decode(outcome.outputs["blip"].payload)["similarity"] for outcome in reply.outcomes]
+    assert likeness[0] is None
+    assert likeness[1] is not None
