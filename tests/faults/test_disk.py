@@ -107,7 +107,7 @@ def test_images_of_an_inbox_that_is_read_only_have_results_and_leave_it_later_an
             with Daemon(place) as daemon:
                 daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "an obstacle")
                 wait_for(lambda: not list(place.inbox("well").iterdir()), "the other inbox is empty")
-                assert len(list(place.site.results.rglob("*.json"))) == number + 20
+                wait_for(lambda due=number + 20: len(list(place.site.results.rglob("*.json"))) == due, "a result for each")
                 assert len(list(place.inbox("card").iterdir())) == 20
                 assert daemon.stop() == 0
         disk.remount("rw")
