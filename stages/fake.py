@@ -8,15 +8,13 @@ import signal
 import time
 import zlib
 from collections.abc import Sequence
-from functools import partial
 from math import ceil
 
 from stages.base import DeviceLost, Image, ImageError, OutOfMemory, Reason, Result, Stage, StageSpec, StageUnusable
-from stages.invented import invent
+from stages.invented import VARIANTS, invent
 from stages.options import FakeOptions, Fault, read_options
 from stages.registry import find_stage
 
-VARIANTS = 64  # answers that differ, of each stage
 DIGESTED_BYTES = 4096  # of an image, so that large files cost no more than small ones
 NONE: frozenset[str] = frozenset()
 
@@ -80,7 +78,9 @@ def commit_fault(fault: Fault) -> ImageError:
 def answer(stage: str, variant: int, width: int, height: int, earlier: frozenset[str]) -> Result:
     """What a fake stage says. variant: a number below VARIANTS. earlier: the stages that it may use and that have run."""
     described = find_stage(stage)
-    return (described.fake or partial(invent, described.result))(variant, width, height, earlier)
+    if described.fake:
+        return described.fake(variant, width, height, earlier)
+    return invent(described.result, variant, width, height, earlier)
 
 
 def variant_of(image: Image) -> int:

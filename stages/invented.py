@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-SPREAD = 64  # fractions are multiples of one part in so many
+VARIANTS = 64  # answers of a fake that differ; fractions are multiples of one part in so many
+LABELS = ("cat", "dog", "car", "tree", "cup", "sign", "book")  # what fakes see
 
 
 @lru_cache(maxsize=4096)
@@ -25,7 +26,7 @@ def invent_value(kind: inspect.Type, number: int) -> Any:
         case inspect.IntType():
             return int(hold(number, kind.ge, kind.le))
         case inspect.FloatType():
-            return float(hold(number % SPREAD / SPREAD, kind.ge, kind.le))
+            return float(hold(number % VARIANTS / VARIANTS, kind.ge, kind.le))
         case inspect.BoolType():
             return number % 2 == 0
         case inspect.StrType():

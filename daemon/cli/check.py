@@ -29,7 +29,7 @@ from daemon.system.host import Host
 from daemon.system.mounts import is_network_mount, is_there, tell_missing
 from daemon.upkeep.names import find_left_out, find_renamed
 from daemon.web.app import listen, load_certificate, read_token, risks
-from stages.registry import BROKEN, BUILT_IN, ORDER, SOURCES
+from stages.registry import BROKEN, SOURCES
 from stages.weights.packs import open_pack
 
 LEAST_FREE_BYTES = 1 << 30
@@ -60,10 +60,9 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
 def _plugins(config: Config) -> Iterator[Finding]:
     for problem in BROKEN.values():
         yield Finding("warning", problem)
-    others = [name for name in ORDER if name not in {stage.name for stage in BUILT_IN}]
-    for name in others:
+    for name, source in SOURCES.items():
         use = "configured" if name in config.stage_names else "not configured: [pipeline] stages does not name it"
-        yield Finding("ok", f"stage {name} of the plug-in {SOURCES[name]} is installed and {use}.")
+        yield Finding("ok", f"stage {name} of the plug-in {source} is installed and {use}.")
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:

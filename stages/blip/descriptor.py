@@ -12,6 +12,7 @@ from msgspec import Meta
 from stages import recognition
 from stages.clip import descriptor as clip
 from stages.descriptor import Backend, Descriptor, Files
+from stages.invented import VARIANTS
 
 MODEL = recognition.Model(
     type="blip",
@@ -54,7 +55,7 @@ def check(files: Files, *, allow_pickle: bool) -> None:
 
 @lru_cache(maxsize=4096)
 def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Caption:
-    return Caption(f"a picture of {variant} things", variant / 64 if "clip" in earlier else None)
+    return Caption(f"a picture of {variant} things", variant / VARIANTS if "clip" in earlier else None)
 
 
 BLIP = Descriptor(

@@ -11,11 +11,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages import recognition
+from stages import invented, recognition
 from stages.descriptor import Backend, Descriptor, Files
 
 LABELS = "labels.txt"  # what tags are chosen from, one a line; beside a model, or in a pack
-FAKE_LABELS = ("cat", "dog", "car", "tree", "cup", "sign", "book")
 MODEL = recognition.Model(
     type="clip",
     name="CLIPModel",
@@ -76,14 +75,9 @@ def check(files: Files, *, allow_pickle: bool) -> None:
 def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Clip:
     """A unit vector of 16 values, 15 of them zero."""
     values = [float(index == variant % 16) for index in range(16)]
-    tags = [
-        Tag(FAKE_LABELS[(variant + place) % len(FAKE_LABELS)], probability) for place, probability in enumerate((0.75, 0.25))
-    ]
     embedding = Embedding(16, "float16", base64.b64encode(struct.pack("<16e", *values)).decode())
-    return Clip(
-        embedding,
-        tags,
-    )
+    labels = (invented.LABELS[(variant + place) % len(invented.LABELS)] for place in range(2))
+    return Clip(embedding, [Tag(label, score) for label, score in zip(labels, (0.75, 0.25), strict=True)])
 
 
 CLIP = Descriptor(

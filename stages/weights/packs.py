@@ -216,15 +216,16 @@ def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mappi
     one's, so that the answers of both can be compared."""
     specs: dict[str, StageSpec] = {}
     for stage in stages:
+        described = registry.find_stage(stage)
         shared: dict[str, Path] = {}
         notice = ""
-        for backend in registry.find_stage(stage).backends.values():
+        for backend in described.backends.values():
             for role, (other, part) in backend.shares.items():
                 if other in specs and part in specs[other].files:
                     shared[role], notice = Path(specs[other].files[part]), specs[other].notice
         spec = resolve(pack, stage, overrides.get(stage), files=shared, notice=notice)
-        used = [specs[name].fingerprint for name in registry.STAGES[stage].uses if name in specs]
-        if used and registry.STAGES[stage] not in registry.BUILT_IN:  # visiond's own know what to share
+        used = [specs[name].fingerprint for name in described.uses if name in specs]
+        if used and described not in registry.BUILT_IN:  # visiond's own know what to share
             spec = msgspec.structs.replace(spec, fingerprint=digest([spec.fingerprint, *used]))
         specs[stage] = spec
     return list(specs.values())

@@ -11,10 +11,10 @@ from msgspec import Meta
 
 from stages import recognition
 from stages.descriptor import Backend, Descriptor, Files
+from stages.invented import LABELS
 from stages.options import Count, Fraction
 
 FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # by role, in a pack
-FAKE_LABELS = ("cat", "dog", "car", "tree", "cup", "sign", "book")
 
 
 class Detection(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Obje
     corners = [0.12 * index for index in range(count)]
     detections = [
         Detection(
-            FAKE_LABELS[(variant + index) % (1 + variant % len(FAKE_LABELS))],
+            LABELS[(variant + index) % (1 + variant % len(LABELS))],
             0.9 - 0.1 * index,
             (corner * width, corner * height, (corner + 0.1) * width, (corner + 0.1) * height),
         )
