@@ -36,7 +36,10 @@ print(run_daemon(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))
 """
 STANDARD = """
 import sys, pathlib
-from daemon.bench.job import Place, run_job
+try:
+    from daemon.bench.job import Place, run_job
+except ModuleNotFoundError:  # as in 0.1.0
+    from daemon.bench import Place, run_job
 run = run_job(Place(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), cold=False)
 at, count = run.published_at, len(run.published_at)
 first, last = count // 4, count * 19 // 20

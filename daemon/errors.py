@@ -5,7 +5,6 @@ Exit statuses are those of sysexits.h, so that systemd and scripts can tell them
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections import Counter
@@ -16,37 +15,6 @@ from daemon.system.signals import SHELL_OFFSET
 
 if TYPE_CHECKING:
     from daemon.jobs import JobStatus
-
-RAISE = "raise its limit (LimitNOFILE= in the unit, ulimit -Hn)"
-SCARCE = {  # descriptors, which are lacking for now: no file's fault
-    errno.EMFILE: "the daemon may open no more files at once (EMFILE); " + RAISE,
-    errno.ENFILE: "the machine may open no more files at once (ENFILE); raise fs.file-max with sysctl",
-}
-
-
-# What the system says of a mount that has gone away, of a disk that was pulled, or where memory is short for now: no file's
-# fault, and it may pass.
-AWAY = frozenset(
-    (
-        *(errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-        *(errno.ENODEV, errno.ENOMEDIUM, errno.EREMOTEIO, errno.ENOMEM),
-    )
-)
-
-
-def cause_of(error: OSError) -> str:
-    """Why the system refused something; where descriptors are lacking, with the mend."""
-    return SCARCE.get(error.errno or 0) or error.strerror or str(error)
-
-
-def find_scarcity() -> int | None:
-    """The error that opening a file meets now, where descriptors are lacking: SQLite says that it could not, but not why."""
-    try:
-        os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
-    except OSError as error:
-        return error.errno if error.errno in SCARCE else None
-    return None
 
 
 class VisiondError(Exception):
@@ -188,10 +156,6 @@ class NoWorkersLeft(VisiondError):
     """Every worker of a segment has failed too often: nothing can be processed any more."""
 
     exit_status = os.EX_UNAVAILABLE
-
-
-class Hurried(Exception):
-    """The end of a drain is not waited for."""
 
 
 class WorkerLost(Exception):

@@ -25,13 +25,14 @@ from daemon.inbox.intake import read_files
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import Ending, Failure, File, Job, JobStatus
 from daemon.ledger.ledger import Ledger
+from daemon.limit import Limit
 from daemon.messages import Item, Reply
 from daemon.monitoring.metrics import Metrics
+from daemon.results.destinations import Destination, Publication
 from daemon.results.endings import Judge
-from daemon.results.persistence import Persistence
 from daemon.results.publisher import Publisher
-from daemon.results.sinks import Journal, Publication, Sink
-from daemon.trial import Trial
+from daemon.results.sinks import JsonlSink
+from daemon.system.retry import Retry
 from daemon.workers.pool import Pool
 from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
@@ -80,10 +81,10 @@ class Pipeline:
         slab: Slab,
         lanes: Sequence[Lane],
         judge: Judge,
-        sinks: Mapping[int, Sink],
+        destinations: Mapping[int, Destination],
         metrics: Metrics,
         *,
-        journal: Journal | None = None,
+        journal: JsonlSink | None = None,
         reuse_results: bool = True,
     ) -> None:
         self.ledger = ledger
@@ -91,15 +92,15 @@ class Pipeline:
         self.slab = slab
         self.lanes = list(lanes)
         self.judge = judge
-        self.sinks = sinks
+        self.destinations = destinations
         self.metrics = metrics
         self.reuse_results = reuse_results
         self.in_flight: dict[int, Job] = {}
-        self.persist = Persistence()
-        self.publisher = Publisher(ledger, sinks, journal, self.persist, self.in_flight)
+        self.retry = Retry()
+        self.publisher = Publisher(ledger, destinations, journal, self.retry, self.in_flight)
         self.publisher.put_back = metrics.put_back
         self.progressed_at = time.monotonic()
-        self._roots = {inbox: sink.inbox for inbox, sink in sinks.items()}
+        self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self.absences = Absences(self._roots)
         self._recovered: set[int] = set()  # inboxes
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
@@ -110,12 +111,12 @@ class Pipeline:
         self._watching = anyio.CancelScope()
         self._complete = False  # nothing more will be admitted
         self.found_all = False  # that was there, with `once`
-        self.trial: Trial | None = None
+        self.limit: Limit | None = None
         self._draining = False
 
     async def run(self, *, once: bool = False, limit: int = 0) -> None:
         """Work until drained or, with `once`, until all that was there has its end; with a limit, until so many images have."""
-        self.trial = Trial(limit) if limit else None
+        self.limit = Limit(limit) if limit else None
         async with anyio.create_task_group() as tasks:
             for lane in self.lanes:
                 tasks.start_soon(self.dispatch, lane)
@@ -133,13 +134,13 @@ class Pipeline:
         if once and not self._draining:
             await self.publisher.try_again()
 
-    def bystanders(self) -> list[str]:
+    def held_back(self) -> list[str]:
         """What cannot be done at present while all else goes on: inboxes that cannot be read, or that no source can leave."""
-        return self.watcher.obstacles() + self.absences.obstacles() + self.publisher.obstacles()
+        return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
     def drain(self) -> None:
         """Take in nothing more, and let go of what waits for a worker; `run` returns when the rest has its end."""
-        self._draining = self.persist.hurried = True
+        self._draining = self.retry.hurried = True
         self._watching.cancel()
         self._admitted.set()
         for queue in [queue for lane in self.lanes for queue in (lane.queue, lane.suspects)]:
@@ -167,7 +168,7 @@ class Pipeline:
 
     async def admit(self, files: list[File]) -> None:
         """A row for each new version. A backlog of a million files is a million rows, not a million objects here."""
-        admitted = await self.persist("ledger", self.ledger.admit, files)
+        admitted = await self.retry("ledger", self.ledger.admit, files)
         self.metrics.admitted(admitted)
         if admitted.pending:
             self._admitted.set()
@@ -196,27 +197,27 @@ class Pipeline:
             complete, answering = self._complete, self.watcher.answering() - self.absences.resting()
             await self.recover(answering - self._recovered)
             lasting = self.absences.lasting() if complete else set()
-            pause = await self.persist("ledger", self.ledger.seconds_to_next_try, lasting)
+            pause = await self.retry("ledger", self.ledger.seconds_to_next_try, lasting)
             if jobs := await self._next_of(answering, complete):
                 return jobs
             nothing_waits = pause is None and not self.absences.resting() - lasting
-            if complete and not self.in_flight and (nothing_waits or (self.trial and self.trial.is_over)):
+            if complete and not self.in_flight and (nothing_waits or (self.limit and self.limit.is_over)):
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
                 await self._admitted.wait()
         return []
 
     async def _next_of(self, inboxes: set[int], complete: bool) -> list[Job]:
-        """The next jobs of these inboxes. In a trial there are none before all files are found, as the highest priority comes
+        """The next jobs of these inboxes. With a limit there are none before all files are found, as the highest priority comes
         first; and when enough have been taken up, only those of them that are to be tried again."""
-        trial, busy = self.trial, self.in_flight.keys()
-        if not trial:
-            return await self.persist("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
-        if not complete or trial.is_over:
+        limit, busy = self.limit, self.in_flight.keys()
+        if not limit:
+            return await self.retry("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
+        if not complete or limit.is_over:
             return []
-        only = None if trial.room else trial.postponed
-        jobs = await self.persist("ledger", self.ledger.next_jobs, min(FEED, trial.room or FEED), busy, inboxes, only)
-        trial.take(jobs)
+        only = None if limit.room else limit.postponed
+        jobs = await self.retry("ledger", self.ledger.next_jobs, min(FEED, limit.room or FEED), busy, inboxes, only)
+        limit.take(jobs)
         return jobs
 
     def _reserve_now(self, job: Job) -> bool:
@@ -233,10 +234,10 @@ class Pipeline:
     async def _take_up(self, jobs: list[Job]) -> None:
         """Read and digest the files, answer from the ledger what is known there, queue the rest."""
         reserved = [job for job in jobs if job.extent]
-        await self.persist("inbox", to_thread.run_sync, read_files, reserved, self.slab, self._roots)
+        await self.retry.in_thread("inbox", read_files, reserved, self.slab, self._roots)
         self.absences.note(reserved)
         if self.reuse_results:
-            await self.persist("ledger", self.ledger.recall, [job for job in jobs if job.digest])
+            await self.retry("ledger", self.ledger.recall, [job for job in jobs if job.digest])
         for job in jobs:
             self.metrics.fed(job)
             await self._pass_on(job)
@@ -279,7 +280,7 @@ class Pipeline:
 
     async def _suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
         job.deaths += loss.began
-        await self.persist("ledger", self.ledger.blame, job)
+        await self.retry("ledger", self.ledger.blame, job)
         if job.deaths < SOLO_DEATHS:
             await self._queue(lane.suspects, job)
             return
@@ -309,7 +310,7 @@ class Pipeline:
             if outcome.reason:
                 job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
         if onward := [job for job in jobs if self._next_lane(job)]:
-            await self.persist("ledger", self.ledger.keep, onward)  # a crash resumes at the next segment
+            await self.retry("ledger", self.ledger.keep, onward)  # a crash resumes at the next segment
         for job in jobs:
             await self._pass_on(job)
 
@@ -352,7 +353,7 @@ class Pipeline:
             while len(jobs) < FINISH and not self._ended.empty():
                 jobs.append(self._ended.get_nowait())
             endings = await to_thread.run_sync(self.judge.endings, jobs)
-            ended = await self.persist("ledger", self.ledger.end, endings, self.judge.endings)
+            ended = await self.retry("ledger", self.ledger.end, endings, self.judge.endings)
             await self._durable.put((endings, ended))
 
     async def publish(self) -> None:
@@ -382,8 +383,8 @@ class Pipeline:
         job = ending.job
         self.progressed_at = time.monotonic()
         del self.in_flight[job.id]
-        if self.trial:
-            self.trial.leave(ending)
+        if self.limit:
+            self.limit.leave(ending)
         if replaced:
             return
         self.metrics.ended(ending)

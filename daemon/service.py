@@ -17,8 +17,9 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.errors import ConfigError, Hurried, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
+from daemon.errors import ConfigError, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.hints import command
+from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import JobStatus
@@ -30,14 +31,15 @@ from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
+from daemon.results.destinations import Destination
 from daemon.results.endings import LONGEST_PAUSE_SECONDS
-from daemon.results.sinks import Journal, Sink
+from daemon.results.sinks import JsonlSink
 from daemon.state import CONTROL, LEDGER
 from daemon.system import lines, signals
 from daemon.system.mounts import is_there, tell_missing
+from daemon.system.retry import Hurried
 from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
-from daemon.upkeep.names import check_names
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import serve
 from daemon.web.status import Status
@@ -108,16 +110,16 @@ class Service:
 
     def _check_complete(self, pipeline: Pipeline) -> None:
         """Raises InboxUnreadable, InboxUnwritable: not all that was there is done."""
-        if obstacles := pipeline.watcher.obstacles() + pipeline.absences.obstacles():
+        if problems := pipeline.watcher.held_back() + pipeline.absences.held_back():
             leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
-            raise InboxUnreadable(f"Not every file was found and read: {'; '.join(obstacles)}.", self.outcomes)
+            raise InboxUnreadable(f"Not every file was found and read: {'; '.join(problems)}.", self.outcomes)
         if unread := pipeline.watcher.unread():
             lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
             text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
             raise InboxUnreadable(text, self.outcomes)
-        if obstacles := pipeline.publisher.obstacles():
+        if problems := pipeline.publisher.held_back():
             fix = f"Its result is written; when that is fixed, `{command('run', '--once')}` does the rest."
-            raise InboxUnwritable(f"{'; '.join(obstacles)}. {fix}", self.outcomes)
+            raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.outcomes)
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
@@ -150,21 +152,21 @@ class Service:
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
-            sinks = {number: Sink.of(inbox, config) for number, inbox in inboxes.items()}
-            watcher.limit_paths({number: sink.longest_path for number, sink in sinks.items()})
+            destinations = {number: Destination.of(inbox, config) for number, inbox in inboxes.items()}
+            watcher.limit_paths({number: destination.longest_path for number, destination in destinations.items()})
             if config.output.bins in ("link", "copy"):
                 bins = await to_thread.run_sync(reader.bins)
-                for sink in sinks.values():
-                    sink.known_bins.update(map(os.fsencode, bins))
+                for destination in destinations.values():
+                    destination.known_bins.update(map(os.fsencode, bins))
             pipeline = Pipeline(
                 ledger,
                 watcher,
                 slab,
                 lanes,
-                judge_of(config, {number: sink.inbox for number, sink in sinks.items()}),
-                sinks,
+                judge_of(config, {number: destination.inbox for number, destination in destinations.items()}),
+                destinations,
                 metrics,
-                journal=Journal(file) if (file := config.output.journal) else None,
+                journal=JsonlSink(file) if (file := config.output.journal) else None,
                 reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts), layout.notices())
@@ -214,7 +216,7 @@ class Service:
     def _is_stalled(self, pipeline: Pipeline, status: Status) -> bool:
         """Whether images are in flight, nothing holds them up, and yet nothing has happened for too long."""
         patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
-        idle = not pipeline.in_flight or status.holdups()
+        idle = not pipeline.in_flight or status.blocked()
         return not idle and time.monotonic() - pipeline.progressed_at > patience
 
 

@@ -15,7 +15,7 @@ from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Model, Record
 from daemon.messages import Output
-from daemon.results.sinks import Sink
+from daemon.results.destinations import Destination
 from stages import fake
 from stages.base import Reason
 from stages.binning import Thresholds, judge
@@ -103,11 +103,11 @@ async def complete(ledger: Ledger, *endings: Ending) -> Sequence[Record]:
     return [ledger.record_of(ending) for ending in endings if ending.status is not JobStatus.PENDING]
 
 
-def open_sink(root: Path, bins: str = "none", on_success: str = "keep", **output: Any) -> Sink:
-    """The sink of an inbox at root/inbox; every other folder is beside it."""
+def open_destination(root: Path, bins: str = "none", on_success: str = "keep", **output: Any) -> Destination:
+    """The destination of an inbox at root/inbox; every other folder is beside it."""
     tables = {"inbox": [{"path": "inbox", "on_success": on_success}], "output": {"bins": bins} | output}
     config = parse(tables, root)
-    return Sink.of(config.inbox[0], config)
+    return Destination.of(config.inbox[0], config)
 
 
 def drop(root: Path, path: bytes = b"a.jpg", data: bytes = b"image", **fields: Any) -> Record:

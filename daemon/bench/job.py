@@ -166,7 +166,7 @@ class Place:
         return load(self.config_file)
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """The daemon. Its progress and its troubles go to stderr."""
+        """The daemon. Its progress and its errors go to stderr."""
         command = python("-m", "daemon", "run", "--config", str(self.config_file), *options)
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment())
 

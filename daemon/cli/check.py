@@ -12,22 +12,22 @@ from functools import partial
 from pathlib import Path
 
 from daemon.cli.rules import RuleFailed, try_rule
-from daemon.cli.trials import try_stages
+from daemon.cli.tryouts import try_stages
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.control import ask, open_reader
 from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.hints import quantity
+from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, look_through
 from daemon.layout import Layout, open_slab, size_slab
 from daemon.ledger.files import tell_lost_ledger
 from daemon.monitoring.notices import list_notices
-from daemon.results.sinks import Sink
+from daemon.results.destinations import Destination
 from daemon.state import CONTROL, LEDGER
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import is_network_mount, is_there, tell_missing
-from daemon.upkeep.names import find_left_out, find_renamed
 from daemon.web.app import listen, load_certificate, read_token, risks
 from stages.registry import BROKEN, SOURCES
 from stages.weights.packs import open_pack
@@ -81,7 +81,7 @@ def _inboxes(config: Config) -> Iterator[Finding]:
         else:
             how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
-            yield from _folders_within(inbox, Sink.of(inbox, config).longest_path)
+            yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
 
 
 def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
@@ -211,12 +211,12 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
             yield Finding("ok", f"models: {name} takes its weights from {section.model}, not from the pack.")
     yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
     yield Finding("ok", f"placement: {layout.placement.why}.")
-    for trial in () if quick else try_stages(layout):
-        if trial.problem:
-            yield Finding("error", f"stage {trial.stage} on {trial.device}: {trial.problem}")
+    for tryout in () if quick else try_stages(layout):
+        if tryout.problem:
+            yield Finding("error", f"stage {tryout.stage} on {tryout.device}: {tryout.problem}")
         else:
-            seconds = f"loads in {trial.load_seconds:.1f} s and answers a test page in {trial.run_seconds:.1f} s"
-            yield Finding("ok", f"stage {trial.stage} on {trial.device}: {seconds}.")
+            seconds = f"loads in {tryout.load_seconds:.1f} s and answers a test page in {tryout.run_seconds:.1f} s"
+            yield Finding("ok", f"stage {tryout.stage} on {tryout.device}: {seconds}.")
 
 
 def _rules(config: Config) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from daemon.cli.trials import try_stages
+from daemon.cli.tryouts import try_stages
 from daemon.config.loading import parse
 from daemon.errors import ModelsUnusable, NotWritable
 from daemon.layout import Layout, pack_errors
@@ -61,12 +61,12 @@ def check_place(folder: Path, *, force: bool) -> None:
 def try_pack(new: Path, stages: list[str], folder: Path, say: Say) -> None:
     """Build each stage and try it on a page, as `visiond check` does. Raises ModelsUnusable."""
     config = parse({"models": {"pack": str(new), "folder": str(new.parent)}, "pipeline": {"stages": stages}}, new.parent)
-    for trial in try_stages(Layout.of(config)):
-        if trial.problem:
-            raise ModelsUnusable(f"{trial.stage} on {trial.device}: {trial.problem.replace(str(new), str(folder))}")
+    for tryout in try_stages(Layout.of(config)):
+        if tryout.problem:
+            raise ModelsUnusable(f"{tryout.stage} on {tryout.device}: {tryout.problem.replace(str(new), str(folder))}")
         say(
-            f"{trial.stage} loads in {trial.load_seconds:.1f} s on {trial.device} and answers a test page in "
-            f"{trial.run_seconds:.1f} s"
+            f"{tryout.stage} loads in {tryout.load_seconds:.1f} s on {tryout.device} and answers a test page in "
+            f"{tryout.run_seconds:.1f} s"
         )
 
 

@@ -52,7 +52,7 @@ class Absences:
         """Those that have been tried often enough for `run --once` to end."""
         return {inbox for inbox, absence in self._absent.items() if absence.tries >= TRIES}
 
-    def obstacles(self) -> list[str]:
+    def held_back(self) -> list[str]:
         return [
             f"images of inbox {os.fsdecode(self._roots[inbox])} cannot be read: {absence.why}; they wait"
             for inbox, absence in self._absent.items()

@@ -7,9 +7,9 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 
-from daemon.errors import AWAY, SCARCE
 from daemon.jobs import Failure, Job
 from daemon.system.beneath import READ, open_beneath
+from daemon.system.scarcity import AWAY, SCARCE
 from daemon.workers.slab import Slab
 from stages.base import Reason
 

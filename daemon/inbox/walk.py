@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from daemon.config.sections import Inbox
-from daemon.errors import cause_of
+from daemon.system.scarcity import cause_of
 
 log = structlog.get_logger()
 

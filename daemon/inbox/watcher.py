@@ -23,13 +23,13 @@ from anyio import to_thread
 from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
-from daemon.errors import cause_of
 from daemon.inbox.settle import Patience, Settling
 from daemon.inbox.walk import LONGEST_PATH, Unread, Walk, compile_ignored
 from daemon.jobs import File, Version
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import ANSWER_SECONDS, is_network_mount
+from daemon.system.scarcity import cause_of
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Folder:
         except asyncio.QueueFull:
             self.want_scan()
 
-    def obstacle(self) -> str:
+    def problem(self) -> str:
         """Why nothing is found in it at present; empty when all is well."""
         if self.given_up:
             return self.given_up
@@ -159,9 +159,9 @@ class Watcher:
             if self._inotify:
                 self._inotify.close()
 
-    def obstacles(self) -> list[str]:
+    def held_back(self) -> list[str]:
         """What keeps files from being found. Empty when nothing does."""
-        return [obstacle for folder in self._folders if (obstacle := folder.obstacle())]
+        return [problem for folder in self._folders if (problem := folder.problem())]
 
     def unread(self) -> list[Unread]:
         """Of each inbox the folders that cannot be read, where there are some."""
@@ -191,7 +191,7 @@ class Watcher:
             while silences < 2:  # in a row: else it was the whole machine that stood still
                 await anyio.sleep(ANSWER_SECONDS / 4)
                 silences = silences + 1 if folder.deaf_seconds() else 0
-            folder.given_up = folder.obstacle()
+            folder.given_up = folder.problem()
             tasks.cancel_scope.cancel()
 
     async def _sweep(self, folder: Folder) -> None:

@@ -12,10 +12,11 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.errors import SCARCE, ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError, find_scarcity
+from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
 from daemon.hints import command
 from daemon.ledger.soundness import find_fault
 from daemon.ledger.statements import SQL
+from daemon.system.scarcity import SCARCE, find_scarcity
 
 APPLICATION_ID = 0x56495344  # "VISD"
 # The first brings schema 1 to schema 2, and so on; append only. `schema` in ledger.sql is what comes out of all of them.

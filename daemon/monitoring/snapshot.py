@@ -105,6 +105,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
-        troubles = [*self.obstacles, *([unread] if self.unread_folders else [])]
-        troubles += [chore.failure for chore in self.upkeep if chore.failure]
-        return "; ".join([", ".join(parts), *troubles, *([] if self.running else ["no daemon runs"])])
+        problems = [*self.obstacles, *([unread] if self.unread_folders else [])]
+        problems += [chore.failure for chore in self.upkeep if chore.failure]
+        return "; ".join([", ".join(parts), *problems, *([] if self.running else ["no daemon runs"])])

@@ -18,7 +18,7 @@ from daemon.ledger.rows import content_row, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import find_damaged
 from daemon.recovery.rebuild import Finding, read_sidecar
-from daemon.results.sinks import Sink
+from daemon.results.destinations import Destination
 
 
 class Evidence:
@@ -30,18 +30,20 @@ class Evidence:
         self._weighed: set[int] = set()  # images
         self._named: set[tuple[bytes, int | None]] = set()  # rows of these that may be damaged
 
-    def weigh(self, sink: Sink | None, record: Record, *, mend: bool) -> Finding:
+    def weigh(self, destination: Destination | None, record: Record, *, mend: bool) -> Finding:
         """An image whose rows are damaged. mend: copy its sidecar into the ledger if the sidecar is correct; if not, have the
-        image annotated again. sink: none for an inbox that is not configured."""
+        image annotated again. destination: none for an inbox that is not configured."""
         self._note(record.id, record.digest)
-        told = self._find_true_sidecar(sink, record) if sink else None
+        told = self._find_true_sidecar(destination, record) if destination else None
         if told is None:
             if mend:
                 self._annotate_again(record)
             then = "the next `run` annotates it again" if mend else "`repair` has it annotated again"
-            what = "no sidecar has an undamaged copy" if sink else "its inbox is not configured"
+            what = "no sidecar has an undamaged copy" if destination else "its inbox is not configured"
             detail = f"{record.doubt}: damaged in the ledger, and {what}; {then}"
-            return Finding("damaged", sink.paths_of(record)[0], detail) if sink else self._of_the_ledger(record, detail)
+            if destination is None:
+                return self._of_the_ledger(record, detail)
+            return Finding("damaged", destination.paths_of(record)[0], detail)
         file, said = told
         self._note(said.id, said.digest)
         if mend:
@@ -84,12 +86,12 @@ class Evidence:
         self._weighed.add(number)
         self._named |= {(digest, model) for model in (None, *self._reader.models)}
 
-    def _find_true_sidecar(self, sink: Sink, record: Record) -> tuple[bytes, Record] | None:
-        folder = sink.results if record.status is JobStatus.DONE else sink.failed
-        numbered = sink.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
-        for file in (*sink.paths_of(record), *numbered):
+    def _find_true_sidecar(self, destination: Destination, record: Record) -> tuple[bytes, Record] | None:
+        folder = destination.results if record.status is JobStatus.DONE else destination.failed
+        numbered = destination.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
+        for file in (*destination.paths_of(record), *numbered):
             with contextlib.suppress(OSError, ValueError, KeyError, OverflowError, msgspec.DecodeError):
-                said = read_sidecar(file, folder, record.inbox, sink)
+                said = read_sidecar(file, folder, record.inbox, destination)
                 if self._is_true(said, record):
                     return file, said
         return None

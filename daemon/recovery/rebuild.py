@@ -30,7 +30,7 @@ from daemon.ledger.schema import connect
 from daemon.ledger.soundness import MOST
 from daemon.ledger.statements import SQL, run_rows
 from daemon.messages import Output
-from daemon.results.sinks import Sink
+from daemon.results.destinations import Destination
 from daemon.sidecar import SCHEMA, parse_sidecar, path_of
 from daemon.state import DATABASE, LEDGER
 
@@ -56,12 +56,12 @@ def rebuild(config: Config) -> Iterator[Finding]:
         Path(f"{fresh}{suffix}").unlink(missing_ok=True)  # of a try that was interrupted
     with contextlib.closing(connect(fresh)) as connection:
         for number, inbox in enumerate(config.inbox, 1):
-            sink = Sink.of(inbox, config)
-            connection.execute(SQL["add_inbox"], (sink.inbox,))
-            for folder in folders_of([sink]):
+            destination = Destination.of(inbox, config)
+            connection.execute(SQL["add_inbox"], (destination.inbox,))
+            for folder in folders_of([destination]):
                 files = list_sidecars(folder)
                 while some := list(itertools.islice(files, CHUNK)):
-                    yield from _restore(connection, some, folder, number, sink)
+                    yield from _restore(connection, some, folder, number, destination)
         present = _follow(path, connection)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
     for suffix in DATABASE:
@@ -88,12 +88,12 @@ def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
 
 
 def _restore(
-    connection: sqlite3.Connection, files: Sequence[bytes], folder: bytes, inbox: int, sink: Sink
+    connection: sqlite3.Connection, files: Sequence[bytes], folder: bytes, inbox: int, destination: Destination
 ) -> Iterator[Finding]:
     records: dict[bytes, Record] = {}
     for file in files:
         try:
-            records[file] = _locate(read_sidecar(file, folder, inbox, sink), sink)
+            records[file] = _locate(read_sidecar(file, folder, inbox, destination), destination)
         except KeyError as error:
             yield Finding("left out", file, f"it has no {error}")
         except (OSError, ValueError, msgspec.DecodeError) as error:
@@ -107,7 +107,7 @@ def _restore(
             yield Finding("left out", file, f"another sidecar has the id {record.id} too")
 
 
-def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
+def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destination) -> Record:
     """The opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the file is no sidecar."""
     if stat_regular(file) is None:  # nobody waits for a FIFO
         raise ValueError("it is not a regular file")
@@ -118,7 +118,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
     record = Record(
         id=sidecar.id,
         inbox=inbox,
-        inbox_path=sink.inbox,
+        inbox_path=destination.inbox,
         path=path_of(source),
         location=b"",
         version=Version(sidecar.id, source.bytes, 0, 0),  # of no file that there is
@@ -146,30 +146,30 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, sink: Sink) -> Record:
     for name, (least, number) in numbers.items():
         if not least <= number <= MOST:
             raise ValueError(f"its {name} is {number}; it must be from {least} to {MOST}")
-    if source.inbox != sink.inbox.decode(errors="replace"):
-        raise ValueError(f"it belongs to the inbox {source.inbox}, but is in the folder of {os.fsdecode(sink.inbox)}")
-    if sidecar.schema != SCHEMA or file not in _places_of(record, sink):
+    if source.inbox != destination.inbox.decode(errors="replace"):
+        raise ValueError(f"it belongs to the inbox {source.inbox}, but is in the folder of {os.fsdecode(destination.inbox)}")
+    if sidecar.schema != SCHEMA or file not in _places_of(record, destination):
         raise ValueError(f"it is not a {SCHEMA} sidecar of a file with that name")
     return record
 
 
-def _places_of(record: Record, sink: Sink) -> set[bytes]:
+def _places_of(record: Record, destination: Destination) -> set[bytes]:
     """Where its sidecar may lie, or its reason, whatever became of its image."""
-    places = set(sink.paths_of(record))
+    places = set(destination.paths_of(record))
     if record.status is JobStatus.FAILED:
-        places.update(sink.numbered_reason_paths(record))
-        for image in taken_names(os.path.join(sink.failed, record.path), record.id):
-            places.update(sink.paths_of(record, image))
+        places.update(destination.numbered_reason_paths(record))
+        for image in taken_names(os.path.join(destination.failed, record.path), record.id):
+            places.update(destination.paths_of(record, image))
     return places
 
 
-def _locate(record: Record, sink: Sink) -> Record:
+def _locate(record: Record, destination: Destination) -> Record:
     """The record with its source, where that can still be told to be the one: so the scan does not take it for a new file."""
-    source = os.path.join(sink.inbox, record.path)
+    source = os.path.join(destination.inbox, record.path)
     status = stat_regular(source)
     if status and status.st_size == record.version.size and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS:
         return replace(record, version=Version.of(status))
-    home = sink.home_of(record)
+    home = destination.home_of(record)
     for place in reversed(taken_names(home, record.id)) if home else ():
         status = stat_regular(place)
         if status and status.st_size == record.version.size:
@@ -212,9 +212,9 @@ def _seconds(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def folders_of(sinks: Iterable[Sink]) -> list[bytes]:
+def folders_of(destinations: Iterable[Destination]) -> list[bytes]:
     """Where sidecars and reasons of failure are."""
-    return [folder for sink in sinks for folder in (sink.results, sink.failed)]
+    return [folder for destination in destinations for folder in (destination.results, destination.failed)]
 
 
 def list_sidecars(*folders: bytes) -> Iterator[bytes]:

@@ -11,8 +11,8 @@ from daemon.config.loading import Config
 from daemon.jobs import Job
 from daemon.layout import judge_of, resolve_models
 from daemon.ledger.records import Reader, Record
+from daemon.results.destinations import Destination, open_destinations
 from daemon.results.endings import Judge
-from daemon.results.sinks import Sink, open_sinks
 from daemon.system.gpus import list_gpus
 
 
@@ -26,10 +26,10 @@ class Choice:
 
 def choose(records: Iterable[Record], config: Config) -> Choice:
     """Those of the images whose files can be read once more, and whose inboxes are configured."""
-    sinks = open_sinks(config)
+    destinations = open_destinations(config)
     choice = Choice([], Counter())
     for record in records:
-        if why := _why_left(record, sinks.get(record.inbox_path)):
+        if why := _why_left(record, destinations.get(record.inbox_path)):
             choice.left[why] += 1
         else:
             choice.ids.append(record.id)
@@ -76,12 +76,12 @@ def job_of(record: Record) -> Job:
     )
 
 
-def _why_left(record: Record, sink: Sink | None) -> str:
+def _why_left(record: Record, destination: Destination | None) -> str:
     """Empty where nothing is in the way."""
-    if sink is None:
+    if destination is None:
         return "their inbox is not in the configuration"
-    if sink.bins_mode in ("link", "copy") and record.location.startswith(os.path.join(sink.bins, b"")):
-        return f'they lie in a bin themselves, and bins = "{sink.bins_mode}" moves no image'
+    if destination.bins_mode in ("link", "copy") and record.location.startswith(os.path.join(destination.bins, b"")):
+        return f'they lie in a bin themselves, and bins = "{destination.bins_mode}" moves no image'
     try:
         status = os.lstat(record.location)
     except OSError:

@@ -20,6 +20,7 @@ from daemon.config.loading import Config
 from daemon.control import open_reader
 from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, OtherLedger, WrongArgument
 from daemon.hints import command
+from daemon.inbox.names import find_left_out, remember_names
 from daemon.jobs import JobStatus
 from daemon.ledger import identity
 from daemon.ledger.files import STDOUT, written_whole
@@ -29,9 +30,8 @@ from daemon.ledger.soundness import MOST, is_blank
 from daemon.recovery.evidence import Evidence
 from daemon.recovery.rebuild import Finding, folders_of, list_sidecars, rebuild, stat_regular
 from daemon.results.claims import claim_outputs
-from daemon.results.sinks import Sink, open_sinks, sidecar_paths, sync_folders, write_sidecar
+from daemon.results.destinations import Destination, open_destinations, sidecar_paths, sync_folders, write_sidecar
 from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
-from daemon.upkeep.names import find_left_out, remember_names
 
 
 def verify(config: Config) -> Iterator[Finding]:
@@ -98,36 +98,36 @@ def _has_made(reader: Reader, config: Config) -> bool:
 
 
 def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
-    sinks = open_sinks(config)
+    destinations = open_destinations(config)
     known: set[bytes] = set()
     changed: set[bytes] = set()  # folders
     evidence = Evidence(reader)
     for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED)):
-        sink = sinks.get(record.inbox_path)
+        destination = destinations.get(record.inbox_path)
         if record.doubt:
-            finding = evidence.weigh(sink, record, mend=mend)
+            finding = evidence.weigh(destination, record, mend=mend)
             known.add(finding.file)
             yield finding
-        elif sink:
-            finding = _find(sink, record)
+        elif destination:
+            finding = _find(destination, record)
             if mend and finding.kind in ("missing", "edited"):
-                written = write_sidecar(record, *sink.paths_of(record))
+                written = write_sidecar(record, *destination.paths_of(record))
                 known.add(written)
                 changed.add(os.path.dirname(written))
             known.add(finding.file)
             yield finding
     # What was said of the last failure of what is to be tried again stands, and what is to be published may be already.
     for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
-        if sink := sinks.get(record.inbox_path):
-            known.update(sink.paths_of(record))
+        if destination := destinations.get(record.inbox_path):
+            known.update(destination.paths_of(record))
         if record.doubt:
-            yield evidence.weigh(sink, record, mend=mend)
+            yield evidence.weigh(destination, record, mend=mend)
     yield from evidence.weigh_replaced(mend=mend)
     yield from evidence.weigh_rest(mend=mend)
     if mend:
-        sync_folders(changed.union(folders_of(sinks.values())))
-    for file in list_sidecars(*folders_of(sinks.values())):
-        if file not in known and not _stands(reader, sinks, file):
+        sync_folders(changed.union(folders_of(destinations.values())))
+    for file in list_sidecars(*folders_of(destinations.values())):
+        if file not in known and not _stands(reader, destinations, file):
             yield Finding("foreign", file)
 
 
@@ -135,14 +135,14 @@ class _Numbered(msgspec.Struct):
     id: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 
 
-def _stands(reader: Reader, sinks: Mapping[bytes, Sink], file: bytes) -> bool:
+def _stands(reader: Reader, destinations: Mapping[bytes, Destination], file: bytes) -> bool:
     """Whether it is the last result of an image that was to be annotated anew and has no other result yet."""
     if stat_regular(file) is None:
         return False
     with open(file, "rb") as opened, contextlib.suppress(msgspec.DecodeError):
         record = reader.find_number(msgspec.json.decode(opened.read(), type=_Numbered).id)
-        if record and record.status is not JobStatus.DONE and (sink := sinks.get(record.inbox_path)):
-            return file in sidecar_paths(sink.results, record.path)
+        if record and record.status is not JobStatus.DONE and (destination := destinations.get(record.inbox_path)):
+            return file in sidecar_paths(destination.results, record.path)
     return False
 
 
@@ -151,10 +151,10 @@ def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:
     return (record for record in reader.set_aside() if record.status is status and os.path.lexists(record.location))
 
 
-def _find(sink: Sink, record: Record) -> Finding:
+def _find(destination: Destination, record: Record) -> Finding:
     """The record's sidecar or reason, under any of its names."""
-    data, paths = record.sidecar, sink.paths_of(record)
-    numbered = sink.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
+    data, paths = record.sidecar, destination.paths_of(record)
+    numbered = destination.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
     for path in (*paths, *numbered):
         if _holds(path, data):
             return Finding("whole", path)
@@ -191,7 +191,7 @@ def back_up(config: Config, file: Path, *, force: bool = False) -> None:
 def _check_source(config: Config) -> None:
     """Raises NothingFound when there is neither a ledger nor a sidecar."""
     path = config.state.path / LEDGER
-    folders = folders_of(Sink.of(inbox, config) for inbox in config.inbox)
+    folders = folders_of(Destination.of(inbox, config) for inbox in config.inbox)
     if not path.exists() and not any(list_sidecars(*folders)):
         identity = config.state.path / IDENTITY
         begin = f"Remove {identity}, and `{command('run')}`" if identity.exists() else f"`{command('run')}`"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import anyio
 import structlog
@@ -15,8 +14,9 @@ from daemon.errors import ResultsLost
 from daemon.jobs import Job
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Record
-from daemon.results.persistence import Persistence
-from daemon.results.sinks import Journal, NotSynced, Publication, Sink, publish_records, sync_folders
+from daemon.results.destinations import Destination, NotSynced, Publication, publish_records, sync_folders
+from daemon.results.sinks import JsonlSink
+from daemon.system.retry import Retry
 
 log = structlog.get_logger()
 
@@ -30,22 +30,22 @@ class Publisher:
     def __init__(
         self,
         ledger: Ledger,
-        sinks: Mapping[int, Sink],
-        journal: Journal | None,
-        persist: Persistence,
+        destinations: Mapping[int, Destination],
+        journal: JsonlSink | None,
+        retry: Retry,
         in_flight: Mapping[int, Job],
     ) -> None:
         self._ledger = ledger
-        self._sinks = sinks
+        self._destinations = destinations
         self._journal = journal
-        self._persist = persist
+        self._retry = retry
         self._in_flight = in_flight
         self.put_back: Callable[[int], None] = lambda images: None  # told how many are PENDING again
         self._turn = anyio.Lock()  # an earlier version's sidecar is not written after a later one's
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
 
-    def obstacles(self) -> list[str]:
+    def held_back(self) -> list[str]:
         return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
 
     async def publish(self, records: Sequence[Record]) -> Publication:
@@ -56,9 +56,9 @@ class Publisher:
     async def confirm(self, publications: Sequence[Publication]) -> None:
         """Have them on the disk, and so in the ledger. Raises ResultsLost."""
         folders = set[bytes]().union(*(publication.folders for publication in publications))
-        await self._persist("results", self._sync, folders)
+        await self._retry("results", self._sync, folders)
         placed = [placed for publication in publications for placed in publication.placed]
-        await self._persist("ledger", partial(self._ledger.mark_emitted, superseding=bool(self._held)), placed)
+        await self._retry("ledger", self._ledger.mark_emitted, placed, superseding=bool(self._held))
 
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
         """Publish what of these inboxes has its end and is in nobody's hands. again: it is in the journal already."""
@@ -86,7 +86,7 @@ class Publisher:
             path = os.fsdecode(os.path.join(record.inbox_path, record.path))
             log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.doubt)
         if doubtful:
-            self.put_back(await self._persist("ledger", self._ledger.doubt, [record.id for record in doubtful]))
+            self.put_back(await self._retry("ledger", self._ledger.doubt, [record.id for record in doubtful]))
         return [record for record in records if not record.doubt]
 
     async def try_again(self) -> None:
@@ -100,14 +100,14 @@ class Publisher:
             await anyio.sleep(PAUSE_SECONDS + 10 * (time.monotonic() - started))
 
     async def _publish(self, records: Sequence[Record], *, again: bool = False) -> Publication:
-        publication: Publication = await self._persist("results", to_thread.run_sync, publish_records, records, self._sinks)
+        publication = await self._retry.in_thread("results", publish_records, records, self._destinations)
         for inbox, why in publication.held.items():
             if inbox not in self._held:
                 log.error("an image cannot leave its inbox", why=why)
             self._held[inbox] = why
         self._held_of_late |= publication.held.keys()
         if self._journal and not again:
-            await self._persist("journal", self._journal.append, records)
+            await self._retry("journal", self._journal.append, records)
         return publication
 
     async def _sync(self, folders: set[bytes]) -> None:

@@ -154,19 +154,19 @@ class Pages:
 
     async def healthz(self, _request: Request) -> Response:
         """200 while images can be processed; "degraded" and why when some worker cannot."""
-        ailments, dead = self._status.ailments(), self._status.is_dead()
-        state = "dead" if dead else "degraded" if ailments else "ok"
-        return _json({"status": state, "problems": ailments}, 503 if dead else 200)
+        problems, dead = self._status.unhealthy(), self._status.is_dead()
+        state = "dead" if dead else "degraded" if problems else "ok"
+        return _json({"status": state, "problems": problems}, 503 if dead else 200)
 
     async def readyz(self, _request: Request) -> Response:
         """200 while images get through; 503 and what is in their way when they do not. Folders that are passed over stop
         nobody else's images, and often only their owner can open them: they are a warning; so is upkeep that failed."""
-        obstacles, warnings, upkeep = self._status.obstacles(), self._status.warnings(), self._status.upkeep
-        answer: dict[str, object] = {"ready": not obstacles, "problems": obstacles}
+        problems, warnings, upkeep = self._status.unready(), self._status.warnings(), self._status.upkeep
+        answer: dict[str, object] = {"ready": not problems, "problems": problems}
         answer |= {"warnings": warnings} if warnings else {}
         if failures := upkeep.failures() if upkeep else []:
             answer["upkeep"] = failures
-        return _json(answer, 503 if obstacles else 200)
+        return _json(answer, 503 if problems else 200)
 
     async def status(self, _request: Request) -> Response:
         """Whoever reads the pages learns no name of a file or a folder in an inbox."""

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from daemon.errors import RAISE
+from daemon.system.scarcity import RAISE
 
 log = structlog.get_logger()
 

@@ -43,7 +43,7 @@ class Status:
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.pending.set(counts[JobStatus.PENDING])
         metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
-        metrics.paused.set_function(lambda: float(bool(pipeline.persist.troubles)))
+        metrics.paused.set_function(lambda: float(bool(pipeline.retry.failing)))
         metrics.slab_size.set(pipeline.slab.size)
         metrics.slab_used.set_function(lambda: pipeline.slab.used)
         for lane in pipeline.lanes:
@@ -52,7 +52,7 @@ class Status:
     def snapshot(self) -> Snapshot:
         pipeline = self._pipeline
         pending = max(0, int(self._metrics.value("visiond_images_pending")))
-        left = min(pending, pipeline.trial.left) if pipeline.trial else pending
+        left = min(pending, pipeline.limit.left) if pipeline.limit else pending
         rate, workers = self._rate(), self._workers()
         return Snapshot(
             running=True,
@@ -66,7 +66,7 @@ class Status:
             gone=self._total(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
-            obstacles=pipeline.persist.obstacles() + pipeline.bystanders(),
+            obstacles=pipeline.retry.blocked() + pipeline.held_back(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
             slab_used_bytes=pipeline.slab.used,
@@ -96,7 +96,7 @@ class Status:
                     self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
                     self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
 
-    def ailments(self) -> list[str]:
+    def unhealthy(self) -> list[str]:
         """Why the daemon is not healthy: a worker that is gone or silent. Empty when it is."""
         return [
             f"{worker.name} on {worker.device} is {worker.state}" + (f": {worker.cause}" if worker.cause else "")
@@ -120,18 +120,18 @@ class Status:
         """A version that ended so was pruned. Of those that FAILED only the newest were counted, which stay."""
         self._counts[status] -= status is not JobStatus.FAILED
 
-    def obstacles(self) -> list[str]:
+    def unready(self) -> list[str]:
         """Why images do not get through at present. Empty when they do."""
-        return self.holdups() + self._pipeline.bystanders()
+        return self.blocked() + self._pipeline.held_back()
 
-    def holdups(self) -> list[str]:
+    def blocked(self) -> list[str]:
         """Those that hold up what is in hand: an inbox that cannot be read is none."""
         stuck = [
             f"no worker of {lane.name} is ready"
             for lane in self._pipeline.lanes
             if not any(seat.healthy for seat in lane.pool.seats)
         ]
-        return stuck + self._pipeline.persist.obstacles()
+        return stuck + self._pipeline.retry.blocked()
 
     def warnings(self) -> list[str]:
         """What is passed over while all else goes on: folders in an inbox that cannot be read."""

@@ -202,7 +202,7 @@ class Pool:
             with anyio.CancelScope(shield=True):
                 await self._end(seat, worker)
         if not self._stopping:
-            self._mourn(seat, worker, followed=followed)
+            self._note_loss(seat, worker, followed=followed)
 
     async def _end(self, seat: Seat, worker: Worker) -> None:
         """Nobody vouches for those that shared a GPU with a lost worker. They begin anew, and from then on each for itself, so
@@ -231,7 +231,7 @@ class Pool:
         for _ in range(worker.slots):
             self._free.put_nowait(worker)
 
-    def _mourn(self, seat: Seat, worker: Worker, *, followed: bool) -> None:
+    def _note_loss(self, seat: Seat, worker: Worker, *, followed: bool) -> None:
         if worker.answered or worker.shared:
             seat.quick_deaths = seat.lone_deaths = 0
         elif worker.died_alone:
@@ -240,7 +240,7 @@ class Pool:
             seat.quick_deaths += 1
         if not worker.curable and not worker.shared:
             seat.quick_deaths = QUICK_DEATHS
-        seat.last_cause, seat.unusable = worker.epitaph(), worker.unusable
+        seat.last_cause, seat.unusable = worker.why_it_ended(), worker.unusable
         loss = Loss.DIED if worker.loaded else Loss.LOAD
         loss = Loss.SHARING if followed else Loss.TIMEOUT if worker.timed_out else loss
         self._metrics.worker_restarts.labels(seat.device, loss.value).inc()

@@ -15,7 +15,7 @@ from stages.base import StageSpec, StageUnusable
 from stages.processes import die_with
 
 
-class Trial(msgspec.Struct, frozen=True):
+class Tryout(msgspec.Struct, frozen=True):
     """What became of one stage. problem: a sentence, where it could not be built or failed on the page."""
 
     stage: str
@@ -42,13 +42,13 @@ def main() -> None:
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     page, known = draw_page(order.setup.limits), dict(order.known)
     for spec in order.setup.stages:
-        trial = try_stage(order.setup, spec, page, known)
-        known |= {spec.name: trial.answer} if trial.answer else {}
-        os.write(answers, msgspec.json.encode(trial) + b"\n")
+        tryout = try_stage(order.setup, spec, page, known)
+        known |= {spec.name: tryout.answer} if tryout.answer else {}
+        os.write(answers, msgspec.json.encode(tryout) + b"\n")
     os._exit(os.EX_OK)  # as a worker does
 
 
-def try_stage(setup: Setup, spec: StageSpec, page: bytes, known: dict[str, bytes]) -> Trial:
+def try_stage(setup: Setup, spec: StageSpec, page: bytes, known: dict[str, bytes]) -> Tryout:
     """The stage by itself, as a worker builds and asks it."""
     chain = Chain(msgspec.structs.replace(setup, stages=[spec], cascade=None), memoryview(page))
     try:
@@ -56,12 +56,12 @@ def try_stage(setup: Setup, spec: StageSpec, page: bytes, known: dict[str, bytes
         started = time.perf_counter()
         (outcome,) = chain.run(Batch(0, [Item(0, len(page), known)])).outcomes
     except StageUnusable as error:
-        return Trial(spec.name, problem=str(error))
+        return Tryout(spec.name, problem=str(error))
     except Exception as error:  # noqa: BLE001 - whatever a stage raises is what there is to report
-        return Trial(spec.name, problem=f"it cannot be built: {type(error).__name__}: {' '.join(str(error).split())}.")
+        return Tryout(spec.name, problem=f"it cannot be built: {type(error).__name__}: {' '.join(str(error).split())}.")
     if outcome.reason:
-        return Trial(spec.name, problem=f"it is built, but fails on a test page: {outcome.reason}: {outcome.detail}.")
-    return Trial(
+        return Tryout(spec.name, problem=f"it is built, but fails on a test page: {outcome.reason}: {outcome.detail}.")
+    return Tryout(
         spec.name,
         load_seconds=round(load_seconds, 3),
         run_seconds=round(time.perf_counter() - started, 3),

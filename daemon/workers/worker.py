@@ -177,7 +177,7 @@ class Worker:
             self._writer.close()
         self.connection.close()
 
-    def epitaph(self) -> str:
+    def why_it_ended(self) -> str:
         """Why it is gone, for the log and the metrics' label."""
         status = self.process.returncode
         if self.cause:

@@ -19,8 +19,8 @@ from daemon.jobs import Admitted, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.monitoring.metrics import Metrics
-from daemon.results.persistence import Persistence
 from daemon.system.gpus import Gpu
+from daemon.system.retry import Retry
 from daemon.web.status import Status
 from daemon.workers.pool import Pool, Seat
 from daemon.workers.slab import Slab
@@ -66,7 +66,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         await ledger.admit([])
         pool = pool_with_a_past(metrics)
         lane: Any = SimpleNamespace(name="ocr", queue=asyncio.Queue(), pool=pool)
-        pipeline: Any = SimpleNamespace(in_flight={}, persist=Persistence(), slab=slab, lanes=[lane])
+        pipeline: Any = SimpleNamespace(in_flight={}, retry=Retry(), slab=slab, lanes=[lane])
         await Status(pipeline, ledger, metrics, dict.fromkeys(JobStatus, 0)).refresh()
     finally:
         ledger.close()

@@ -131,7 +131,7 @@ class Trial:
             self._dropped += 1
 
     def _observe(self, daemon: Daemon) -> bool:
-        """While it lasts: whether the status names an obstacle at its end."""
+        """While it lasts: whether the status names a problem at its end."""
         started, seen = time.monotonic(), False
         while time.monotonic() - started < OBSERVED_SECONDS and daemon.alive():
             threading.Event().wait(0.1)

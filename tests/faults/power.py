@@ -22,7 +22,7 @@ import anyio
 from daemon.config.loading import parse
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.schema import connect
-from daemon.results.sinks import Sink, publish_records, sync_folders
+from daemon.results.destinations import Destination, publish_records, sync_folders
 from tests.daemon_process import Place
 from tests.faults.kill import INBOXES
 from tests.faults.syscalls import Call, Supervisor
@@ -213,8 +213,8 @@ class Failures:
         ledger = Ledger(self._place.site.ledger)
         try:
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], [])
-            sinks = {number: Sink.of(inbox, config) for number, inbox in zip(numbers, config.inbox, strict=True)}
-            publication = publish_records(await ledger.owed(0, 1_000_000), sinks)
+            destinations = {number: Destination.of(inbox, config) for number, inbox in zip(numbers, config.inbox, strict=True)}
+            publication = publish_records(await ledger.owed(0, 1_000_000), destinations)
             sync_folders(publication.folders)
             await ledger.mark_emitted(publication.placed)
         finally:

@@ -105,7 +105,7 @@ def test_images_of_an_inbox_that_is_read_only_have_results_and_leave_it_later_an
         for number in range(20, 60, 20):  # the second time what the first daemon owes is in the way
             place.drop_many(range(number, number + 20), "well")
             with Daemon(place) as daemon:
-                daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "an obstacle")
+                daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem")
                 wait_for(lambda: not list(place.inbox("well").iterdir()), "the other inbox is empty")
                 wait_for(lambda due=number + 20: len(list(place.site.results.rglob("*.json"))) == due, "a result for each")
                 assert len(list(place.inbox("card").iterdir())) == 20
@@ -123,7 +123,7 @@ def test_images_leave_an_inbox_that_can_be_written_again_while_the_daemon_runs(t
         place.drop_many(range(5))
         disk.remount("ro")
         with Daemon(place) as daemon:
-            daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "an obstacle")
+            daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem")
             assert daemon.get("/readyz")[0] == 503
             disk.remount("rw")
             wait_for(lambda: not list(place.inbox().iterdir()), "the images leave")

@@ -127,7 +127,7 @@ def test_what_stands_in_a_folders_name_is_text_in_the_page(tmp_path: Path) -> No
     place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "inbox": [{"path": "<script>alert(1)</script>"}]})
     with Daemon(place) as daemon:
         shutil.rmtree(place.inbox().parent)
-        daemon.wait_until(lambda status: "<script>" in str(status["obstacles"]), "an obstacle that names the folder")
+        daemon.wait_until(lambda status: "<script>" in str(status["obstacles"]), "a problem that names the folder")
         with contextlib.closing(daemon.dial()) as connection:
             connection.request("GET", "/")
             page = connection.getresponse().read().decode()

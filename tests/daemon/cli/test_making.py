@@ -12,7 +12,7 @@ import torch
 
 from daemon.cli import making
 from daemon.errors import ModelsUnusable, NotWritable
-from daemon.workers.tryout import Trial
+from daemon.workers.tryout import Tryout
 from stages.manifest import MANIFEST
 from stages.weights.packs import MINI, open_pack, resolve_all, verify
 from stages.yolo.network import load_network
@@ -52,7 +52,7 @@ def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
 @pytest.fixture
 def well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stage answers its page, without being built."""
-    monkeypatch.setattr(making, "try_stages", lambda layout: [Trial(stage) for stage in layout.specs])
+    monkeypatch.setattr(making, "try_stages", lambda layout: [Tryout(stage) for stage in layout.specs])
 
 
 def make(folder: Path, *, force: bool = False, **sources: Path) -> list[str]:
@@ -110,7 +110,7 @@ def test_all_sources_are_checked_before_anything_is_converted_and_each_that_is_w
 
 @pytest.mark.parametrize("source", ["nothing.pt", "no-folder", "torn"])
 def test_what_cannot_be_used_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(making, "try_stages", lambda _: [Trial("clip", "cpu", problem=f"{MINI} fails.")])
+    monkeypatch.setattr(making, "try_stages", lambda _: [Tryout("clip", "cpu", problem=f"{MINI} fails.")])
     torn = shutil.copytree(MINI / "clip", tmp_path / "torn")
     (torn / "model.safetensors").write_bytes(b"torn")
     kind = "yolo" if source.endswith(".pt") else "clip"

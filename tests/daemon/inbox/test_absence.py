@@ -24,7 +24,7 @@ def test_an_inbox_that_is_away_rests_and_is_told_of_once(absences: Absences) -> 
         for _ in range(3):
             absences.note([unread(1), unread(1), make_job(inbox=2, digest=b"read")])
     assert absences.resting() == {1}
-    assert absences.obstacles() == ["images of inbox /srv/one cannot be read: Connection timed out; they wait"]
+    assert absences.held_back() == ["images of inbox /srv/one cannot be read: Connection timed out; they wait"]
     assert [entry["event"] for entry in logs] == ["images of an inbox cannot be read; they wait"]
 
 
@@ -34,10 +34,10 @@ def test_it_is_tried_again_after_its_rest_and_is_back_with_the_first_image_that_
     monkeypatch.setattr(absence, "REST_SECONDS", 0.0)
     absences.note([unread(1)])
     assert absences.resting() == set()
-    assert absences.obstacles()
+    assert absences.held_back()
     with capture_logs() as logs:
         absences.note([make_job(inbox=1, digest=b"read")])
-    assert absences.obstacles() == []
+    assert absences.held_back() == []
     assert [entry["event"] for entry in logs] == ["inbox can be read again"]
 
 
@@ -56,4 +56,4 @@ def test_images_that_are_taken_up_together_are_one_try(absences: Absences) -> No
 
 def test_a_file_that_is_to_blame_itself_is_no_absence(absences: Absences) -> None:
     absences.note([make_job(inbox=1, failure=Failure(Reason.UNREADABLE, "Permission denied"))])
-    assert absences.obstacles() == []
+    assert absences.held_back() == []

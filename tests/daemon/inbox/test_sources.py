@@ -20,8 +20,8 @@ from structlog.testing import capture_logs
 from daemon.inbox import sources
 from daemon.jobs import Placed, Version
 from daemon.ledger.records import Record
-from daemon.results.sinks import Held
-from tests.makers import MODES, drop, open_sink, tree
+from daemon.results.destinations import Held
+from tests.makers import MODES, drop, open_destination, tree
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_file_of_the_same_name_in_done_is_never_overwritten(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path, on_success="move")
+    destination = open_destination(tmp_path, on_success="move")
     for number in (1, 2, 3):
-        sink.publish(drop(tmp_path, data=b"image %d" % number, id=number))
+        destination.publish(drop(tmp_path, data=b"image %d" % number, id=number))
     done = {name: data for name, data in tree(tmp_path).items() if name.startswith("done/")}
     assert done == {"done/a.jpg": b"image 1", "done/a~2.jpg": b"image 2", "done/a~3.jpg": b"image 3"}
 
@@ -48,15 +48,15 @@ def test_a_file_that_has_the_second_name_too_is_not_overwritten(tmp_path: Path) 
     (tmp_path / "done").mkdir()
     for name in ("a.jpg", "a~7.jpg"):
         (tmp_path / "done" / name).write_bytes(b"another image")
-    open_sink(tmp_path, on_success="move").publish(drop(tmp_path))
+    open_destination(tmp_path, on_success="move").publish(drop(tmp_path))
     assert sorted(file.read_bytes() for file in (tmp_path / "done").iterdir()) == [b"another image"] * 2 + [b"image"]
 
 
 def test_a_source_that_cannot_be_moved_stays_and_it_is_said(tmp_path: Path) -> None:
-    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path)
+    destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
     (tmp_path / "done").write_bytes(b"no folder")
     with capture_logs() as logs:
-        assert sink.publish(record) == Placed(record.id)
+        assert destination.publish(record) == Placed(record.id)
     assert [entry["event"] for entry in logs] == ["bin or source stays as it is"]
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"image"
     assert (tmp_path / "results" / "a.jpg.json").read_bytes() == record.sidecar
@@ -70,14 +70,14 @@ def test_a_source_is_moved_or_deleted_later_where_a_disk_fails_or_descriptors_ar
     def fail(path: object, flags: int, **_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    sink, record = open_sink(tmp_path, bins, fate), drop(tmp_path)
+    destination, record = open_destination(tmp_path, bins, fate), drop(tmp_path)
     with monkeypatch.context() as failing:
         failing.setattr("daemon.inbox.sources.open_beneath", fail)
         with pytest.raises(OSError if number == errno.EMFILE else Held, match=os.strerror(number)):
-            sink.publish(record)
+            destination.publish(record)
     assert (tmp_path / "inbox" / "a.jpg").exists()
     assert (tmp_path / "results" / "a.jpg.json").exists()
-    sink.publish(record)
+    destination.publish(record)
     assert not (tmp_path / "inbox" / "a.jpg").exists()
 
 
@@ -88,7 +88,7 @@ def test_a_source_in_a_failed_folder_that_is_a_link_comes_home_too(tmp_path: Pat
     failed = tmp_path / "failed" / "a.jpg"
     Path(os.fsdecode(record.location)).rename(failed)
     again = dataclasses.replace(record, location=os.fsencode(failed), version=Version.of(failed.stat()))
-    assert open_sink(tmp_path, on_success="move").publish(again).location == os.fsencode(tmp_path / "done" / "a.jpg")
+    assert open_destination(tmp_path, on_success="move").publish(again).location == os.fsencode(tmp_path / "done" / "a.jpg")
 
 
 def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,16 +101,18 @@ def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pyte
         rename(old, new, **folders)
 
     monkeypatch.setattr(os, "rename", refuse)
-    assert open_sink(tmp_path, on_success="delete").publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, on_success="delete").publish(record) == Placed(record.id)
 
 
 @pytest.mark.parametrize(("bins", "folder"), [("none", "done"), ("move", "bins")])
 def test_a_source_moves_across_file_systems(tmp_path: Path, elsewhere: Path, bins: str, folder: str) -> None:
     output = {"done": str(elsewhere / "done"), "bins_folder": str(elsewhere / "bins")}
-    sink = open_sink(tmp_path, bins, "move" if bins == "none" else "keep", **output)
+    destination = open_destination(tmp_path, bins, "move" if bins == "none" else "keep", **output)
     record = drop(tmp_path)
-    placed = sink.publish(record)
-    assert placed.location == os.path.join(sink.done if bins == "none" else os.path.join(sink.bins, b"A"), b"a.jpg")
+    placed = destination.publish(record)
+    assert placed.location == os.path.join(
+        destination.done if bins == "none" else os.path.join(destination.bins, b"A"), b"a.jpg"
+    )
     assert placed.version == Version.of(os.stat(placed.location))
     assert placed.version.mtime_ns == record.version.mtime_ns
     assert list(tree(elsewhere).values()) == [b"image"]
@@ -119,7 +121,7 @@ def test_a_source_moves_across_file_systems(tmp_path: Path, elsewhere: Path, bin
 
 
 def test_a_source_goes_once_its_copy_is_on_the_disk(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink, record, calls = open_sink(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path), list[str]()
+    destination, record, calls = open_destination(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path), list[str]()
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -130,7 +132,7 @@ def test_a_source_goes_once_its_copy_is_on_the_disk(tmp_path: Path, elsewhere: P
 
     monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
     monkeypatch.setattr(os, "rename", noted("rename", os.rename))
-    sources.move(record, os.path.join(sink.done, b"a.jpg"))
+    sources.move(record, os.path.join(destination.done, b"a.jpg"))
     # What cannot be renamed is copied, given its name, and that is on the disk before the source is put aside.
     assert calls == ["rename", "fsync", "rename", "fsync", "rename"]
 
@@ -140,7 +142,7 @@ def test_a_move_to_where_times_are_kept_in_seconds_loses_nothing(
 ) -> None:
     utime = os.utime
     monkeypatch.setattr(os, "utime", lambda file, ns: utime(file, ns=tuple(time - time % 2_000_000_000 for time in ns)))
-    open_sink(tmp_path, on_success="move", done=str(elsewhere)).publish(drop(tmp_path))
+    open_destination(tmp_path, on_success="move", done=str(elsewhere)).publish(drop(tmp_path))
     assert tree(elsewhere) == {"a.jpg": b"image"}
     assert list(tree(tmp_path)) == ["results/a.jpg.json"]
 
@@ -148,7 +150,7 @@ def test_a_move_to_where_times_are_kept_in_seconds_loses_nothing(
 def test_a_source_is_moved_later_to_a_disk_that_is_full(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, record = open_sink(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path)
+    destination, record = open_destination(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path)
 
     def fill_up(source: Any, target: Any, length: int) -> None:
         target.write(source.read(2))
@@ -157,14 +159,14 @@ def test_a_source_is_moved_later_to_a_disk_that_is_full(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", fill_up)
         with pytest.raises(Held, match="No space left"):
-            sink.publish(record)
+            destination.publish(record)
     assert tree(elsewhere) == {}
-    assert sink.publish(record).location == os.path.join(sink.done, b"a.jpg")
+    assert destination.publish(record).location == os.path.join(destination.done, b"a.jpg")
 
 
 def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
     record = drop(tmp_path)
-    open_sink(tmp_path, bins="copy").publish(record)
+    open_destination(tmp_path, bins="copy").publish(record)
     assert (tmp_path / "bins" / "A" / "a.jpg").stat().st_mtime_ns == record.version.mtime_ns
 
 
@@ -173,7 +175,7 @@ def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Pat
     record = drop(tmp_path)
     os.chmod(record.location, mode)
     record = dataclasses.replace(record, version=Version.of(os.stat(record.location)))
-    open_sink(tmp_path, "copy").publish(record)
+    open_destination(tmp_path, "copy").publish(record)
     assert stat.S_IMODE((tmp_path / "bins" / "A" / "a.jpg").stat().st_mode) == kept
 
 
@@ -221,7 +223,7 @@ def test_a_newer_version_is_neither_moved_nor_copied_nor_deleted(tmp_path: Path,
     (tmp_path / "bins").mkdir()
     record = drop(tmp_path)
     drop(tmp_path, data=b"newer image")
-    assert open_sink(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, bins, on_success).publish(record) == Placed(record.id)
     files = tree(tmp_path)
     assert files.pop("inbox/a.jpg") == b"newer image"
     assert files.pop("results/a.jpg.json") == record.sidecar
@@ -232,7 +234,7 @@ def test_a_newer_version_is_neither_moved_nor_copied_nor_deleted(tmp_path: Path,
 def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bins: str, on_success: str
 ) -> None:
-    sink, record = open_sink(tmp_path, bins, on_success), drop(tmp_path)
+    destination, record = open_destination(tmp_path, bins, on_success), drop(tmp_path)
     rename = os.rename
 
     def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
@@ -242,8 +244,8 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
 
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
         patch.setattr(os, "rename", rename_too_late)
-        sink.publish(record)
-    assert sink.publish(record) == Placed(record.id)
+        destination.publish(record)
+    assert destination.publish(record) == Placed(record.id)
     assert tree(tmp_path) == {"inbox/a.jpg": b"newer image", "results/a.jpg.json": record.sidecar}
 
 
@@ -259,7 +261,7 @@ def drop_beside_a_newer(root: Path) -> Record:
 def test_a_newer_version_of_the_same_size_and_time_stays(tmp_path: Path, on_success: str) -> None:
     record = drop_beside_a_newer(tmp_path)
     os.rename(tmp_path / "newer", tmp_path / "inbox" / "a.jpg")
-    open_sink(tmp_path, on_success=on_success).publish(record)
+    open_destination(tmp_path, on_success=on_success).publish(record)
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
 
 
@@ -276,7 +278,7 @@ def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_mo
         rename(old, new, **folders)
 
     monkeypatch.setattr(os, "rename", rename_too_late)
-    open_sink(tmp_path, on_success=on_success).publish(record)
+    open_destination(tmp_path, on_success=on_success).publish(record)
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
 
 
@@ -284,7 +286,7 @@ def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_mo
 def test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
-    sink, record = open_sink(tmp_path, on_success=on_success), drop(tmp_path, b"sub/a.jpg")
+    destination, record = open_destination(tmp_path, on_success=on_success), drop(tmp_path, b"sub/a.jpg")
     folder, other = tmp_path / "inbox" / "sub", tmp_path / "other"
     shutil.copytree(folder, other)  # a file of the same name, size and time
     rename = os.rename
@@ -296,7 +298,7 @@ def test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhe
         rename(old, new, **folders)
 
     monkeypatch.setattr(os, "rename", exchange)
-    sink.publish(record)
+    destination.publish(record)
     assert (other / "a.jpg").read_bytes() == b"image"
     assert not (tmp_path / "aside" / "a.jpg").exists()
 
@@ -306,14 +308,14 @@ def test_a_source_that_vanished_has_its_result_all_the_same(tmp_path: Path, bins
     (tmp_path / "bins").mkdir()
     record = drop(tmp_path)
     os.unlink(record.location)
-    assert open_sink(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, bins, on_success).publish(record) == Placed(record.id)
     assert tree(tmp_path)["results/a.jpg.json"] == record.sidecar
 
 
 def test_a_vanished_source_is_no_trouble_before_there_are_bins(tmp_path: Path) -> None:
     record = drop(tmp_path)
     os.unlink(record.location)
-    assert open_sink(tmp_path, "copy").publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, "copy").publish(record) == Placed(record.id)
 
 
 @pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("none", "move"), ("copy", "delete")])
@@ -323,7 +325,7 @@ def test_an_edit_in_place_that_keeps_size_and_time_is_neither_moved_nor_copied_n
     record, inbox = drop(tmp_path), tmp_path / "inbox"
     (inbox / "a.jpg").write_bytes(b"other")  # as `exiftool -P -overwrite_original_in_place` and `rsync --inplace -t` do
     os.utime(record.location, ns=(record.version.mtime_ns,) * 2)
-    assert open_sink(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, bins, on_success).publish(record) == Placed(record.id)
     assert [name for name, data in tree(tmp_path).items() if data == b"other"] == ["inbox/a.jpg"]
 
 
@@ -334,11 +336,11 @@ def test_an_edit_in_place_that_keeps_size_and_time_is_neither_moved_nor_copied_n
 def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, digest: bytes
 ) -> None:
-    sink, record = open_sink(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path, digest=digest)
+    destination, record = open_destination(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path, digest=digest)
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr("daemon.inbox.sources.delete", lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
-        sink.publish(record)
-    sink.publish(record)
+        destination.publish(record)
+    destination.publish(record)
     assert os.listdir(elsewhere) == ["a.jpg"]
 
 
@@ -346,7 +348,7 @@ def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(
 def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
-    sink, record = open_sink(tmp_path, on_success=on_success, done=str(elsewhere)), drop(tmp_path)
+    destination, record = open_destination(tmp_path, on_success=on_success, done=str(elsewhere)), drop(tmp_path)
     unlink = os.unlink
 
     def die(path: bytes) -> None:
@@ -356,8 +358,8 @@ def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr(os, "unlink", die)
-        sink.publish(record)
-    sink.publish(record)
+        destination.publish(record)
+    destination.publish(record)
     assert os.listdir(tmp_path / "inbox") == []
 
 
@@ -385,19 +387,19 @@ def test_two_mounts_of_one_file_system_get_one_copy_however_often_its_deletion_f
         rename(old, new, **folders)
 
     monkeypatch.setattr(os, "rename", refuse)
-    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path)
+    destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
     for _ in range(3):
         with pytest.raises(Held, match="Read-only"):
-            sink.publish(record)
+            destination.publish(record)
     assert sorted(tree(tmp_path)) == ["done/a.jpg", "inbox/a.jpg", "results/a.jpg.json"]
     read_only = False
-    assert sink.publish(record).location == os.fsencode(tmp_path / "done" / "a.jpg")
+    assert destination.publish(record).location == os.fsencode(tmp_path / "done" / "a.jpg")
     assert sorted(tree(tmp_path)) == ["done/a.jpg", "results/a.jpg.json"]
 
 
 def test_a_bin_that_a_power_failure_took_is_filled_again_from_where_the_source_lies_now(tmp_path: Path) -> None:
-    sink, record = open_sink(tmp_path, "copy", "move"), drop(tmp_path)
-    sink.publish(record)
+    destination, record = open_destination(tmp_path, "copy", "move"), drop(tmp_path)
+    destination.publish(record)
     (tmp_path / "bins" / "A" / "a.jpg").unlink()
-    sink.publish(record)
+    destination.publish(record)
     assert tree(tmp_path) == dict.fromkeys(("bins/A/a.jpg", "done/a.jpg"), b"image") | {"results/a.jpg.json": record.sidecar}

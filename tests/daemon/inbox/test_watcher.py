@@ -416,7 +416,7 @@ async def test_an_inbox_that_does_not_answer_holds_up_no_other_and_is_told_of(
             await found.until(os.listdir(inbox))
         with anyio.fail_after(PATIENCE):
             told = f"inbox {dead} has not answered for "
-            while not any(line.startswith(told) for line in watcher.obstacles()):  # noqa: ASYNC110 - time itself is waited for
+            while not any(line.startswith(told) for line in watcher.held_back()):  # noqa: ASYNC110 - time itself is waited for
                 await anyio.sleep(GLANCE)
         tasks.cancel_scope.cancel()
 
@@ -441,7 +441,7 @@ async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
         watcher = Watcher({1: Inbox(path=inbox, settle_seconds=0)}, reader, NEVER, found.metrics)
         await watcher.run(found.admit, once=True)
     assert found.paths == [b"a.jpg"]
-    assert watcher.obstacles() == []
+    assert watcher.held_back() == []
 
 
 async def test_polling_finds_all_that_events_would_have_told(watch: Watch, outside: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from daemon.jobs import File, Job, Version
 from daemon.ledger.ledger import Ledger
-from daemon.results.persistence import Persistence
 from daemon.results.publisher import Publisher
-from daemon.results.sinks import Journal
-from tests.makers import MODELS, done, open_sink
+from daemon.results.sinks import JsonlSink
+from daemon.system.retry import Retry
+from tests.makers import MODELS, done, open_destination
 
 pytestmark = pytest.mark.anyio
 
@@ -49,17 +49,17 @@ def refuse(*_: Any) -> None:
 async def test_an_image_that_is_held_leaves_later_and_is_in_the_journal_once(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sinks = {1: open_sink(tmp_path, on_success="delete")}
-    publisher = Publisher(ledger, sinks, Journal(tmp_path / "journal.jsonl"), Persistence(), {})
+    destinations = {1: open_destination(tmp_path, on_success="delete")}
+    publisher = Publisher(ledger, destinations, JsonlSink(tmp_path / "journal.jsonl"), Retry(), {})
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.delete", refuse)
         await publisher.confirm([await publisher.publish([ledger.record_of(done(job, data=b"image"))])])
         await publisher.try_again()
-    assert publisher.obstacles() == [f"an image cannot leave its inbox: {tmp_path}/inbox/a.jpg: Read-only file system"]
+    assert publisher.held_back() == [f"an image cannot leave its inbox: {tmp_path}/inbox/a.jpg: Read-only file system"]
     assert len(await ledger.owed(0, 10)) == 1
     await publisher.try_again()
-    assert publisher.obstacles() == []
+    assert publisher.held_back() == []
     assert await ledger.owed(0, 10) == []
     assert not list((tmp_path / "inbox").iterdir())
     assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) == 1
@@ -69,7 +69,7 @@ async def test_a_line_of_the_journal_that_a_crash_has_torn_is_ended_before_the_n
     file, job = tmp_path / "journal.jsonl", await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     record = ledger.record_of(done(job, data=b"image"))
     file.write_bytes(record.sidecar + b'{"schema":"visi')
-    await Journal(file).append([record])
+    await JsonlSink(file).append([record])
     assert file.read_bytes() == record.sidecar + b'{"schema":"visi\n' + record.sidecar
 
 
@@ -77,7 +77,7 @@ async def test_an_earlier_version_that_is_held_never_takes_a_later_ones_place(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_flight: dict[int, Job] = {}
-    publisher = Publisher(ledger, {1: open_sink(tmp_path, on_success="move")}, None, Persistence(), in_flight)
+    publisher = Publisher(ledger, {1: open_destination(tmp_path, on_success="move")}, None, Retry(), in_flight)
     file, sidecar = tmp_path / "inbox" / "a.jpg", tmp_path / "results" / "a.jpg.json"
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.move", refuse)

@@ -20,7 +20,7 @@ import msgspec
 
 from daemon.layout import Layout
 from daemon.placement import Segment
-from daemon.workers.tryout import Order, Trial
+from daemon.workers.tryout import Order, Tryout
 from stages import processes
 
 COMMAND = processes.python("-m", "daemon.workers.tryout")
@@ -28,21 +28,21 @@ CHUNK = 1 << 16
 DEATH_SECONDS = 10.0
 
 
-def try_stages(layout: Layout) -> Iterator[Trial]:
+def try_stages(layout: Layout) -> Iterator[Tryout]:
     """Every stage in turn, on the first device that holds it."""
     known: dict[str, bytes] = {}
     for segment in layout.placement.segments:
         stages = list(segment.stages)
         while stages:  # a stage that ends its process does not keep the next from its turn
-            for trial in _try_segment(layout, Segment(tuple(stages), segment.devices), known):
-                stages.remove(trial.stage)
-                if trial.answer:
-                    known[trial.stage] = trial.answer
-                yield trial
+            for tryout in _try_segment(layout, Segment(tuple(stages), segment.devices), known):
+                stages.remove(tryout.stage)
+                if tryout.answer:
+                    known[tryout.stage] = tryout.answer
+                yield tryout
 
 
-def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> Iterator[Trial]:
-    """One child for these stages; the last trial is that of the stage it died of, if it did."""
+def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> Iterator[Tryout]:
+    """One child for these stages; the last tryout is that of the stage it died of, if it did."""
     setup, environment = layout.set_up(segment, 0, 0)
     settings = layout.config.pipeline
     patience = settings.load_timeout_seconds + settings.batch_timeout_seconds
@@ -51,18 +51,18 @@ def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> I
         try:
             child = _start(Order(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
         except OSError as error:
-            yield Trial(waiting[0], device, problem=f"cannot start a process to try it: {error.strerror}.")
+            yield Tryout(waiting[0], device, problem=f"cannot start a process to try it: {error.strerror}.")
             return
         try:
             for line in _lines(child, patience):
-                trial = msgspec.json.decode(line, type=Trial)
-                waiting.remove(trial.stage)
-                yield msgspec.structs.replace(trial, device=device)
+                tryout = msgspec.json.decode(line, type=Tryout)
+                waiting.remove(tryout.stage)
+                yield msgspec.structs.replace(tryout, device=device)
             if waiting:
-                yield Trial(waiting[0], device, problem=_tell_end(child, log))
+                yield Tryout(waiting[0], device, problem=_tell_end(child, log))
         except (TimeoutError, subprocess.TimeoutExpired):
             if waiting:
-                yield Trial(waiting[0], device, problem=f"it was not built and tried within {patience:g} s.")
+                yield Tryout(waiting[0], device, problem=f"it was not built and tried within {patience:g} s.")
         finally:
             child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it, as on a broken GPU

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from daemon.cli import trials
+from daemon.cli import tryouts
 from daemon.config.loading import parse
 from daemon.layout import Layout
-from daemon.workers.tryout import Trial
+from daemon.workers.tryout import Tryout
 from stages.registry import ORDER
 from tests.daemon_process import Daemon, Place
 
 SENTENCE = "x.pt is a YOLO pose model; visiond takes others."
 
 
-def try_all(folder: Path, pipeline: dict[str, Any] | None = None, **options: dict[str, Any]) -> dict[str, Trial]:
+def try_all(folder: Path, pipeline: dict[str, Any] | None = None, **options: dict[str, Any]) -> dict[str, Tryout]:
     """Trials of fake stages with these options, by stage. Every JPEG has JFIF in it, the page too."""
     stages = {stage: {"backend": "fake", "options": options.get(stage, {})} for stage in ORDER}
     config = parse({"stages": stages, "pipeline": {"devices": ["cpu"], **(pipeline or {})}}, folder)
-    return {trial.stage: trial for trial in trials.try_stages(Layout.of(config))}
+    return {tryout.stage: tryout for tryout in tryouts.try_stages(Layout.of(config))}
 
 
 def test_check_builds_each_stage_unless_it_is_to_be_quick(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_trial_runs_no_code_from_the_current_folder(tmp_path: Path, monkeypatc
     for name in ("resource.py", "msgspec.py", "daemon.py"):
         (tmp_path / name).write_text("open('trap', 'w')")
     monkeypatch.chdir(tmp_path)
-    assert all(not trial.problem for trial in try_all(tmp_path).values())
+    assert all(not tryout.problem for tryout in try_all(tmp_path).values())
     assert not (tmp_path / "trap").exists()
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.jobs import JobStatus, Placed, Version
-from daemon.results.sinks import Sink, publish_records, sidecar_paths, write_sidecar, write_whole
-from tests.makers import MODES, drop, make_record, open_sink, tree
+from daemon.results.destinations import Destination, publish_records, sidecar_paths, write_sidecar, write_whole
+from tests.makers import MODES, drop, make_record, open_destination, tree
 
 FAILED = {"status": JobStatus.FAILED, "outputs": {}, "models": [], "bin": "", "reason": "truncated", "detail": "no end"}
 
@@ -27,22 +27,22 @@ FAILED = {"status": JobStatus.FAILED, "outputs": {}, "models": [], "bin": "", "r
 
 def test_a_sidecar_lies_under_the_images_own_path(tmp_path: Path) -> None:
     record = drop(tmp_path, b"2026/11/a.jpg")
-    assert open_sink(tmp_path).publish(record) == Placed(record.id)
+    assert open_destination(tmp_path).publish(record) == Placed(record.id)
     assert tree(tmp_path) == {"inbox/2026/11/a.jpg": b"image", "results/2026/11/a.jpg.json": record.sidecar}
 
 
 def test_images_that_differ_in_their_suffix_have_sidecars_of_their_own(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path)
+    destination = open_destination(tmp_path)
     for name in (b"a.jpg", b"a.png"):
-        sink.publish(drop(tmp_path, name))
+        destination.publish(drop(tmp_path, name))
     assert {"results/a.jpg.json", "results/a.png.json"} < tree(tmp_path).keys()
 
 
 def test_a_name_that_is_not_utf8_keeps_its_bytes(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path, bins="link")
-    sink.publish(drop(tmp_path, b"\xff\n.jpg"))
-    assert os.listdir(sink.results) == [b"\xff\n.jpg.json"]
-    assert os.path.samefile(os.path.join(sink.bins, b"A", b"\xff\n.jpg"), os.path.join(sink.inbox, b"\xff\n.jpg"))
+    destination = open_destination(tmp_path, bins="link")
+    destination.publish(drop(tmp_path, b"\xff\n.jpg"))
+    assert os.listdir(destination.results) == [b"\xff\n.jpg.json"]
+    assert os.path.samefile(os.path.join(destination.bins, b"A", b"\xff\n.jpg"), os.path.join(destination.inbox, b"\xff\n.jpg"))
 
 
 def test_a_reader_never_sees_a_torn_sidecar(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_reader_never_sees_a_torn_sidecar(tmp_path: Path) -> None:
 def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_scrap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, record = open_sink(tmp_path), drop(tmp_path)
-    sink.publish(record)
+    destination, record = open_destination(tmp_path), drop(tmp_path)
+    destination.publish(record)
     before = tree(tmp_path)
     write = os.write
 
@@ -80,13 +80,13 @@ def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_scrap(
 
     monkeypatch.setattr(os, "write", fill_up)
     with pytest.raises(OSError, match="No space left"):
-        sink.publish(make_record(tmp_path / "inbox", attempts=2))
+        destination.publish(make_record(tmp_path / "inbox", attempts=2))
     assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOSPC])
 def test_what_concerns_every_file_leaves_no_bin_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    sink, record = open_sink(tmp_path, "copy"), drop(tmp_path)
+    destination, record = open_destination(tmp_path, "copy"), drop(tmp_path)
 
     def refuse(*_arguments: object, **_options: object) -> None:
         raise OSError(error, os.strerror(error))
@@ -94,8 +94,8 @@ def test_what_concerns_every_file_leaves_no_bin_out(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", refuse)
         with pytest.raises(OSError, match=os.strerror(error)):
-            sink.publish(record)
-    sink.publish(record)
+            destination.publish(record)
+    destination.publish(record)
     assert any(path.startswith("bins/") for path in tree(tmp_path))
 
 
@@ -115,7 +115,7 @@ def test_a_sidecars_name_is_cut_between_characters() -> None:
 
 def test_an_image_of_the_longest_name_has_a_sidecar(tmp_path: Path) -> None:
     record = drop(tmp_path, b"x" * 251 + b".jpg")
-    open_sink(tmp_path).publish(record)
+    open_destination(tmp_path).publish(record)
     [name] = os.listdir(tmp_path / "results")
     assert (tmp_path / "results" / name).read_bytes() == record.sidecar
 
@@ -156,15 +156,19 @@ def test_a_sidecar_whose_place_is_taken_goes_to_the_top_under_a_digest(
 def test_an_inbox_with_a_name_has_sub_folders_of_its_own(tmp_path: Path) -> None:
     tables = {"inbox": [{"path": "in1", "name": "cam"}, {"path": "in2", "name": "scan"}], "output": {"failed": "/var/failed"}}
     config = parse(tables, tmp_path)
-    sinks = [Sink.of(inbox, config) for inbox in config.inbox]
+    destinations = [Destination.of(inbox, config) for inbox in config.inbox]
     root = os.fsencode(tmp_path)
-    assert [sink.results for sink in sinks] == [root + b"/results/cam", root + b"/results/scan"]
-    assert (sinks[0].failed, sinks[0].done, sinks[0].bins) == (b"/var/failed/cam", root + b"/done/cam", root + b"/bins/cam")
+    assert [destination.results for destination in destinations] == [root + b"/results/cam", root + b"/results/scan"]
+    assert (destinations[0].failed, destinations[0].done, destinations[0].bins) == (
+        b"/var/failed/cam",
+        root + b"/done/cam",
+        root + b"/bins/cam",
+    )
 
 
 def test_images_of_an_inbox_that_is_no_longer_configured_wait(tmp_path: Path) -> None:
     mine, orphan = drop(tmp_path, inbox=1), drop(tmp_path, b"b.jpg", inbox=2, id=8)
-    assert publish_records([orphan, mine], {1: open_sink(tmp_path)}).placed == [Placed(mine.id)]
+    assert publish_records([orphan, mine], {1: open_destination(tmp_path)}).placed == [Placed(mine.id)]
     assert not (tmp_path / "results" / "b.jpg.json").exists()
 
 
@@ -185,7 +189,7 @@ def test_a_failed_image_has_its_reason_beside_it_and_is_never_deleted(
     tmp_path: Path, bins: str, on_success: str, moved: bool
 ) -> None:
     record = drop(tmp_path, b"sub/a.jpg", **FAILED)
-    placed = open_sink(tmp_path, bins, on_success).publish(record)
+    placed = open_destination(tmp_path, bins, on_success).publish(record)
     source = "failed/sub/a.jpg" if moved else "inbox/sub/a.jpg"
     assert tree(tmp_path) == {source: b"image", "failed/sub/a.jpg.json": record.sidecar}
     assert (placed.location is not None) is moved
@@ -193,45 +197,45 @@ def test_a_failed_image_has_its_reason_beside_it_and_is_never_deleted(
 
 
 def test_an_image_that_comes_to_be_done_leaves_the_failed_folder(tmp_path: Path) -> None:
-    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path, **FAILED)
-    placed = sink.publish(record)
+    destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path, **FAILED)
+    placed = destination.publish(record)
     assert placed.location is not None
     assert placed.version is not None
     retried = make_record(tmp_path / "inbox", location=placed.location, version=placed.version)
-    sink.publish(retried)
+    destination.publish(retried)
     assert tree(tmp_path) == {"done/a.jpg": b"image", "results/a.jpg.json": retried.sidecar}
 
 
 def test_an_image_that_fails_again_stays_where_its_first_failure_put_it(tmp_path: Path) -> None:
-    sink, record = open_sink(tmp_path, on_success="move"), drop(tmp_path, **FAILED)
-    placed = sink.publish(record)
+    destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path, **FAILED)
+    placed = destination.publish(record)
     again = drop(tmp_path, **FAILED, location=placed.location, version=placed.version)
     (tmp_path / "inbox" / "a.jpg").unlink()
-    sink.publish(again)
+    destination.publish(again)
     assert tree(tmp_path) == {"failed/a.jpg": b"image", "failed/a.jpg.json": again.sidecar}
 
 
 def test_images_that_failed_under_one_name_have_a_reason_each_and_lose_it_when_they_come_to_be_done(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path, on_success="move")
+    destination = open_destination(tmp_path, on_success="move")
     first = drop(tmp_path, data=b"cut", **FAILED)
-    sink.publish(first)
+    destination.publish(first)
     second = drop(tmp_path, data=b"cut anew", id=8, **FAILED)
-    placed = sink.publish(second)
-    assert sink.publish(second) == placed  # after a crash
+    placed = destination.publish(second)
+    assert destination.publish(second) == placed  # after a crash
     older = {"failed/a.jpg": b"cut", "failed/a.jpg.json": first.sidecar}
     assert tree(tmp_path) == older | {"failed/a~8.jpg": b"cut anew", "failed/a~8.jpg.json": second.sidecar}
     assert placed.location is not None
     assert placed.version is not None
     retried = make_record(tmp_path / "inbox", id=8, location=placed.location, version=placed.version)
-    sink.publish(retried)
+    destination.publish(retried)
     assert tree(tmp_path) == older | {"done/a.jpg": b"cut anew", "results/a.jpg.json": retried.sidecar}
 
 
 def test_the_reason_beside_a_failed_image_stays_when_a_mended_version_is_done(tmp_path: Path) -> None:
-    sink, failed = open_sink(tmp_path, on_success="move"), drop(tmp_path, data=b"cut", **FAILED)
-    sink.publish(failed)
+    destination, failed = open_destination(tmp_path, on_success="move"), drop(tmp_path, data=b"cut", **FAILED)
+    destination.publish(failed)
     mended = drop(tmp_path, id=8)
-    sink.publish(mended)
+    destination.publish(mended)
     assert tree(tmp_path) == {
         "failed/a.jpg": b"cut",
         "failed/a.jpg.json": failed.sidecar,
@@ -241,45 +245,45 @@ def test_the_reason_beside_a_failed_image_stays_when_a_mended_version_is_done(tm
 
 
 def test_the_reason_of_a_failed_image_that_was_replaced_by_a_mended_version_goes(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path)
-    sink.publish(drop(tmp_path, data=b"cut", **FAILED))
+    destination = open_destination(tmp_path)
+    destination.publish(drop(tmp_path, data=b"cut", **FAILED))
     mended = drop(tmp_path, id=8)
-    sink.publish(mended)
+    destination.publish(mended)
     assert tree(tmp_path) == {"inbox/a.jpg": b"image", "results/a.jpg.json": mended.sidecar}
 
 
 @pytest.mark.parametrize("on_success", ["keep", "move"])
 def test_a_reason_never_takes_the_place_of_that_of_a_moved_image(tmp_path: Path, on_success: str) -> None:
     first = drop(tmp_path, data=b"cut", **FAILED)
-    open_sink(tmp_path, on_success="move").publish(first)
-    sink, second = open_sink(tmp_path, on_success=on_success), drop(tmp_path, data=b"cut anew", id=8, **FAILED)
+    open_destination(tmp_path, on_success="move").publish(first)
+    destination, second = open_destination(tmp_path, on_success=on_success), drop(tmp_path, data=b"cut anew", id=8, **FAILED)
     if on_success == "move":
         os.unlink(second.location)  # so that it cannot be
-    sink.publish(second)
+    destination.publish(second)
     beside = {"failed/a.jpg": b"cut", "failed/a.jpg.json": first.sidecar}
     assert (beside | {"failed/a~8.jpg.json": second.sidecar}).items() <= tree(tmp_path).items()
-    sink.publish(make_record(tmp_path / "inbox", id=8))
+    destination.publish(make_record(tmp_path / "inbox", id=8))
     assert {name for name in tree(tmp_path) if name.startswith("failed/")} == beside.keys()
 
 
 def test_an_image_that_got_the_third_name_is_found_there_after_a_crash(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path, on_success="move")
+    destination = open_destination(tmp_path, on_success="move")
     first = drop(tmp_path, data=b"cut", **FAILED)
-    sink.publish(first)
+    destination.publish(first)
     (tmp_path / "failed" / "a~8.jpg").write_bytes(b"the user's")
     second = drop(tmp_path, data=b"cut anew", id=8, **FAILED)
-    placed = sink.publish(second)
+    placed = destination.publish(second)
     assert placed.location == os.fsencode(tmp_path / "failed" / "a~8.2.jpg")
-    assert sink.publish(second) == placed
+    assert destination.publish(second) == placed
     assert (tmp_path / "failed" / "a.jpg.json").read_bytes() == first.sidecar
 
 
 def test_a_reason_under_its_second_name_goes_too_once_its_image_is_done(tmp_path: Path) -> None:
     (tmp_path / "failed" / "a.jpg.json").mkdir(parents=True)
-    sink = open_sink(tmp_path)
-    sink.publish(drop(tmp_path, data=b"cut", **FAILED))
+    destination = open_destination(tmp_path)
+    destination.publish(drop(tmp_path, data=b"cut", **FAILED))
     assert any(name.startswith("failed/~") for name in tree(tmp_path))
-    sink.publish(drop(tmp_path, id=8))
+    destination.publish(drop(tmp_path, id=8))
     assert tree(tmp_path).keys() == {"inbox/a.jpg", "results/a.jpg.json"}
 
 
@@ -287,16 +291,16 @@ def test_a_path_too_long_for_the_failed_folder_does_not_stop_the_daemon(tmp_path
     record = drop(tmp_path)
     long = b"/".join([b"d" * 250] * 16) + b"/a.jpg"
     record = dataclasses.replace(record, path=long)
-    open_sink(tmp_path).publish(record)
+    open_destination(tmp_path).publish(record)
     assert [path.read_bytes() for path in (tmp_path / "results").iterdir()] == [record.sidecar]
 
 
 def test_a_failed_image_whose_name_could_be_that_of_anothers_reason_stays_where_it_is(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path, on_success="move")
+    destination = open_destination(tmp_path, on_success="move")
     first = drop(tmp_path, b"b.jpg.json", b"half an image", status=JobStatus.FAILED)
     second = drop(tmp_path, b"b.jpg", b"the other half", id=8, status=JobStatus.FAILED)
     for record in (first, second):
-        sink.publish(record)
+        destination.publish(record)
     assert (tmp_path / "inbox" / "b.jpg.json").read_bytes() == b"half an image"
     assert (tmp_path / "failed" / "b.jpg").read_bytes() == b"the other half"
     assert (tmp_path / "failed" / "b.jpg.json").read_bytes() == second.sidecar
@@ -308,7 +312,7 @@ def test_a_failed_image_whose_name_could_be_that_of_anothers_reason_stays_where_
 @pytest.mark.parametrize("bins", ["none", "link", "copy"])
 def test_a_source_that_is_kept_stays_the_version_it_was(tmp_path: Path, bins: str) -> None:
     record = drop(tmp_path)
-    assert open_sink(tmp_path, bins).publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, bins).publish(record) == Placed(record.id)
     assert Version.of(os.lstat(record.location)) == record.version
 
 
@@ -328,7 +332,7 @@ def test_a_source_that_is_kept_stays_the_version_it_was(tmp_path: Path, bins: st
 )
 def test_source_and_bin_are_as_configured(tmp_path: Path, bins: str, on_success: str, files: dict[str, bytes]) -> None:
     record = drop(tmp_path, b"sub/a.jpg")
-    open_sink(tmp_path, bins, on_success).publish(record)
+    open_destination(tmp_path, bins, on_success).publish(record)
     assert tree(tmp_path) == files | {"results/sub/a.jpg.json": record.sidecar}
 
 
@@ -336,27 +340,27 @@ def test_source_and_bin_are_as_configured(tmp_path: Path, bins: str, on_success:
 def test_it_is_told_where_a_source_was_moved(tmp_path: Path, bins: str, on_success: str, folder: str) -> None:
     record = drop(tmp_path)
     target = tmp_path / folder / "a.jpg"
-    placed = open_sink(tmp_path, bins, on_success).publish(record)
+    placed = open_destination(tmp_path, bins, on_success).publish(record)
     assert placed == Placed(record.id, os.fsencode(target), Version.of(target.stat()))
 
 
 @pytest.mark.parametrize("bins", ["link", "copy"])
 def test_a_new_version_leaves_the_bin_of_the_old_one(tmp_path: Path, bins: str) -> None:
-    sink = open_sink(tmp_path, bins)
+    destination = open_destination(tmp_path, bins)
     for bin_name in ("A", "Receipts"):
-        sink.publish(drop(tmp_path, bin=bin_name))
-    sink.publish(drop(tmp_path, b"b.jpg", bin="A"))
+        destination.publish(drop(tmp_path, bin=bin_name))
+    destination.publish(drop(tmp_path, b"b.jpg", bin="A"))
     names = {name for name in tree(tmp_path) if name.startswith("bins/")}
     assert names == {"bins/Receipts/a.jpg", "bins/A/b.jpg"}
 
 
 @pytest.mark.parametrize("bins", ["link", "copy"])
 def test_a_new_version_leaves_the_bin_that_a_rule_of_the_users_chose_also_after_a_restart(tmp_path: Path, bins: str) -> None:
-    sink = open_sink(tmp_path, bins)
-    sink.publish(drop(tmp_path, id=1, bin="rest"))
-    sink.publish(drop(tmp_path, id=2, bin="other"))
+    destination = open_destination(tmp_path, bins)
+    destination.publish(drop(tmp_path, id=1, bin="rest"))
+    destination.publish(drop(tmp_path, id=2, bin="other"))
     assert [path.name for path in (tmp_path / "bins").iterdir() if any(path.iterdir())] == ["other"]
-    after = open_sink(tmp_path, bins)
+    after = open_destination(tmp_path, bins)
     after.known_bins.add(b"other")  # as the ledger tells
     after.publish(drop(tmp_path, id=3, bin="third"))
     assert [path.name for path in (tmp_path / "bins").iterdir() if any(path.iterdir())] == ["third"]
@@ -364,16 +368,16 @@ def test_a_new_version_leaves_the_bin_that_a_rule_of_the_users_chose_also_after_
 
 @pytest.mark.parametrize(("bins", "stays"), [("link", False), ("copy", True)])
 def test_no_bin_has_a_link_to_a_version_that_failed(tmp_path: Path, bins: str, stays: bool) -> None:
-    sink = open_sink(tmp_path, bins)
-    sink.publish(drop(tmp_path))
-    sink.publish(drop(tmp_path, data=b"cut", id=8, **FAILED))
+    destination = open_destination(tmp_path, bins)
+    destination.publish(drop(tmp_path))
+    destination.publish(drop(tmp_path, data=b"cut", id=8, **FAILED))
     assert ("bins/A/a.jpg" in tree(tmp_path)) is stays
 
 
 def test_a_bin_that_has_the_only_copies_keeps_them_all(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path, "copy", "delete")
+    destination = open_destination(tmp_path, "copy", "delete")
     for number, bin_name in enumerate("AAB", 7):
-        sink.publish(drop(tmp_path, data=b"image %d" % number, id=number, bin=bin_name))
+        destination.publish(drop(tmp_path, data=b"image %d" % number, id=number, bin=bin_name))
     files = tree(tmp_path / "bins")
     assert files == {"A/a.jpg": b"image 7", "A/a~8.jpg": b"image 8", "B/a.jpg": b"image 9"}
 
@@ -385,7 +389,7 @@ def test_what_stands_in_the_way_in_a_bin_does_not_stop_the_daemon(tmp_path: Path
     path.parent.mkdir(parents=True)
     path.mkdir() if blocker.endswith("/") else path.write_bytes(b"")
     record = drop(tmp_path, b"sub/a.jpg")
-    open_sink(tmp_path, bins).publish(record)
+    open_destination(tmp_path, bins).publish(record)
     assert (tmp_path / "results" / "sub" / "a.jpg.json").read_bytes() == record.sidecar
 
 
@@ -394,7 +398,7 @@ def test_what_the_user_keeps_among_the_bins_is_left_alone(tmp_path: Path) -> Non
     mine = tmp_path / "bins" / "holidays" / "a.jpg"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"mine")
-    open_sink(tmp_path, "copy").publish(record)
+    open_destination(tmp_path, "copy").publish(record)
     assert mine.read_bytes() == b"mine"
 
 
@@ -428,12 +432,12 @@ def test_publishing_again_after_a_crash_at_any_step_gives_the_same(
 ) -> None:
     def publish(root: Path, calls: int) -> bool:
         """Whether it was over before so many calls; publishes again if not."""
-        sink, record = open_sink(root, bins, on_success), drop(root, b"sub/a.jpg", **fields)
+        destination, record = open_destination(root, bins, on_success), drop(root, b"sub/a.jpg", **fields)
         with monkeypatch.context() as patch, contextlib.suppress(Crash):
             crash_after(calls, patch)
-            sink.publish(record)
+            destination.publish(record)
             return True
-        sink.publish(record)
+        destination.publish(record)
         return False
 
     def outcome(root: Path) -> dict[str, bytes]:
@@ -450,19 +454,19 @@ def test_publishing_again_after_a_crash_at_any_step_gives_the_same(
 @pytest.mark.parametrize("fields", [{}, FAILED], ids=["done", "failed"])
 @pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("copy", "delete")])
 def test_publishing_twice_changes_nothing(tmp_path: Path, bins: str, on_success: str, fields: dict[str, Any]) -> None:
-    sink, record = open_sink(tmp_path, bins, on_success), drop(tmp_path, **fields)
-    placed = sink.publish(record)
+    destination, record = open_destination(tmp_path, bins, on_success), drop(tmp_path, **fields)
+    placed = destination.publish(record)
     before = tree(tmp_path)
-    assert sink.publish(record) == placed
+    assert destination.publish(record) == placed
     assert tree(tmp_path) == before
 
 
 def test_a_result_leaves_the_reason_of_an_image_that_is_called_like_its_second_name(tmp_path: Path) -> None:
-    sink = open_sink(tmp_path)
-    sink.publish(failure := drop(tmp_path, b"a~2.jpg", id=1, status=JobStatus.FAILED, reason="truncated"))
-    sink.publish(drop(tmp_path, b"a.jpg", id=2))
+    destination = open_destination(tmp_path)
+    destination.publish(failure := drop(tmp_path, b"a~2.jpg", id=1, status=JobStatus.FAILED, reason="truncated"))
+    destination.publish(drop(tmp_path, b"a.jpg", id=2))
     assert tree(tmp_path)["failed/a~2.jpg.json"] == failure.sidecar
-    sink.publish(drop(tmp_path, b"a~2.jpg", id=3))
+    destination.publish(drop(tmp_path, b"a~2.jpg", id=3))
     assert "failed/a~2.jpg.json" not in tree(tmp_path)
 
 
@@ -470,11 +474,11 @@ def test_a_result_leaves_the_reason_of_an_image_that_is_called_like_its_second_n
 @pytest.mark.parametrize("bins", ["link", "copy"])
 def test_an_image_that_was_moved_into_a_bin_once_is_safe_there(tmp_path: Path, bins: str, bin_name: str) -> None:
     record = drop(tmp_path)
-    placed = open_sink(tmp_path, "move").publish(record)
+    placed = open_destination(tmp_path, "move").publish(record)
     assert placed.location
     assert placed.version
     again = dataclasses.replace(record, location=placed.location, version=placed.version, bin=bin_name)
-    open_sink(tmp_path, bins).publish(again)
+    open_destination(tmp_path, bins).publish(again)
     only = tmp_path / "bins" / "A" / "a.jpg"
     assert not only.is_symlink()
     assert only.read_bytes() == (tmp_path / "bins" / bin_name / "a.jpg").read_bytes() == b"image"

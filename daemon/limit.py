@@ -1,4 +1,4 @@
-"""`run --once --limit N`: which images are taken, and when the trial is over."""
+"""`run --once --limit N`: which images are taken, and when they all have their end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from daemon.jobs import Ending, Job, JobStatus
 
 
-class Trial:
+class Limit:
     """The first N images, each with all its attempts."""
 
     def __init__(self, limit: int) -> None:
@@ -23,7 +23,7 @@ class Trial:
 
     @property
     def left(self) -> int:
-        """How many images the trial still takes to their end, if there are so many."""
+        """How many images are left until the limit is reached, if there are that many."""
         return self._limit - self._ended
 
     @property

@@ -1,0 +1,338 @@
+"""Where results go beside the ledger: sidecars, bins, the failed folder, and the source itself.
+
+All of it is a projection of the ledger and may be redone at any time: each step first looks whether it has been taken.
+A file appears under its name only whole: written under another name, then renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from daemon.config.loading import Config
+from daemon.config.sections import Inbox
+from daemon.inbox import sources
+from daemon.inbox.sources import second_name, temporary_name
+from daemon.inbox.walk import LONGEST_PATH
+from daemon.jobs import JobStatus, Placed
+from daemon.ledger.records import Record
+from daemon.sidecar import Source, path_of
+from daemon.system.scarcity import AWAY, SCARCE
+
+log = structlog.get_logger()
+Answer = TypeVar("Answer")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+ADDED_TO_PATHS = 128  # bytes at most
+LONGEST_NAME = 255  # bytes, of every common file system
+_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)  # may pass
+_IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class NotSynced(OSError):
+    """The system had to give up some of what it had taken for written."""
+
+
+class Held(Exception):
+    """A source cannot go where it belongs for now, for the reason given. The rest of its image's publication is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What has been published. held: inboxes with sources that cannot leave, and why; those images are to be published
+    again. folders: those with something new or something less in them."""
+
+    placed: list[Placed]
+    held: dict[int, str]
+    folders: set[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The folders one inbox's images go to, each with the inbox's own sub-folder; absolute."""
+
+    inbox: bytes
+    results: bytes
+    failed: bytes
+    done: bytes
+    bins: bytes
+    bins_mode: str  # "none", "link", "copy" or "move"
+    on_success: str  # "keep", "move" or "delete"
+    known_bins: set[bytes] = field(default_factory=lambda: {b"A", b"B", b"C"})  # other folders among the bins are not ours
+
+    @classmethod
+    def of(cls, inbox: Inbox, config: Config) -> Destination:
+        output = config.output
+        name = os.fsencode(inbox.name)
+        folders = (output.results, output.failed, output.done, output.bins_folder)
+        results, failed, done, bins = (os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders)
+        mode, fate = output.bins, inbox.on_success
+        if (mode, fate) == ("copy", "delete"):  # which is a move, and one that overwrites nothing
+            mode, fate = "move", "keep"
+        return cls(os.fsencode(inbox.path), results, failed, done, bins, mode, fate)
+
+    @property
+    def longest_path(self) -> int:
+        """Bytes that the path of a file in the inbox may have, so that all that is published of it has a path too: with a bin's
+        name, a number, or a temporary name behind it."""
+        return LONGEST_PATH - max(map(len, (self.results, self.failed, self.done, self.bins))) - ADDED_TO_PATHS
+
+    def publish(self, record: Record) -> Placed:
+        """Write the sidecar or the reason, fill the bin, put the source where it belongs; it may be called again.
+
+        Raises OSError when a result cannot be written, and Held; nothing is lost then.
+        """
+        if record.status is JobStatus.DONE:
+            write_sidecar(record, *self.paths_of(record))
+            return self._place(record)
+        placed = self._move(record)  # first, since the reason has the name that its image gets
+        write_sidecar(record, *self.paths_of(record, placed.location))
+        if self.bins_mode == "link":
+            self._try(record, lambda: self._leave_other_bins(record))
+        return placed
+
+    def paths_of(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
+        """Where its sidecar or its reason goes, by either name. location: where the file lies, if not where the record says."""
+        if record.status is JobStatus.DONE:
+            return sidecar_paths(self.results, record.path)
+        return self._reason_paths(record, location or record.location)
+
+    def numbered_reason_paths(self, record: Record) -> tuple[bytes, bytes]:
+        """Where a reason may lie that was written when another version had the name among the failed."""
+        return sidecar_paths(self.failed, second_name(record.path, record.id))
+
+    def _reason_paths(self, record: Record, location: bytes) -> tuple[bytes, bytes]:
+        """A reason is called after its image, where that lies among the failed, and else after its path in the inbox, unless
+        another version lies there under that name."""
+        folder = os.path.join(self.failed, b"")
+        if location.startswith(folder):
+            return sidecar_paths(self.failed, location.removeprefix(folder))
+        if os.path.lexists(folder + record.path) and not _could_be_a_reason(record.path):
+            return self.numbered_reason_paths(record)
+        return sidecar_paths(self.failed, record.path)
+
+    def home_of(self, record: Record) -> bytes | None:
+        """Where its source belongs once it is published; None: where it is."""
+        if record.status is not JobStatus.DONE:
+            stays = self.on_success == "keep" and self.bins_mode != "move"
+            stays |= _could_be_a_reason(record.path)
+            return None if stays else os.path.join(self.failed, record.path)
+        if self.bins_mode == "move":
+            return self._bin_of(record)
+        return os.path.join(self.done, record.path) if self.on_success == "move" else None
+
+    def _bin_of(self, record: Record) -> bytes:
+        return os.path.join(self.bins, os.fsencode(record.bin), record.path)
+
+    def folders_of(self, record: Record, placed: Placed) -> set[bytes]:
+        """Those that publishing it has written to or taken from."""
+        top = self.results if record.status is JobStatus.DONE else self.failed
+        files = [os.path.join(top, record.path)]
+        if self.bins_mode != "none" and record.status is JobStatus.DONE:
+            files.append(self._bin_of(record))
+        if placed.location:
+            files.append(placed.location)
+        if placed.location or self.on_success == "delete":
+            files.append(record.location)
+        return {top, *map(os.path.dirname, files)}
+
+    def _place(self, record: Record) -> Placed:
+        self._try(record, lambda: self._forget_reason(record))
+        held = None
+        try:
+            placed = self._move(record)
+        except Held as trouble:  # its bin can be filled all the same
+            placed, held = Placed(record.id), trouble
+        lies = record
+        if placed.location and placed.version:
+            lies = dataclasses.replace(record, location=placed.location, version=placed.version)
+        if self.bins_mode == "copy":
+            self._try(record, lambda: sources.copy(lies, self._bin_of(record)))
+        elif self.bins_mode == "link":
+            self._try(record, lambda: sources.link(lies.location, self._bin_of(record)))
+        self.known_bins.add(os.fsencode(record.bin))
+        if self.bins_mode in ("link", "copy"):
+            self._try(record, lambda: self._leave_other_bins(lies))
+        if self.on_success == "delete":
+            self._try_with_source(record, lambda: sources.delete(record))
+        if held:
+            raise held
+        return placed
+
+    def _forget_reason(self, record: Record) -> None:
+        """Of a try that failed, or of an earlier version, unless that was moved and lies beside it."""
+        if not os.path.isdir(self.failed):  # as long as none has
+            return
+        for first, second in (self._reason_paths(record, record.location), self.numbered_reason_paths(record)):
+            with contextlib.suppress(FileNotFoundError):  # then nothing was in its way, and the second is not there either
+                for path in (first, second):
+                    if _tells_of(record, path):
+                        _unlink(path)
+
+    def _leave_other_bins(self, record: Record) -> None:
+        """An earlier version of the file, or an earlier rule, may have put it into another."""
+        for name in self.known_bins - {os.fsencode(record.bin)}:
+            path = os.path.join(self.bins, name, record.path)
+            if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
+                _unlink(path)
+
+    def _try(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
+        """A step that one file's neighbours or rights may make impossible for good: then it is left out, with a word in
+        the log. A disk that is full or failing is another matter."""
+        try:
+            return step()
+        except OSError as error:
+            if error.errno in _DISK_TROUBLE:
+                raise
+            log.warning("bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror)
+            return None
+
+    def _try_with_source(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
+        """The same with the source, whose disk may be another than the results'. Raises Held."""
+        try:
+            return self._try(record, step)
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise
+            raise Held(f"{os.fsdecode(record.location)}: {error.strerror}") from error
+
+    def _move(self, record: Record) -> Placed:
+        """The source, home. One that cannot ever be moved stays: its result is safe. Raises Held."""
+        home = self.home_of(record)
+        placed = None if home is None else self._try_with_source(record, lambda: sources.move(record, home))
+        return placed or Placed(record.id)
+
+
+def open_destinations(config: Config) -> dict[bytes, Destination]:
+    """By the inbox's path."""
+    return {os.fsencode(inbox.path): Destination.of(inbox, config) for inbox in config.inbox}
+
+
+def publish_records(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
+    """Publish each record to its inbox's destination; those of inboxes that are no longer configured wait. Runs in a thread."""
+    published = Publication([], {}, set())
+    for record in records:
+        if destination := destinations.get(record.inbox):
+            try:
+                placed = destination.publish(record)
+            except Held as trouble:
+                published.held[record.inbox] = str(trouble)
+            else:
+                published.placed.append(placed)
+                published.folders.update(destination.folders_of(record, placed))
+    return published
+
+
+def sync_folders(folders: Iterable[bytes]) -> None:
+    """Have all that was changed in them written to the disk: one call for each file system, as a call for each file would
+    cost many times more. Raises NotSynced, and OSError where it could not be asked for. Runs in a thread."""
+    synced = set()
+    for folder in folders:
+        with contextlib.suppress(*_IN_THE_WAY):  # nothing has been published there yet
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                device = os.fstat(fd).st_dev
+                if device not in synced and _libc.syncfs(fd):
+                    raise NotSynced(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
+                synced.add(device)
+            finally:
+                os.close(fd)
+
+
+def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:
+    """The record under its sidecar's name or, where a folder or a file has that name or the path grows too long, under
+    the second; returns which."""
+    try:
+        write_whole(first, record.sidecar)
+    except OSError as error:
+        if error.errno in _DISK_TROUBLE:
+            raise
+        write_whole(second, record.sidecar)
+        return second
+    return first
+
+
+class _Reason(msgspec.Struct):
+    source: Source
+
+
+def _tells_of(record: Record, path: bytes) -> bool:
+    """Whether the file there is a reason of this file's: another image may be called as a second name is. Raises
+    FileNotFoundError."""
+    try:
+        with open(path, "rb") as file:
+            source = msgspec.json.decode(file.read(), type=_Reason).source
+    except (NotADirectoryError, IsADirectoryError, msgspec.DecodeError):
+        return False
+    return path_of(source) == record.path
+
+
+def _could_be_a_reason(path: bytes) -> bool:
+    """An image of such a name never lies among the failed."""
+    return path.endswith(b".json")
+
+
+def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
+    """<folder>/<path>.json, where a name too long for that is cut and ends in a digest of the whole path; and, in case that
+    cannot be had, a digest of the path at the top of `folder`."""
+    head, name = os.path.split(path)
+    digest = hashlib.sha256(path).hexdigest().encode()
+    sidecar = name + b".json"
+    if len(sidecar) > LONGEST_NAME:
+        mark = b"~" + digest[:16] + b".json"
+        sidecar = _cut(name, LONGEST_NAME - len(mark)) + mark
+    return os.path.join(folder, head, sidecar), os.path.join(folder, b"~" + digest + b".json")
+
+
+def _cut(name: bytes, length: int) -> bytes:
+    """At most so many bytes of a name; a name in UTF-8 is not cut within a character."""
+    while length > 0 and name[length] & 0xC0 == 0x80:
+        length -= 1
+    return name[:length]
+
+
+def write_whole(path: bytes, data: bytes) -> None:
+    """A file that appears at once and whole, or not at all; on the disk once `sync_folders` has been called."""
+    temporary = temporary_name(path)
+    fd = _create(temporary)
+    try:
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _unlink(path: bytes) -> bool:
+    """Whether the name is free now, and no folder has it or a file that of a folder on its way."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except (NotADirectoryError, IsADirectoryError):
+        return False
+    return True
+
+
+def _create(path: bytes) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, 0o666)

@@ -1,0 +1,65 @@
+"""Trying until it works: a full or failing disk, or a lack of descriptors, pauses the daemon and loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from daemon.system.scarcity import SCARCE
+
+log = structlog.get_logger()
+T = TypeVar("T")
+P = ParamSpec("P")
+
+PAUSE_SECONDS = 1.0  # between tries
+
+
+class Hurried(Exception):
+    """A write failed, and there is no time to try it again."""
+
+
+class Retry:
+    """Calls a function that may raise OSError, again and again, until it returns."""
+
+    def __init__(self) -> None:
+        self.failing: dict[str, str] = {}  # by what is read or written: why it cannot be, in a sentence
+        self.hurried = False  # a drain does not wait for a disk: what cannot be written stays for the next daemon
+
+    def blocked(self) -> list[str]:
+        """Why the work stands still, each reason once; empty when it does not."""
+        return list(dict.fromkeys(self.failing.values()))
+
+    async def __call__(self, what: str, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `function` returns. what: the thing that it reads or writes, for the message.
+
+        Raises Hurried when it fails and there is no time to wait.
+        """
+        failed = False
+        while True:
+            try:
+                answer = await function(*args, **kwargs)
+            except OSError as error:
+                why = SCARCE.get(error.errno or 0) or f"{what} cannot be written: {error}"
+                if what not in self.failing:
+                    log.error("paused", trouble=why)
+                self.failing[what] = why
+                if self.hurried:
+                    raise Hurried from error
+                failed = True
+                await anyio.sleep(PAUSE_SECONDS)
+            else:
+                if failed and (why := self.failing.pop(what, "")):  # that something else can be done proves nothing
+                    log.info("going on", after=why)
+                return answer
+
+    async def in_thread(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same with a function that blocks, in a thread."""
+
+        async def call() -> T:
+            return await to_thread.run_sync(lambda: function(*args, **kwargs))
+
+        return await self(what, call)
