@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +16,12 @@ from daemon.hints import command
 from daemon.ledger.records import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
-from daemon.pipeline import Lane
 from daemon.placement import Placement, Segment, choose_batch, plan
 from daemon.results.endings import Judge
 from daemon.state import KERNELS
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.host import Host, count_cores
+from daemon.workers.lane import Lane
 from daemon.workers.mps import Server, is_installed
 from daemon.workers.pool import Pool, Seat
 from daemon.workers.slab import Slab
@@ -74,7 +73,7 @@ class Layout:
             seats.append(Seat(setup, device, environment, servers.get(device)))
         pool = Pool(segment.name, seats, slab.fd, self.config.pipeline, metrics)
         batch = max(self.specs[stage].batch_size for stage in segment.stages)
-        return Lane(segment.name, segment.stages, batch, pool, asyncio.Queue(self.config.pipeline.queue_images))
+        return Lane(segment.name, segment.stages, batch, pool, self.config.pipeline.queue_images)
 
     def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
         """What a segment's worker of that number is to be, and its environment."""

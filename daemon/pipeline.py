@@ -1,6 +1,6 @@
 """READ THIS FIRST. The life of an image, a method a step, in the order it happens:
 
-    watch → admit → feed → dispatch → work → advance → finish → publish → confirm
+    watch → admit → feed → work → advance → finish → publish → confirm
 
 Every arrow is bounded: `feed` waits for room in the slab, each segment's queue is short, a batch is formed only when a
 worker has a slot free. So the slowest GPU holds back the folder, and memory stays flat however many files wait.
@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 import structlog
@@ -26,16 +26,16 @@ from daemon.inbox.watcher import Watcher
 from daemon.jobs import Ending, Failure, File, Job, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.limit import Limit
-from daemon.messages import Item, Reply
+from daemon.messages import Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.results.destinations import Destination, Publication
 from daemon.results.endings import Judge
 from daemon.results.publisher import Publisher
 from daemon.results.sinks import JsonlSink
+from daemon.system.queues import drain
 from daemon.system.retry import Retry
-from daemon.workers.pool import Pool
+from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab
-from daemon.workers.worker import Worker
 from stages.base import Reason, advise
 
 log = structlog.get_logger()
@@ -44,22 +44,6 @@ FEED = 64  # jobs fetched, read and digested together
 FINISH = 128  # jobs committed and published together
 UNCONFIRMED = 32  # groups of them that may be published and not yet known to be on the disk
 SOLO_DEATHS = 2  # workers that may die on an image alone before it is held to be the cause
-
-
-@dataclass(slots=True)
-class Lane:
-    """A segment at work: its stages, its queue, its workers, and the images suspected of having killed one."""
-
-    name: str
-    stages: tuple[str, ...]
-    batch_size: int
-    pool: Pool
-    queue: asyncio.Queue[Job]
-    # Never more than is in flight. The last comes first, so that each is settled before the next one's turn.
-    suspects: asyncio.Queue[Job] = field(default_factory=asyncio.LifoQueue)
-
-    def is_needed_by(self, job: Job) -> bool:
-        return any(stage not in job.outputs for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +81,8 @@ class Pipeline:
         self.reuse_results = reuse_results
         self.in_flight: dict[int, Job] = {}
         self.retry = Retry()
-        self.publisher = Publisher(ledger, destinations, journal, self.retry, self.in_flight)
-        self.publisher.put_back = metrics.put_back
-        self.progressed_at = time.monotonic()
+        self.publisher = Publisher(ledger, destinations, journal, self.retry, self.in_flight, self._put_back)
+        self._progressed_at = time.monotonic()
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self.absences = Absences(self._roots)
         self._recovered: set[int] = set()  # inboxes
@@ -119,8 +102,7 @@ class Pipeline:
         self.limit = Limit(limit) if limit else None
         async with anyio.create_task_group() as tasks:
             for lane in self.lanes:
-                tasks.start_soon(self.dispatch, lane)
-                tasks.start_soon(self.isolate, lane)
+                tasks.start_soon(lane.run, self)
             tasks.start_soon(self.finish)
             tasks.start_soon(self.publish)
             tasks.start_soon(self.confirm)
@@ -143,9 +125,17 @@ class Pipeline:
         self._draining = self.retry.hurried = True
         self._watching.cancel()
         self._admitted.set()
-        for queue in [queue for lane in self.lanes for queue in (lane.queue, lane.suspects)]:
-            while not queue.empty():
-                self._let_go(queue.get_nowait())
+        for lane in self.lanes:
+            for job in lane.empty():
+                self._let_go(job)
+
+    @property
+    def progressed_at(self) -> float:
+        """When something last happened to an image: a batch began or ended, or an image was finished. Monotonic seconds."""
+        return max([self._progressed_at, *(lane.progressed_at for lane in self.lanes)])
+
+    def _put_back(self, images: int) -> None:
+        self.metrics.counts.put_back(JobStatus.DONE, images)
 
     def wake(self) -> None:
         """There are jobs that nobody admitted: images to be tried again, or annotated anew."""
@@ -159,9 +149,8 @@ class Pipeline:
     # 1. A file appears, and is whole.
 
     async def watch(self, once: bool) -> None:
-        self.watcher.heard_of = self.wake
         with self._watching:
-            await self.watcher.run(self.admit, once=once)
+            await self.watcher.run(self.admit, self.wake, once=once)
             self.found_all = True
         self._complete = True
         self._admitted.set()
@@ -242,68 +231,29 @@ class Pipeline:
             self.metrics.fed(job)
             await self._pass_on(job)
 
-    # 3. Its batch is formed when a worker has a slot free: as late, and so as full, as possible.
+    # 3. Workers take it through the stages of a segment, in a batch with others: see daemon/workers/lane.py.
 
-    async def dispatch(self, lane: Lane) -> None:
-        async with anyio.create_task_group() as batches:
-            while True:
-                jobs = [await lane.queue.get()]
-                worker = await lane.pool.reserve()
-                while len(jobs) < lane.batch_size and not lane.queue.empty():
-                    jobs.append(lane.queue.get_nowait())
-                batches.start_soon(self.work, lane, worker, jobs)
+    async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
+        """A worker was lost with these images. If one of them may be the cause, each is tried alone."""
+        for job in jobs:
+            await self._queue(lane, job, suspect=loss.began)
 
-    # 4. A worker takes it through the stages of this segment.
-
-    async def work(self, lane: Lane, worker: Worker, jobs: list[Job]) -> None:
-        try:
-            reply = await self._run(lane, worker, jobs)
-        except WorkerLost as loss:
-            for job in jobs:
-                await self._queue(lane.suspects if loss.began else lane.queue, job)
-        else:
-            await self.advance(lane, worker, jobs, reply)
-        finally:
-            lane.pool.release(worker)
-
-    async def isolate(self, lane: Lane) -> None:
-        """A worker died on these images: each is tried on a worker that does nothing else, so that only the culprit pays."""
-        while True:
-            job = await lane.suspects.get()
-            async with lane.pool.reserve_whole() as worker:
-                try:
-                    reply = await self._run(lane, worker, [job])
-                except WorkerLost as loss:
-                    await self._suspect(lane, job, loss)
-                else:
-                    await self.advance(lane, worker, [job], reply)
-
-    async def _suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+    async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+        """A worker was lost that had this image alone."""
         job.deaths += loss.began
         await self.retry("ledger", self.ledger.blame, job)
         if job.deaths < SOLO_DEATHS:
-            await self._queue(lane.suspects, job)
+            await self._queue(lane, job, suspect=True)
             return
         reason = Reason.TIMEOUT if loss.timed_out else Reason.POISON
         job.failure = Failure(reason, f"{job.deaths} workers were lost on it alone: {loss.cause}")
         await self._pass_on(job)
 
-    async def _run(self, lane: Lane, worker: Worker, jobs: Sequence[Job]) -> Reply:
-        """A batch's begin and its end, good or bad, both are progress: what lies between them the pool bounds."""
-        self.progressed_at = time.monotonic()
-        try:
-            return await lane.pool.run_batch(worker, [self._item(lane, job) for job in jobs])
-        finally:
-            self.progressed_at = time.monotonic()
+    # 4. On to the next segment, or to its end.
 
-    def _item(self, lane: Lane, job: Job) -> Item:
-        assert job.extent is not None
-        return Item(*job.extent, {stage: output.payload for stage, output in job.outputs.items()})
-
-    # 5. On to the next segment, or to its end.
-
-    async def advance(self, lane: Lane, worker: Worker, jobs: Sequence[Job], reply: Reply) -> None:
-        self.metrics.replied(lane.name, worker.device, reply)
+    async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+        """A worker has answered."""
+        self.metrics.replied(lane.name, device, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
             job.format, job.width, job.height, job.pages = outcome.format, outcome.width, outcome.height, outcome.pages
             job.outputs |= outcome.outputs
@@ -316,16 +266,16 @@ class Pipeline:
 
     async def _pass_on(self, job: Job) -> None:
         if lane := self._next_lane(job):
-            await self._queue(lane.suspects if job.deaths else lane.queue, job)
+            await self._queue(lane, job, suspect=bool(job.deaths))
         else:
             self._leave_slab(job)
             await self._ended.put(job)
 
-    async def _queue(self, queue: asyncio.Queue[Job], job: Job) -> None:
+    async def _queue(self, lane: Lane, job: Job, *, suspect: bool) -> None:
         if self._draining:
             self._let_go(job)
         else:
-            await queue.put(job)
+            await lane.put(job, suspect=suspect)
 
     def _let_go(self, job: Job) -> None:
         """It stays PENDING, for the next daemon."""
@@ -344,14 +294,12 @@ class Pipeline:
             return None
         return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
 
-    # 6. Durable, then published, then known to be so.
+    # 5. Durable, then published, then known to be so.
 
     async def finish(self) -> None:
         """How each job ends, and that in the ledger: from here on its result is durable."""
         while True:
-            jobs = [await self._ended.get()]
-            while len(jobs) < FINISH and not self._ended.empty():
-                jobs.append(self._ended.get_nowait())
+            jobs = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
             endings = await to_thread.run_sync(self.judge.endings, jobs)
             ended = await self.retry("ledger", self.ledger.end, endings, self.judge.endings)
             await self._durable.put((endings, ended))
@@ -368,9 +316,7 @@ class Pipeline:
         """Only what would outlive a power failure is marked as published: all groups that came while the disk was busy
         with the last ones share its next effort."""
         while True:
-            groups = [await self._published.get()]
-            while not self._published.empty():
-                groups.append(self._published.get_nowait())
+            groups = [await self._published.get(), *drain(self._published)]
             await self.publisher.confirm([group.publication for group in groups])
             for group in groups:
                 for ending in group.endings:
@@ -381,13 +327,13 @@ class Pipeline:
 
     def _leave(self, ending: Ending, *, replaced: bool) -> None:
         job = ending.job
-        self.progressed_at = time.monotonic()
+        self._progressed_at = time.monotonic()
         del self.in_flight[job.id]
         if self.limit:
             self.limit.leave(ending)
         if replaced:
             return
-        self.metrics.ended(ending)
+        self.metrics.finished(ending)
         if ending.failure and not ending.failure.away:  # which is said once of all
             log.warning(
                 "image failed" if ending.status is JobStatus.FAILED else "image not done",

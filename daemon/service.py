@@ -27,6 +27,7 @@ from daemon.layout import Layout, judge_of, open_slab
 from daemon.ledger.files import tell_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
+from daemon.monitoring.counts import Counts
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot
@@ -70,7 +71,8 @@ class Service:
         self.pipeline: Pipeline | None = None  # once it is open
         self.outdated = 0  # files that were DONE at the start, by other models than the present ones
         self.url = ""  # of the pages, once they are served
-        self.metrics = Metrics()
+        self.counts = Counts()
+        self.metrics = Metrics(self.counts)
         self.notifier = Notifier()
 
     async def run(self) -> None:
@@ -97,29 +99,24 @@ class Service:
             if self.show:
                 self.show(status.snapshot())
             if not self.once:
-                log.info("stopped", ended=sum(self.metrics.outcomes.values()), pending=status.snapshot().pending)
-            if self.outdated and not self.metrics.outcomes.total():
+                log.info("stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING))
+            if self.outdated and not self.counts.ended.total():
                 log.warning("files are done by other models than these", files=self.outdated, mend=command("redo", "--stale"))
             if self.once:
                 self._check_complete(pipeline)
-
-    @property
-    def outcomes(self) -> Counter[JobStatus]:
-        """How many images ended how in this run, and how many are PENDING."""
-        return self.metrics.outcomes + Counter({JobStatus.PENDING: int(self.metrics.value("visiond_images_pending"))})
 
     def _check_complete(self, pipeline: Pipeline) -> None:
         """Raises InboxUnreadable, InboxUnwritable: not all that was there is done."""
         if problems := pipeline.watcher.held_back() + pipeline.absences.held_back():
             leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
-            raise InboxUnreadable(f"Not every file was found and read: {'; '.join(problems)}.", self.outcomes)
+            raise InboxUnreadable(f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes())
         if unread := pipeline.watcher.unread():
             lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
             text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
-            raise InboxUnreadable(text, self.outcomes)
+            raise InboxUnreadable(text, self.counts.outcomes())
         if problems := pipeline.publisher.held_back():
             fix = f"Its result is written; when that is fixed, `{command('run', '--once')}` does the rest."
-            raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.outcomes)
+            raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
@@ -136,11 +133,10 @@ class Service:
                 log.warning(problem)
             if warning := await to_thread.run_sync(tell_lost_ledger, config):
                 log.warning(warning)
-            ledger = Ledger(config.state.path / LEDGER)
+            ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
             stack.callback(ledger.close)
             if ledger.remark:
                 log.warning(ledger.remark)
-            ledger.commit_seconds = metrics.commit_seconds.observe
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], layout.models())
             await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
             reader = Reader(ledger.path)
@@ -150,14 +146,11 @@ class Service:
             slab = open_slab(config, layout.gpus)
             stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))
-            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics)
+            bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
+            destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
+            longest = {number: destination.longest_path for number, destination in destinations.items()}
+            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
-            destinations = {number: Destination.of(inbox, config) for number, inbox in inboxes.items()}
-            watcher.limit_paths({number: destination.longest_path for number, destination in destinations.items()})
-            if config.output.bins in ("link", "copy"):
-                bins = await to_thread.run_sync(reader.bins)
-                for destination in destinations.values():
-                    destination.known_bins.update(map(os.fsencode, bins))
             pipeline = Pipeline(
                 ledger,
                 watcher,
@@ -169,8 +162,9 @@ class Service:
                 journal=JsonlSink(file) if (file := config.output.journal) else None,
                 reuse_results=config.pipeline.reuse_results,
             )
-            status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts), layout.notices())
-            status.upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, status.forget)
+            self.counts.begin(await to_thread.run_sync(reader.counts))
+            upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
+            status = Status(pipeline, ledger, metrics, layout.notices(), upkeep)
             control = config.state.path / CONTROL
             async with serve(config, status, metrics, ledger, control, pages_matter=not self.once) as self.url:
                 yield pipeline, [lane.pool for lane in lanes], status
@@ -245,14 +239,15 @@ async def run_service(config: Config, *, once: bool = False, limit: int = 0, sho
             error = next(leaves(rest))
             raise error from (None if isinstance(error, VisiondError) else group)
         log.warning("stopped before the drain was over; what was in hand stays pending")
-    pending = service.outcomes[JobStatus.PENDING]
+    outcomes = service.counts.outcomes()
+    pending = outcomes[JobStatus.PENDING]
     found_all = service.pipeline is not None and service.pipeline.found_all
     if once and service.stopped_by and (pending or not found_all):
         left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
         left += "" if found_all else ", and not every file was found"
         text = f"Stopped: {left}; `{command('run', '--once')}` goes on with the rest."
-        raise Unfinished(text, service.outcomes, service.stopped_by)
-    return service.outcomes
+        raise Unfinished(text, outcomes, service.stopped_by)
+    return outcomes
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -20,7 +20,7 @@ from daemon.workers.child import keep_memory
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
 from tests.daemon_process import GLANCE
-from tests.makers import MODELS
+from tests.makers import MODELS, Commits
 
 keep_memory()  # as in workers, whose stages the tests run
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the daemons of the tests would ignore it, as they should
@@ -77,9 +77,14 @@ def lend_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Pool], obj
 
 
 @pytest.fixture
-async def ledger(tmp_path: Path, inbox: Path) -> AsyncIterator[Ledger]:
+def commits() -> Commits:
+    return Commits()
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path, inbox: Path, commits: Commits) -> AsyncIterator[Ledger]:
     """A new ledger whose inbox 1 is `inbox`, with a model for each stage."""
-    opened = Ledger(tmp_path / "state" / "ledger.sqlite")
+    opened = Ledger(tmp_path / "state" / "ledger.sqlite", lambda seconds: commits.observe(seconds))
     assert await opened.register([(inbox, 0)], MODELS) == [1]
     yield opened
     opened.close()

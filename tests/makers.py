@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ MODES = [
     ("copy", "move"),
     ("move", "keep"),
 ]
+
+
+@dataclass
+class Commits:
+    """observe: called with the seconds of each commit of the fixture `ledger`."""
+
+    observe: Callable[[float], None] = lambda seconds: None
 
 
 def make_file(path: bytes = b"a.jpg", *, inbox: int = 1, regular: bool = True, **version: int) -> File:

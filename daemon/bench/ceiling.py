@@ -15,9 +15,9 @@ from daemon.errors import VisiondError, WrongArgument
 from daemon.layout import Layout, size_slab
 from daemon.messages import Item
 from daemon.monitoring.metrics import Metrics
-from daemon.pipeline import Lane
 from daemon.service import leaves
 from daemon.system.log import set_up as set_up_log
+from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab
 
 

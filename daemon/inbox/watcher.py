@@ -129,20 +129,30 @@ Admit = Callable[[list[File]], Awaitable[None]]
 class Watcher:
     """Hands every whole new version of every file in the inboxes to `admit`, in lists."""
 
-    def __init__(self, inboxes: dict[int, Inbox], reader: Reader, rescan_seconds: float, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        inboxes: dict[int, Inbox],
+        reader: Reader,
+        rescan_seconds: float,
+        metrics: Metrics,
+        longest: Mapping[int, int] | None = None,
+    ) -> None:
+        """longest: by inbox, how many bytes the path of a file in it may have."""
         self._folders = [_open_folder(number, inbox) for number, inbox in inboxes.items()]
+        for folder in self._folders:
+            folder.longest = (longest or {}).get(folder.number, folder.longest)
         self._reader = reader
         self._rescan_seconds = rescan_seconds
         self._metrics = metrics
-        self.heard_of: Callable[[], None] = lambda: None  # called when an inbox has answered for the first time
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
         self._inotify: Inotify | None = None
         for folder in self._folders:
             metrics.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
 
-    async def run(self, admit: Admit, *, once: bool = False) -> None:
-        """Watch until cancelled; with `once`, until all that is there has been found whole."""
-        self._admit = admit
+    async def run(self, admit: Admit, answered: Callable[[], None] = lambda: None, *, once: bool = False) -> None:
+        """Watch until cancelled; with `once`, until all that is there has been found whole. answered: called when an inbox has
+        answered for the first time."""
+        self._admit, self._answered = admit, answered
         if once:
             async with anyio.create_task_group() as tasks:
                 for folder in self._folders:
@@ -166,11 +176,6 @@ class Watcher:
     def unread(self) -> list[Unread]:
         """Of each inbox the folders that cannot be read, where there are some."""
         return [folder.unread for folder in self._folders if len(folder.unread)]
-
-    def limit_paths(self, longest: Mapping[int, int]) -> None:
-        """By inbox: how long the path of a file in it may be, in bytes."""
-        for folder in self._folders:
-            folder.longest = longest[folder.number]
 
     def answering(self) -> set[int]:
         """The inboxes that can be read from without waiting for a dead mount."""
@@ -232,7 +237,7 @@ class Watcher:
                 self._answer(folder, error)
                 return
             folder.polls |= network and folder.settings.watch == "auto"
-            self.heard_of()
+            self._answered()
         if not subtree:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # what was left out until now is met again on this walk

@@ -36,8 +36,11 @@ class Ledger:
     A full or failing disk raises LedgerUnusable; the request has then had no effect and may be repeated.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError."""
+    def __init__(self, path: Path, observe_commit: Callable[[float], None] = lambda seconds: None) -> None:
+        """Open or create the file. observe_commit: called with the seconds of each commit.
+
+        Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError.
+        """
         self.path = path
         self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
         self._damaged: set[Key] = set()  # digests with a model, or None for format and size
@@ -50,8 +53,7 @@ class Ledger:
         self._asked_of: frozenset[int] = frozenset()  # the inboxes that the cursors have not passed over
         self.awaited = 0  # requests for which shrinking the file stops
         self.touched: set[bytes] | None = None  # digests that were written since it was made, where somebody asks
-        self.commit_seconds: Callable[[float], None] = lambda seconds: None
-        self._writer = Writer(self._connection, path, lambda seconds: self.commit_seconds(seconds))
+        self._writer = Writer(self._connection, path, observe_commit)
         self._ask = self._writer.ask
 
     def close(self) -> None:

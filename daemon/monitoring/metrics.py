@@ -5,7 +5,6 @@ Label values come from closed sets only: never a path, never an error's text.
 
 from __future__ import annotations
 
-import collections
 import resource
 import time
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from daemon import __version__
 from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
 from daemon.monitoring import notices
+from daemon.monitoring.counts import Counts
 from daemon.monitoring.snapshot import TASKS
 from daemon.system import lines
 from daemon.system.gpus import list_gpus
@@ -48,13 +48,11 @@ class Loss(StrEnum):
 class Metrics:
     """Every metric of the daemon, by attribute."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts | None = None) -> None:
+        self.counts = counts or Counts()
         registry = self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=SECONDS)
-        self.outcomes: collections.Counter[JobStatus] = collections.Counter()  # of this run, for reading back
-        self.failures_replaced = 0  # in this run, by newer versions of their files
-        self.results_kept = 0  # in this run, of images that were to be annotated anew
 
         self.images = counter("visiond_images", "Images that reached their end.", ["outcome", "reason"])
         self.retries = counter("visiond_retries", "Tries that failed and are made again.", ["reason"])
@@ -62,7 +60,8 @@ class Metrics:
         self.image_seconds = histogram("visiond_image_duration_seconds", "From feeding an image to its durable result.")
         self.wait_seconds = histogram("visiond_image_wait_seconds", "From seeing an image to feeding it.", buckets=LONG_SECONDS)
         self.in_flight = gauge("visiond_images_in_flight", "Images fed and not yet ended.")
-        self.pending = gauge("visiond_images_pending", "Images in the ledger without an end.")
+        pending = gauge("visiond_images_pending", "Images in the ledger without an end.")
+        pending.set_function(lambda: self.counts.of(JobStatus.PENDING))
         self.oldest_pending = gauge("visiond_oldest_pending_seconds", "Age of the image that waits longest; 0 when none does.")
         self.last_success = gauge("visiond_last_success_timestamp_seconds", "When an image last became DONE.")
 
@@ -140,21 +139,13 @@ class Metrics:
     # What the pipeline reports, a line for each event.
 
     def admitted(self, admitted: Admitted) -> None:
-        self.pending.inc(admitted.pending - admitted.replaced - admitted.results_kept)
-        self.failures_replaced += admitted.failures_replaced
-        self.results_kept += admitted.results_kept
+        self.counts.admitted(admitted)
         for status, reason, count in (
             (JobStatus.SKIPPED, Reason.NOT_REGULAR.value, admitted.skipped),
             (JobStatus.GONE, "", admitted.replaced),
         ):
             if count:
-                self.outcomes[status] += count
                 self.images.labels(status.name.lower(), reason).inc(count)
-
-    def put_back(self, images: int) -> None:
-        """So many that had their end at the start are to be annotated again."""
-        self.pending.inc(images)
-        self.results_kept -= images
 
     def fed(self, job: Job) -> None:
         if not job.has_result:  # which it may have had for a year
@@ -170,16 +161,14 @@ class Metrics:
         if reply.out_of_memory:
             self.out_of_memory.labels(device).inc(reply.out_of_memory)
 
-    def ended(self, ending: Ending) -> None:
+    def finished(self, ending: Ending) -> None:
+        self.counts.finished(ending)
         reason = ending.failure.reason.value if ending.failure else ""
         if ending.status is JobStatus.PENDING:
             self.retries.labels(reason).inc()
             return
-        self.pending.dec()
         if ending.keeps_result:
-            self.results_kept += 1
             return
-        self.outcomes[ending.status] += 1
         self.images.labels(ending.status.name.lower(), reason).inc()
         if ending.status is JobStatus.DONE:
             self.bins.labels(ending.bin if ending.bin in ("A", "B", "C") else "other").inc()

@@ -13,7 +13,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -68,18 +68,20 @@ class Destination:
     bins: bytes
     bins_mode: str  # "none", "link", "copy" or "move"
     on_success: str  # "keep", "move" or "delete"
-    known_bins: set[bytes] = field(default_factory=lambda: {b"A", b"B", b"C"})  # other folders among the bins are not ours
+    known_bins: set[bytes]  # other folders among the bins are not ours
 
     @classmethod
-    def of(cls, inbox: Inbox, config: Config) -> Destination:
+    def of(cls, inbox: Inbox, config: Config, bins: Iterable[str] = ()) -> Destination:
+        """bins: those that a rule has named before now."""
         output = config.output
         name = os.fsencode(inbox.name)
         folders = (output.results, output.failed, output.done, output.bins_folder)
-        results, failed, done, bins = (os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders)
+        known = {b"A", b"B", b"C", *map(os.fsencode, bins)}
+        results, failed, done, folder = (os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders)
         mode, fate = output.bins, inbox.on_success
         if (mode, fate) == ("copy", "delete"):  # which is a move, and one that overwrites nothing
             mode, fate = "move", "keep"
-        return cls(os.fsencode(inbox.path), results, failed, done, bins, mode, fate)
+        return cls(os.fsencode(inbox.path), results, failed, done, folder, mode, fate, known)
 
     @property
     def longest_path(self) -> int:

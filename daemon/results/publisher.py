@@ -34,13 +34,15 @@ class Publisher:
         journal: JsonlSink | None,
         retry: Retry,
         in_flight: Mapping[int, Job],
+        put_back: Callable[[int], None] = lambda images: None,
     ) -> None:
+        """put_back: called with the number of images that were DONE and are PENDING again."""
         self._ledger = ledger
         self._destinations = destinations
         self._journal = journal
         self._retry = retry
         self._in_flight = in_flight
-        self.put_back: Callable[[int], None] = lambda images: None  # told how many are PENDING again
+        self._put_back = put_back
         self._turn = anyio.Lock()  # an earlier version's sidecar is not written after a later one's
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
@@ -86,7 +88,7 @@ class Publisher:
             path = os.fsdecode(os.path.join(record.inbox_path, record.path))
             log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.doubt)
         if doubtful:
-            self.put_back(await self._retry("ledger", self._ledger.doubt, [record.id for record in doubtful]))
+            self._put_back(await self._retry("ledger", self._ledger.doubt, [record.id for record in doubtful]))
         return [record for record in records if not record.doubt]
 
     async def try_again(self) -> None:

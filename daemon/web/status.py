@@ -27,43 +27,42 @@ class Status:
         pipeline: Pipeline,
         ledger: Ledger,
         metrics: Metrics,
-        counts: dict[JobStatus, int],
         notices: dict[str, str] | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         """notices: by stage."""
         self._pipeline = pipeline
         self._ledger = ledger
         self._metrics = metrics
-        self._counts = counts
-        self.upkeep: Upkeep | None = None
+        self._counts = metrics.counts
+        self.upkeep = upkeep
         self._notices = notices or {}
         metrics.noticed(self._notices)
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
-        metrics.pending.set(counts[JobStatus.PENDING])
         metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
         metrics.paused.set_function(lambda: float(bool(pipeline.retry.failing)))
         metrics.slab_size.set(pipeline.slab.size)
         metrics.slab_used.set_function(lambda: pipeline.slab.used)
         for lane in pipeline.lanes:
-            metrics.queue_depth.labels(lane.name).set_function(lane.queue.qsize)
+            metrics.queue_depth.labels(lane.name).set_function(lane.queued)
 
     def snapshot(self) -> Snapshot:
-        pipeline = self._pipeline
-        pending = max(0, int(self._metrics.value("visiond_images_pending")))
+        pipeline, counts = self._pipeline, self._counts
+        pending = counts.of(JobStatus.PENDING)
         left = min(pending, pipeline.limit.left) if pipeline.limit else pending
         rate, workers = self._rate(), self._workers()
         return Snapshot(
             running=True,
             pending=pending,
             in_flight=len(pipeline.in_flight),
-            ended_in_this_run=sum(self._metrics.outcomes.values()),
+            ended_in_this_run=counts.ended.total(),
             left_in_this_run=left,
-            done=self._total(JobStatus.DONE) + self._metrics.results_kept,
-            failed=max(0, self._total(JobStatus.FAILED) - self._metrics.failures_replaced),
-            skipped=self._total(JobStatus.SKIPPED),
-            gone=self._total(JobStatus.GONE),
+            done=counts.of(JobStatus.DONE),
+            failed=counts.of(JobStatus.FAILED),
+            skipped=counts.of(JobStatus.SKIPPED),
+            gone=counts.of(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
             obstacles=pipeline.retry.blocked() + pipeline.held_back(),
@@ -112,13 +111,8 @@ class Status:
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """So many images of this state are PENDING again."""
-        self._metrics.pending.inc(images)
-        self._counts[status] -= images
+        self._counts.put_back(status, images)
         self._pipeline.wake()
-
-    def forget(self, status: JobStatus) -> None:
-        """A version that ended so was pruned. Of those that FAILED only the newest were counted, which stay."""
-        self._counts[status] -= status is not JobStatus.FAILED
 
     def unready(self) -> list[str]:
         """Why images do not get through at present. Empty when they do."""
@@ -141,13 +135,10 @@ class Status:
         return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]
 
     def _rate(self) -> float:
-        outcomes = self._metrics.outcomes
-        now, done = time.monotonic(), outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]
+        ended = self._counts.ended
+        now, done = time.monotonic(), ended[JobStatus.DONE] + ended[JobStatus.FAILED]
         self._samples.append((now, done))
         while now - self._samples[0][0] > RATE_SECONDS:
             self._samples.popleft()
         then, before = self._samples[0]
         return (done - before) / (now - then) if now > then else 0.0
-
-    def _total(self, status: JobStatus) -> int:
-        return self._counts[status] + self._metrics.outcomes[status]

@@ -53,6 +53,14 @@ class Entry:
         return Outcome(*form, self.outputs, self.error.reason, self.error.detail, self.error.transient, pages)
 
 
+@dataclass(slots=True)
+class Tally:
+    """What one batch cost, for the metrics."""
+
+    runs: list[StageRun] = field(default_factory=list)
+    out_of_memory: int = 0  # times that something did not fit into the device's memory
+
+
 class Allowance:
     """How many items are asked for at once: no bound until the memory runs out, then half of what was too much, and
     twice as many again after REGROW_CALLS that fitted, as what else was on the device may have gone."""
@@ -80,7 +88,6 @@ class Chain:
         self._stages: list[Stage] = []
         self._decode: Callable[[Sequence[Entry]], Answers] | None = None
         self._allowances: defaultdict[str, Allowance] = defaultdict(Allowance)
-        self.out_of_memory = 0
 
     def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
         """Build and load every stage, and report each; returns the seconds of each."""
@@ -108,21 +115,20 @@ class Chain:
     def run(self, batch: Batch, slab: memoryview | None = None) -> Reply:
         """Every image through every stage that it still needs. Raises DeviceLost when this process is no use any more."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
-        runs: list[StageRun] = []
+        tally = Tally()
         for group in _groups(entries, self._allowances[DECODING].most):
-            self._run_group(group, runs)
-        halved, self.out_of_memory = self.out_of_memory, 0
-        return Reply(batch.id, [entry.outcome() for entry in entries], runs, halved)
+            self._run_group(group, tally)
+        return Reply(batch.id, [entry.outcome() for entry in entries], tally.runs, tally.out_of_memory)
 
-    def _run_group(self, group: list[Entry], runs: list[StageRun]) -> None:
+    def _run_group(self, group: list[Entry], tally: Tally) -> None:
         """Where there is no memory for the pixels of all, one half has its end before the other is decoded."""
-        if self._decode and not self._give_pixels(self._decode, [entry for entry in group if self._remaining(entry)]):
+        if self._decode and not self._give_pixels(self._decode, [entry for entry in group if self._remaining(entry)], tally):
             half = len(group) // 2
-            self._run_group(group[:half], runs)
-            self._run_group(group[half:], runs)
+            self._run_group(group[:half], tally)
+            self._run_group(group[half:], tally)
             return
         for stage in self._stages:
-            self._apply(stage, [entry for entry in group if stage in self._remaining(entry)], runs)
+            self._apply(stage, [entry for entry in group if stage in self._remaining(entry)], tally)
         for entry in group:
             entry.image = None  # pixels of the next group want the room
 
@@ -155,12 +161,12 @@ class Chain:
             return []
         return [stage for stage in self._stages if stage.name not in entry.payloads]
 
-    def _give_pixels(self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry]) -> bool:
+    def _give_pixels(self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry], tally: Tally) -> bool:
         """Whether all could be given theirs at once."""
         if not entries:
             return True
         try:
-            answers = self._try(DECODING, decode, entries)
+            answers = self._try(DECODING, decode, entries, tally)
         except OutOfMemory:
             return False
         for entry, answer in zip(entries, answers, strict=True):
@@ -170,13 +176,13 @@ class Chain:
                 entry.image.pixels = answer
         return True
 
-    def _apply(self, stage: Stage, entries: list[Entry], runs: list[StageRun]) -> None:
+    def _apply(self, stage: Stage, entries: list[Entry], tally: Tally) -> None:
         if not entries:
             return
         started = time.perf_counter()
-        answers = self._ask(stage.name, stage.run, [entry.image for entry in entries if entry.image])
+        answers = self._ask(stage.name, stage.run, [entry.image for entry in entries if entry.image], tally)
         seconds = time.perf_counter() - started
-        runs.append(StageRun(stage.name, len(entries), seconds))
+        tally.runs.append(StageRun(stage.name, len(entries), seconds))
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, ImageError):
                 entry.error = answer
@@ -195,19 +201,19 @@ class Chain:
         entry.payloads[stage.name] = payload
         entry.outputs[stage.name] = Output(payload, seconds)
 
-    def _ask(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input]) -> list[Any]:
+    def _ask(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally) -> list[Any]:
         """What `run` answers, asked for no more at once than lately fitted into the device's memory."""
         answers: list[Any] = []
         while items:
             part = items[: self._allowances[what].most]
             try:
-                answers += self._try(what, run, part)
+                answers += self._try(what, run, part, tally)
             except OutOfMemory:
                 continue  # with half of it
             items = items[len(part) :]
         return answers
 
-    def _try(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input]) -> list[Any]:
+    def _try(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally) -> list[Any]:
         """The answers; an error halves the batch, down to the image that causes it. Raises OutOfMemory, once less is allowed,
         but for a single image, whose answer that is."""
         try:
@@ -219,7 +225,7 @@ class Chain:
         except DeviceLost:
             raise
         except OutOfMemory as error:
-            self.out_of_memory += 1
+            tally.out_of_memory += 1
             self._allowances[what].shrink(len(items))
             if len(items) > 1:
                 raise
@@ -229,7 +235,7 @@ class Chain:
                 traceback.print_exc()
                 return [ImageError(Reason.STAGE, f"{what}: {type(error).__name__}: {error}", transient=True)]
         half = len(items) // 2
-        return self._try(what, run, items[:half]) + self._try(what, run, items[half:])
+        return self._try(what, run, items[:half], tally) + self._try(what, run, items[half:], tally)
 
 
 @cache

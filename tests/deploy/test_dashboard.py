@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import runpy
 from collections import defaultdict
 from itertools import combinations
@@ -15,13 +14,14 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.config.sections import Http, PipelineSection
-from daemon.jobs import Admitted, JobStatus
+from daemon.jobs import Admitted
 from daemon.ledger.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.monitoring.metrics import Metrics
 from daemon.system.gpus import Gpu
 from daemon.system.retry import Retry
 from daemon.web.status import Status
+from daemon.workers.lane import Lane
 from daemon.workers.pool import Pool, Seat
 from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
@@ -55,19 +55,18 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
     metrics.fed(job)
     metrics.replied("ocr", "cuda:0", Reply(1, [Outcome("JPEG", 8, 8, {})], [StageRun("ocr", 1, 0.1)], out_of_memory=1))
     for ending in (done(job), failed(make_job(), Reason.TRUNCATED), postponed(make_job(), 1.0)):
-        metrics.ended(ending)
+        metrics.finished(ending)
     metrics.scan_seconds.observe(0.1)
     metrics.reconcile_found.inc()
     metrics.watch_overflows.inc()
     metrics.unread_folders.labels("1").set(1)
-    slab, ledger = Slab(1 << 20), Ledger(path)
+    slab, ledger = Slab(1 << 20), Ledger(path, metrics.commit_seconds.observe)
     try:
-        ledger.commit_seconds = metrics.commit_seconds.observe
         await ledger.admit([])
         pool = pool_with_a_past(metrics)
-        lane: Any = SimpleNamespace(name="ocr", queue=asyncio.Queue(), pool=pool)
+        lane = Lane("ocr", ("ocr",), 1, pool, 1)
         pipeline: Any = SimpleNamespace(in_flight={}, retry=Retry(), slab=slab, lanes=[lane])
-        await Status(pipeline, ledger, metrics, dict.fromkeys(JobStatus, 0)).refresh()
+        await Status(pipeline, ledger, metrics).refresh()
     finally:
         ledger.close()
         slab.close()

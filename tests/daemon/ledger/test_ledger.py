@@ -26,7 +26,20 @@ from daemon.system.clock import steady_seconds
 from stages.base import Reason
 from stages.registry import ORDER
 from tests.daemon_process import PATIENCE
-from tests.makers import MODELS, VERSION, admit, complete, done, failed, make_file, make_job, make_outputs, postponed, read
+from tests.makers import (
+    MODELS,
+    VERSION,
+    Commits,
+    admit,
+    complete,
+    done,
+    failed,
+    make_file,
+    make_job,
+    make_outputs,
+    postponed,
+    read,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -475,14 +488,14 @@ async def test_a_failed_image_keeps_what_its_other_stages_said(ledger: Ledger) -
 # Transactions
 
 
-async def test_requests_that_come_together_share_a_commit(ledger: Ledger) -> None:
-    gate, commits = threading.Event(), []
+async def test_requests_that_come_together_share_a_commit(ledger: Ledger, commits: Commits) -> None:
+    gate, made = threading.Event(), []
 
     def hold(seconds: float) -> None:
-        commits.append(seconds)
+        made.append(seconds)
         gate.wait()
 
-    ledger.commit_seconds = hold
+    commits.observe = hold
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ledger.admit, [make_file(b"first.jpg")])
         await wait_all_tasks_blocked()
@@ -490,13 +503,13 @@ async def test_requests_that_come_together_share_a_commit(ledger: Ledger) -> Non
             tasks.start_soon(ledger.admit, [make_file(b"%d.jpg" % number)])
         await wait_all_tasks_blocked()
         gate.set()
-    assert len(commits) == 2
+    assert len(made) == 2
     assert counts(ledger) == {"PENDING": GROUP + 1}
 
 
-async def test_a_request_that_cannot_be_done_harms_none_of_its_group(ledger: Ledger) -> None:
+async def test_a_request_that_cannot_be_done_harms_none_of_its_group(ledger: Ledger, commits: Commits) -> None:
     gate = threading.Event()
-    ledger.commit_seconds = lambda seconds: gate.wait() and None
+    commits.observe = lambda seconds: gate.wait() and None
     outcomes: list[object] = []
 
     async def ask(file: File) -> None:

@@ -361,7 +361,7 @@ def test_a_new_version_leaves_the_bin_that_a_rule_of_the_users_chose_also_after_
     destination.publish(drop(tmp_path, id=2, bin="other"))
     assert [path.name for path in (tmp_path / "bins").iterdir() if any(path.iterdir())] == ["other"]
     after = open_destination(tmp_path, bins)
-    after.known_bins.add(b"other")  # as the ledger tells
+    after.known_bins.add(b"other")  # as the ledger says
     after.publish(drop(tmp_path, id=3, bin="third"))
     assert [path.name for path in (tmp_path / "bins").iterdir() if any(path.iterdir())] == ["third"]
 

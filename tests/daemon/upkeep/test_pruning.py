@@ -18,7 +18,7 @@ from daemon.ledger.records import Reader
 from daemon.upkeep import pruning
 from daemon.upkeep.pruning import prune, survey
 from tests.daemon_process import Daemon, Place, picture, seeded
-from tests.makers import admit, complete, done, failed, make_file
+from tests.makers import Commits, admit, complete, done, failed, make_file
 
 pytestmark = pytest.mark.anyio
 
@@ -193,17 +193,17 @@ async def test_numbers_are_not_given_twice(ledger: Ledger) -> None:
     assert (await add_version(ledger, b"a.jpg", 1)).id > job.id
 
 
-async def test_many_rows_go_in_small_transactions(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_rows_go_in_small_transactions(ledger: Ledger, commits: Commits, monkeypatch: pytest.MonkeyPatch) -> None:
     for time in (1, 2):
         await ledger.admit([make_file(b"%d.jpg" % number, mtime_ns=time) for number in range(100)])
         for job in await ledger.next_jobs(100, ()):
             await publish(ledger, done(job, data=b"%d %d" % (time, job.id)))
     monkeypatch.setattr(pruning, "CHUNK", 10)
     monkeypatch.setattr(pruning, "PORTION", 30)
-    commits: list[float] = []
-    ledger.commit_seconds = commits.append
+    made: list[float] = []
+    commits.observe = made.append
     assert counted(await prune(ledger, LATER)) == {"replaced DONE": 100, "results": 400, "contents": 100}
-    assert len(commits) == 20
+    assert len(made) == 20
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("12h", 43_200), ("90d", 7_776_000), ("2w", 1_209_600), ("1y", 31_536_000)])

@@ -1,0 +1,55 @@
+"""How many images are in each state, without asking the ledger: metrics, status and exit statuses all come from here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from daemon.jobs import Admitted, Ending, JobStatus
+
+
+@dataclass(slots=True)
+class Counts:
+    """Begins with what the ledger held at the start, and follows each change."""
+
+    states: Counter[JobStatus] = field(default_factory=Counter)  # images in the ledger by state
+    ended: Counter[JobStatus] = field(default_factory=Counter)  # images that have left PENDING in this run
+
+    def begin(self, states: Mapping[JobStatus, int]) -> None:
+        self.states.update(states)
+
+    def of(self, status: JobStatus) -> int:
+        """Images in this state. Events of one image may arrive out of order, so for a moment the sum can be below zero."""
+        return max(0, self.states[status])
+
+    def outcomes(self) -> Counter[JobStatus]:
+        """How many images ended how in this run, and how many are PENDING."""
+        return self.ended + Counter({JobStatus.PENDING: self.of(JobStatus.PENDING)})
+
+    def admitted(self, admitted: Admitted) -> None:
+        self.states[JobStatus.PENDING] += admitted.pending - admitted.replaced - admitted.results_kept
+        self.states[JobStatus.DONE] += admitted.results_kept
+        self.states[JobStatus.FAILED] -= admitted.failures_replaced
+        for status, images in ((JobStatus.SKIPPED, admitted.skipped), (JobStatus.GONE, admitted.replaced)):
+            self.states[status] += images
+            self.ended[status] += images
+
+    def finished(self, ending: Ending) -> None:
+        if ending.status is JobStatus.PENDING:
+            return
+        self.states[JobStatus.PENDING] -= 1
+        if ending.keeps_result:
+            self.states[JobStatus.DONE] += 1
+            return
+        self.states[ending.status] += 1
+        self.ended[ending.status] += 1
+
+    def put_back(self, status: JobStatus, images: int) -> None:
+        """Images of this state are PENDING again."""
+        self.states[JobStatus.PENDING] += images
+        self.states[status] -= images
+
+    def pruned(self, status: JobStatus) -> None:
+        """A row of this state was deleted. Of a file that FAILED only the newest version is counted, and that one stays."""
+        self.states[status] -= status is not JobStatus.FAILED

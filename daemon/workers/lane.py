@@ -1,0 +1,113 @@
+"""A segment of the placement at work: forms batches, runs them on the segment's workers, and reports what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import anyio
+
+from daemon.errors import WorkerLost
+from daemon.jobs import Job
+from daemon.messages import Item, Reply
+from daemon.system.queues import drain
+from daemon.workers.pool import Pool
+from daemon.workers.worker import Worker
+
+
+class Listener(Protocol):
+    """What is told how each batch ended; the pipeline."""
+
+    async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+        """A worker has answered."""
+
+    async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
+        """A worker was lost with these images."""
+
+    async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+        """A worker was lost that had this image alone."""
+
+
+class Lane:
+    """The stages of a segment, its queue, its workers, and the images that may have killed a worker."""
+
+    def __init__(self, name: str, stages: tuple[str, ...], batch_size: int, pool: Pool, queue_images: int) -> None:
+        self.name = name
+        self.stages = stages
+        self.batch_size = batch_size
+        self.pool = pool
+        self.progressed_at = time.monotonic()  # when a batch last began or ended
+        self._queue: asyncio.Queue[Job] = asyncio.Queue(queue_images)
+        # Never more than is in flight. The last one in is the first one out, so each is settled before the next begins.
+        self._suspects: asyncio.Queue[Job] = asyncio.LifoQueue()
+        # A slot is free again before its batch is committed, so that no GPU waits for the disk. This bounds the batches that
+        # wait for a commit: as many as are being worked on.
+        self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
+
+    def is_needed_by(self, job: Job) -> bool:
+        return any(stage not in job.outputs for stage in self.stages)
+
+    def queued(self) -> int:
+        """Images that wait for a worker."""
+        return self._queue.qsize()
+
+    async def put(self, job: Job, *, suspect: bool) -> None:
+        """Queue a job, waiting for room. suspect: a worker may have died of it, so it runs alone."""
+        await (self._suspects if suspect else self._queue).put(job)
+
+    def empty(self) -> list[Job]:
+        """Take out all jobs that wait."""
+        return drain(self._queue) + drain(self._suspects)
+
+    async def run(self, listener: Listener) -> None:
+        """Work until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._isolate, listener)
+            while True:
+                jobs = [await self._queue.get()]
+                await self._unfinished.acquire()
+                worker = await self.pool.reserve()
+                jobs += drain(self._queue, self.batch_size - 1)  # as late, and so as full, as possible
+                tasks.start_soon(self._work, listener, worker, jobs)
+
+    async def _work(self, listener: Listener, worker: Worker, jobs: list[Job]) -> None:
+        loss: WorkerLost | None = None
+        try:
+            try:
+                reply = await self._ask(worker, jobs)
+            finally:
+                self.pool.release(worker)
+            await listener.advance(self, worker.device, jobs, reply)
+        except WorkerLost as error:
+            loss = error
+        finally:
+            self._unfinished.release()
+        if loss:  # only now: it may wait for room in the queue, which `run` empties
+            await listener.try_again(self, jobs, loss)
+
+    async def _isolate(self, listener: Listener) -> None:
+        """Run each suspect on a worker that does nothing else, so that only the image that kills workers pays."""
+        while True:
+            job = await self._suspects.get()
+            try:
+                async with self.pool.reserve_whole() as worker:
+                    reply = await self._ask(worker, [job])
+            except WorkerLost as loss:
+                await listener.suspect(self, job, loss)
+            else:
+                await listener.advance(self, worker.device, [job], reply)
+
+    async def _ask(self, worker: Worker, jobs: Sequence[Job]) -> Reply:
+        """One batch on a reserved worker; the pool limits how long it may take. Raises WorkerLost."""
+        self.progressed_at = time.monotonic()
+        try:
+            return await self.pool.run_batch(worker, [_item_of(job) for job in jobs])
+        finally:
+            self.progressed_at = time.monotonic()
+
+
+def _item_of(job: Job) -> Item:
+    assert job.extent is not None
+    return Item(*job.extent, {stage: output.payload for stage, output in job.outputs.items()})

@@ -1,0 +1,51 @@
+"""Counts that follow each change."""
+
+from __future__ import annotations
+
+from daemon.jobs import Admitted, JobStatus
+from daemon.monitoring.counts import Counts
+from tests.makers import done, failed, make_job, postponed
+
+PENDING, DONE, FAILED, SKIPPED, GONE = JobStatus
+
+
+def begun(**states: int) -> Counts:
+    counts = Counts()
+    counts.begin({JobStatus[name]: images for name, images in states.items()})
+    return counts
+
+
+def test_an_image_leaves_pending_once_and_not_when_it_is_to_be_tried_again() -> None:
+    counts = begun(PENDING=3)
+    for ending in (postponed(make_job(), 1.0), done(make_job()), failed(make_job())):
+        counts.finished(ending)
+    assert [counts.of(status) for status in JobStatus] == [1, 1, 1, 0, 0]
+    assert counts.outcomes() == {PENDING: 1, DONE: 1, FAILED: 1}
+
+
+def test_what_was_there_at_the_start_is_no_outcome_of_this_run() -> None:
+    counts = begun(PENDING=1, DONE=1000, FAILED=2)
+    assert counts.outcomes() == {PENDING: 1}
+
+
+def test_a_new_version_replaces_one_that_waited_or_that_had_failed() -> None:
+    counts = begun(PENDING=5, FAILED=2)
+    counts.admitted(Admitted(pending=3, skipped=1, replaced=1, failures_replaced=2))
+    assert [counts.of(status) for status in JobStatus] == [7, 0, 0, 1, 1]
+    assert counts.ended == {SKIPPED: 1, GONE: 1}
+
+
+def test_an_image_that_was_put_back_and_then_vanished_keeps_its_result() -> None:
+    counts = begun(DONE=10)
+    counts.put_back(DONE, 2)
+    assert (counts.of(PENDING), counts.of(DONE)) == (2, 8)
+    counts.admitted(Admitted(pending=0, skipped=0, replaced=0, results_kept=1))
+    assert (counts.of(PENDING), counts.of(DONE)) == (1, 9)
+    assert counts.outcomes() == {PENDING: 1}
+
+
+def test_pruned_rows_are_counted_no_more_but_of_failed_files_the_newest_version_stays() -> None:
+    counts = begun(FAILED=1, GONE=3)
+    counts.pruned(GONE)
+    counts.pruned(FAILED)
+    assert (counts.of(FAILED), counts.of(GONE)) == (1, 2)

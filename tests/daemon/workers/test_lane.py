@@ -1,0 +1,142 @@
+"""A segment at work, over a pool of stand-ins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import pytest
+
+from daemon.errors import WorkerLost
+from daemon.jobs import Extent, Job
+from daemon.messages import Item, Outcome, Reply
+from daemon.workers.lane import Lane
+from tests.makers import make_job
+
+pytestmark = pytest.mark.anyio
+
+REPLY = Reply(0, [Outcome("JPEG", 8, 8, {})], [])
+
+
+class FakePool:
+    """One worker with a slot or more. `lost`: how many batches cost it its life, and nobody waits for another worker."""
+
+    def __init__(self, slots: int = 1, lost: int = 0) -> None:
+        self.seats = [SimpleNamespace(setup=SimpleNamespace(threads=slots))]
+        self.batches: list[int] = []  # how many images each one had
+        self._lost = lost
+        self._slots = anyio.Semaphore(slots)
+
+    async def reserve(self) -> Any:
+        await self._slots.acquire()
+        return SimpleNamespace(device="cpu")
+
+    def release(self, worker: Any) -> None:
+        self._slots.release()
+
+    @contextlib.asynccontextmanager
+    async def reserve_whole(self) -> AsyncIterator[Any]:
+        worker = await self.reserve()
+        try:
+            yield worker
+        finally:
+            self.release(worker)
+
+    async def run_batch(self, worker: Any, items: list[Item]) -> Reply:
+        self.batches.append(len(items))
+        await anyio.lowlevel.checkpoint()
+        if len(self.batches) <= self._lost:
+            raise WorkerLost("w", "it died", began=False)
+        return REPLY
+
+
+class FakePipeline:
+    """Commits what was answered when the test says so, and queues again what was lost."""
+
+    def __init__(self, committing: anyio.Event | None = None) -> None:
+        self._committing = committing
+        self.done = 0
+
+    async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+        if self._committing:
+            await self._committing.wait()
+        self.done += len(jobs)
+
+    async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
+        for job in jobs:
+            await lane.put(job, suspect=loss.began)
+
+    async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+        raise AssertionError
+
+
+def open_lane(pool: FakePool, *, batch_size: int = 1, queue_images: int = 100) -> Lane:
+    return Lane("w", ("ocr",), batch_size, cast(Any, pool), queue_images)
+
+
+async def fill(lane: Lane, images: int) -> None:
+    for number in range(images):
+        await lane.put(make_job(id=number, extent=Extent(0, 1)), suspect=False)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+async def settle() -> None:
+    """Until no task can go on by itself."""
+    await anyio.wait_all_tasks_blocked()
+
+
+@contextlib.asynccontextmanager
+async def running(lane: Lane, pipeline: FakePipeline) -> AsyncIterator[anyio.abc.TaskGroup]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lane.run, pipeline)
+        yield tasks
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_batch_takes_what_waits_when_a_slot_is_free() -> None:
+    pool, pipeline = FakePool(), FakePipeline()
+    lane = open_lane(pool, batch_size=3)
+    await fill(lane, 5)
+    async with running(lane, pipeline):
+        await until(lambda: pipeline.done == 5)
+    assert pool.batches == [3, 2]
+
+
+async def test_a_slot_is_free_again_before_its_batch_is_committed() -> None:
+    pool, pipeline = FakePool(), FakePipeline(committing=anyio.Event())
+    lane = open_lane(pool)
+    await fill(lane, 2)
+    async with running(lane, pipeline):
+        await settle()
+        assert pool.batches == [1, 1]
+        assert pipeline.done == 0
+
+
+async def test_no_more_batches_wait_for_their_commit_than_are_worked_on() -> None:
+    committing = anyio.Event()
+    pool, pipeline = FakePool(slots=2), FakePipeline(committing)
+    lane = open_lane(pool)
+    await fill(lane, 10)
+    async with running(lane, pipeline):
+        await settle()
+        assert len(pool.batches) == 4
+        committing.set()
+        await until(lambda: pipeline.done == 10)
+
+
+async def test_lost_batches_that_find_the_queue_full_do_not_stop_the_lane_that_empties_it() -> None:
+    pool, pipeline = FakePool(lost=8), FakePipeline()
+    lane = open_lane(pool, queue_images=1)
+    async with running(lane, pipeline) as tasks:
+        tasks.start_soon(fill, lane, 10)
+        await until(lambda: pipeline.done == 10)
