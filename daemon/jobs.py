@@ -1,4 +1,4 @@
-"""The nouns of the daemon: a version of a file, a job, and the states it can be in."""
+"""The data types of the daemon: a version of a file, a job, and its states."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stages.base import Reason
 
 
 class JobStatus(IntEnum):
-    """PENDING becomes one of the others, once. Only a person puts FAILED (`retry`) or DONE (`redo`) back to it.
+    """PENDING becomes one of the others, once. Only a person can set FAILED (`retry`) or DONE (`redo`) back to PENDING.
 
-    A lease is a matter of the daemon's memory, never of the ledger.
+    Which jobs are in work is kept in the daemon's memory only, never in the ledger.
     """
 
     PENDING = 0
@@ -26,9 +26,9 @@ class JobStatus(IntEnum):
 
 
 class Version(NamedTuple):
-    """One version of a file's content; a change of any field makes it another image.
+    """One version of a file's content. A change of any field makes it another image.
 
-    The device's number is no such field: a disk may have another after a reboot, and two disks the same in turn.
+    The device number is not a field: it may change with a reboot, and two disks may have the same one after each other.
     """
 
     inode: int
@@ -43,9 +43,8 @@ class Version(NamedTuple):
         return cls(*((figure + 2**63) % 2**64 - 2**63 for figure in figures))
 
     def is_of(self, status: os.stat_result, *, moved: bool) -> bool:
-        """Whether a file is this version. moved: the daemon has put it where it lies. Its change time is that of the
-        renaming then, or of its rights being mended, so that it can be tried again; in its inbox the change time tells what
-        the times that a program can set do not."""
+        """Whether a file is this version. moved: the daemon has moved it, so its change time is ignored: the move set it, or
+        somebody who fixed its permissions. In the inbox the change time counts, because programs can set all other times."""
         now = Version.of(status)
         return stat.S_ISREG(status.st_mode) and self == (now._replace(ctime_ns=self.ctime_ns) if moved else now)
 
@@ -56,21 +55,21 @@ class File(NamedTuple):
     inbox: int
     path: bytes
     version: Version
-    regular: bool = True  # else a link, FIFO, socket or device, which is never opened
+    regular: bool = True  # if not: a link, FIFO, socket or device, which is never opened
 
 
 class Admitted(NamedTuple):
-    """What became of files that were admitted; versions the ledger knew already count nowhere."""
+    """What became of files that were admitted. Versions that the ledger already had are not counted."""
 
     pending: int
     skipped: int
     replaced: int  # older versions that were still pending, now GONE
-    failures_replaced: int = 0  # versions that had FAILED, of which these are the next
-    results_kept: int = 0  # older versions that were to be annotated anew and have the result they had, DONE
+    failures_replaced: int = 0  # FAILED versions that were replaced
+    results_kept: int = 0  # older versions that waited for a redo; they keep their results and are DONE
 
 
 class Extent(NamedTuple):
-    """A stretch of the slab."""
+    """A range of the slab, in bytes."""
 
     offset: int
     length: int
@@ -78,8 +77,8 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job has no result: for good or, when `transient`, for this time. `away`: what holds the file is not there at
-    present, so the try does not count."""
+    """Why a job has no result. transient: it may succeed next time. away: the file's disk or mount is not available, so this
+    attempt does not count."""
 
     reason: Reason
     detail: str
@@ -89,24 +88,24 @@ class Failure:
 
 @dataclass(slots=True)
 class Job:
-    """One version of one file on its way from PENDING to its end."""
+    """One version of one file on its way from PENDING to a final state."""
 
     id: int
     inbox: int
     path: bytes  # relative to the inbox
-    location: bytes  # absolute: where the file lies now (a failed file may have been moved)
+    location: bytes  # absolute: where the file is now (a failed file may have been moved)
     version: Version
     attempts: int
     seen_at: float  # Unix seconds
-    deaths: int = 0  # workers that died on it alone
-    has_result: bool = False  # which is kept until there is another
+    deaths: int = 0  # workers that died while they ran only this image
+    has_result: bool = False  # kept until there is a new one
     fed_at: float = 0.0  # monotonic seconds
     extent: Extent | None = None  # where its bytes are in the slab
     digest: bytes = b""
     format: str = ""
     width: int = 0  # pixels, upright
     height: int = 0
-    pages: int = 1  # pictures in the file, of which the first is read
+    pages: int = 1  # pictures in the file; only the first is read
     outputs: dict[str, Output] = field(default_factory=dict)  # by stage name
     failure: Failure | None = None
     gone: bool = False
@@ -114,7 +113,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a try of a job ends. PENDING: it is to be tried again, not before `not_before`."""
+    """How an attempt at a job ended. PENDING: it is retried, not before `not_before`."""
 
     job: Job
     status: JobStatus
@@ -127,13 +126,13 @@ class Ending:
 
     @property
     def keeps_result(self) -> bool:
-        """Whether the image is DONE by the result that it had, as there is nothing left to read."""
+        """Whether the image is DONE with its previous result, because its file is gone."""
         return self.status is JobStatus.GONE and self.job.has_result
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a finished image's file lies now that its sidecar is written; None: where it was."""
+    """Where a finished image's file is after publishing; None: where it was."""
 
     id: int
     location: bytes | None = None

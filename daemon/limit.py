@@ -1,4 +1,4 @@
-"""`run --once --limit N`: which images are taken, and when they all have their end."""
+"""`run --once --limit N`: which images are taken, and when all of them are finished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Limit:
         self._limit = limit
         self._taken: set[int] = set()
         self._ended = 0
-        self.postponed: set[int] = set()  # those of them that are to be tried again
+        self.postponed: set[int] = set()  # the taken ones that wait for a retry
 
     @property
     def room(self) -> int:
@@ -23,12 +23,12 @@ class Limit:
 
     @property
     def left(self) -> int:
-        """How many images are left until the limit is reached, if there are that many."""
+        """How many more images must finish to reach the limit."""
         return self._limit - self._ended
 
     @property
     def is_over(self) -> bool:
-        """Whether no more images may be taken; those in hand may still be postponed."""
+        """Whether no more images may be taken. Those in flight may still be postponed."""
         return not (self.room or self.postponed)
 
     def take(self, jobs: Iterable[Job]) -> None:

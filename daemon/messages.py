@@ -1,7 +1,7 @@
-"""All that crosses between the daemon and a worker: length-prefixed msgpack over one socket for each worker.
+"""The protocol between the daemon and a worker: length-prefixed msgpack over one socket for each worker.
 
-A worker gets a `Setup`, reports each stage that it has `Loaded`, answers `Ready`, then gets a `Batch` at a time for each of its
-threads and answers each with a `Reply`. Bytes of images do not travel: an `Item` names a stretch of the shared slab.
+A worker gets a `Setup`, sends `Loaded` for each stage, then `Ready`. After that it gets one `Batch` at a time for each of its
+threads and answers each with a `Reply`. The bytes of images are not sent: an `Item` names a range of the shared slab.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ LENGTH = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True):
-    """The first message: what the worker is to be."""
+    """The first message: which stages the worker runs, and how."""
 
     name: str
-    device: str  # torch device as the worker sees it
+    device: str  # torch device, as the worker names it
     stages: list[StageSpec]
     slab_bytes: int
     threads: int
     decoders: int  # disposable decoder processes
     limits: Limits
-    cascade: Thresholds | None  # set: stop at the first bin that passes
-    pipeline: list[str] = []  # all stages there are, in this segment and others
-    rehearse: bool = False  # each thread tries all of it on a picture of its own before the first image
+    cascade: Thresholds | None  # if set, later stages are skipped once a bin is decided
+    pipeline: list[str] = []  # the stages of all segments
+    rehearse: bool = False  # each thread runs a test page before the first image
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
-    """A stage has its model; others may still load."""
+    """One stage has loaded its model; others may still be loading."""
 
     stage: str
     seconds: float
@@ -44,14 +44,14 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True):
-    """A stage's answer for one image: the JSON that goes into ledger and sidecar, and this image's share of the time."""
+    """A stage's result for one image: the JSON for ledger and sidecar, and this image's share of the time."""
 
     payload: bytes
     seconds: float
 
 
 class Item(msgspec.Struct, array_like=True, frozen=True):
-    """An image for a worker: its bytes' place in the slab, and what earlier segments made of it."""
+    """An image for a worker: where its bytes are in the slab, and the results of earlier segments."""
 
     offset: int
     length: int
@@ -64,7 +64,7 @@ class Batch(msgspec.Struct, tag="batch", frozen=True):
 
 
 class Outcome(msgspec.Struct, array_like=True, frozen=True):
-    """What became of one image: outputs of the stages that ran, or the reason why it has none."""
+    """What became of one image: the outputs of the stages that ran, or why there are none."""
 
     format: str
     width: int
@@ -88,11 +88,11 @@ class Reply(msgspec.Struct, tag="reply", frozen=True):
     id: int
     outcomes: list[Outcome]
     runs: list[StageRun]
-    out_of_memory: int = 0  # batches that had to be halved
+    out_of_memory: int = 0  # batches that were halved
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
-    """Sent every second by a thread of the worker: its interpreter runs."""
+    """A heartbeat, sent every second by a thread of the worker."""
 
     resident_bytes: int
     device_used_bytes: int = 0
@@ -100,15 +100,15 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
 
 
 class Farewell(msgspec.Struct, tag="farewell", frozen=True):
-    """The worker must go, and says why: a sticky CUDA error, or a model that cannot be loaded."""
+    """The worker must exit, and says why: a sticky CUDA error, or a model that cannot be loaded."""
 
     cause: str
-    curable: bool  # whether a new worker may fare better
+    curable: bool  # whether a new worker may succeed
     unusable: bool = False  # a stage cannot be built from its weights and options; the cause is a sentence for the user
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """No more batches will come: finish those in hand and leave."""
+    """No more batches will come: finish the current ones and exit."""
 
 
 ToWorker = Setup | Batch | Stop
@@ -119,6 +119,6 @@ decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(From
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
-    """The message as it goes over the socket, its length in front (32 bits, little endian)."""
+    """The message as sent over the socket: its length (32 bits, little endian), then its bytes."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body

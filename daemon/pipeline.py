@@ -1,10 +1,10 @@
-"""READ THIS FIRST. The life of an image, a method a step, in the order it happens:
+"""Read this first: the life of an image. Each step is a method, in this order:
 
     watch → admit → feed → work → advance → finish → publish → confirm
 
-Every arrow is bounded: `feed` waits for room in the slab, each segment's queue is short, a batch is formed only when a
-worker has a slot free. So the slowest GPU holds back the folder, and memory stays flat however many files wait.
-A job is PENDING in the ledger until `finish`; whatever a crash interrupts is simply done again.
+Every step is bounded: `feed` waits for room in the slab, the queue of each segment is short, and a batch is formed only
+when a worker has a free slot. So the slowest GPU limits how fast files are read, and the number of files costs no memory.
+A job is PENDING in the ledger until `finish`; what a crash interrupts is done again.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ log = structlog.get_logger()
 
 FEED = 64  # jobs fetched, read and digested together
 FINISH = 128  # jobs committed and published together
-UNCONFIRMED = 32  # groups of them that may be published and not yet known to be on the disk
-SOLO_DEATHS = 2  # workers that may die on an image alone before it is held to be the cause
+UNCONFIRMED = 32  # groups that may be published but not yet confirmed to be on the disk
+SOLO_DEATHS = 2  # workers that must die on one image alone before it counts as the cause
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A group of jobs whose results stand in their files, though perhaps not yet on the disk."""
+    """A group of jobs whose results are written to files, but perhaps not yet to the disk."""
 
     endings: list[Ending]
-    ended: set[int]  # the ids among them that nothing has replaced meanwhile
+    ended: set[int]  # ids of those that no newer version has replaced
     publication: Publication
 
 
 class Pipeline:
-    """Takes every file of the inboxes to its end. All its parts are handed in; it owns none of them."""
+    """Takes every file of the inboxes to a result or a failure. It owns none of its parts; all of them are passed in."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class Pipeline:
         self._admitted = asyncio.Event()
         self._landed = asyncio.Event()
         self._watching = anyio.CancelScope()
-        self._complete = False  # nothing more will be admitted
-        self.found_all = False  # that was there, with `once`
+        self._complete = False  # no more files will be admitted
+        self.found_all = False  # every file that was there at the start, with `once`
         self.limit: Limit | None = None
         self._draining = False
 
     async def run(self, *, once: bool = False, limit: int = 0) -> None:
-        """Work until drained or, with `once`, until all that was there has its end; with a limit, until so many images have."""
+        """Work until drained. With `once`, stop when every file that is there is finished; with a limit, after that many."""
         self.limit = Limit(limit) if limit else None
         async with anyio.create_task_group() as tasks:
             for lane in self.lanes:
@@ -117,11 +117,11 @@ class Pipeline:
             await self.publisher.try_again()
 
     def held_back(self) -> list[str]:
-        """What cannot be done at present while all else goes on: inboxes that cannot be read, or that no source can leave."""
+        """Why some images wait while the others go on: inboxes that cannot be read, or sources that cannot be moved."""
         return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
     def drain(self) -> None:
-        """Take in nothing more, and let go of what waits for a worker; `run` returns when the rest has its end."""
+        """Take no more images, and release those that wait for a worker. `run` returns when the rest is finished."""
         self._draining = self.retry.hurried = True
         self._watching.cancel()
         self._admitted.set()
@@ -131,22 +131,22 @@ class Pipeline:
 
     @property
     def progressed_at(self) -> float:
-        """When something last happened to an image: a batch began or ended, or an image was finished. Monotonic seconds."""
+        """When a batch last began or ended, or an image was last finished. Monotonic seconds."""
         return max([self._progressed_at, *(lane.progressed_at for lane in self.lanes)])
 
     def _put_back(self, images: int) -> None:
         self.metrics.counts.put_back(JobStatus.DONE, images)
 
     def wake(self) -> None:
-        """There are jobs that nobody admitted: images to be tried again, or annotated anew."""
+        """There are jobs that `admit` has not seen: images to be retried, or to be annotated again."""
         self._admitted.set()
 
     async def recover(self, inboxes: set[int]) -> None:
-        """What was durable but not yet published when the last daemon ended is published before anything else of its inbox."""
+        """Publish what the last daemon left in the ledger without publishing it, before anything else of the same inbox."""
         await self.publisher.publish_owed(inboxes)
         self._recovered |= inboxes
 
-    # 1. A file appears, and is whole.
+    # 1. A file appears and is complete.
 
     async def watch(self, once: bool) -> None:
         with self._watching:
@@ -156,17 +156,16 @@ class Pipeline:
         self._admitted.set()
 
     async def admit(self, files: list[File]) -> None:
-        """A row for each new version. A backlog of a million files is a million rows, not a million objects here."""
+        """Write a row for each new version. A backlog of a million files is a million rows, not a million objects in memory."""
         admitted = await self.retry("ledger", self.ledger.admit, files)
         self.metrics.admitted(admitted)
         if admitted.pending:
             self._admitted.set()
 
-    # 2. Its bytes come into the slab, once.
+    # 2. Its bytes are read into the slab, once.
 
     async def feed(self) -> None:
-        """Fetch jobs, give each room in the slab, and take them up: many at a time, but none held back while another
-        waits for room."""
+        """Fetch jobs, reserve room in the slab, and read them: many at a time, but none waits for the room of another."""
         while jobs := await self._next_jobs():
             self.in_flight |= {job.id: job for job in jobs}
             group: list[Job] = []
@@ -179,8 +178,8 @@ class Pipeline:
             await self._take_up(group)
 
     async def _next_jobs(self) -> list[Job]:
-        """The next jobs, waiting until there are some; none when there will be no more. Of an inbox that does not answer,
-        nothing is read and nothing moved."""
+        """Wait for the next jobs; an empty list when there will be no more. Files of an inbox that does not answer are neither
+        read nor moved."""
         while not self._draining:
             self._admitted.clear()
             complete, answering = self._complete, self.watcher.answering() - self.absences.resting()
@@ -197,8 +196,8 @@ class Pipeline:
         return []
 
     async def _next_of(self, inboxes: set[int], complete: bool) -> list[Job]:
-        """The next jobs of these inboxes. With a limit there are none before all files are found, as the highest priority comes
-        first; and when enough have been taken up, only those of them that are to be tried again."""
+        """The next jobs of these inboxes. With a limit there are none until all files are found, because the highest priority
+        comes first; once enough have been taken, only their retries follow."""
         limit, busy = self.limit, self.in_flight.keys()
         if not limit:
             return await self.retry("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
@@ -210,18 +209,18 @@ class Pipeline:
         return jobs
 
     def _reserve_now(self, job: Job) -> bool:
-        """Whether the job need not wait for room in the slab; one that can never have it fails."""
+        """Whether the job got room in the slab at once. A job that is larger than the slab fails."""
         job.fed_at = time.monotonic()
         if self.slab.fits(job.version.size):
             job.extent = self.slab.try_reserve(job.version.size)
             return job.extent is not None
-        told = f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
-        how = f"{advise(f'slab_bytes = {job.version.size}')}; this much shared memory is reserved for images"
-        job.failure = Failure(Reason.BYTES, f"{told}. {how}")
+        problem = f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
+        fix = f"{advise(f'slab_bytes = {job.version.size}')}; this much shared memory is reserved for images"
+        job.failure = Failure(Reason.BYTES, f"{problem}. {fix}")
         return True
 
     async def _take_up(self, jobs: list[Job]) -> None:
-        """Read and digest the files, answer from the ledger what is known there, queue the rest."""
+        """Read and digest the files, take over results that the ledger already has, and queue the rest."""
         reserved = [job for job in jobs if job.extent]
         await self.retry.in_thread("inbox", read_files, reserved, self.slab, self._roots)
         self.absences.note(reserved)
@@ -231,15 +230,15 @@ class Pipeline:
             self.metrics.fed(job)
             await self._pass_on(job)
 
-    # 3. Workers take it through the stages of a segment, in a batch with others: see daemon/workers/lane.py.
+    # 3. A worker runs it through the stages of a segment, in a batch with others: see daemon/workers/lane.py.
 
     async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
-        """A worker was lost with these images. If one of them may be the cause, each is tried alone."""
+        """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
         for job in jobs:
             await self._queue(lane, job, suspect=loss.began)
 
     async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
-        """A worker was lost that had this image alone."""
+        """A worker was lost that had only this image."""
         job.deaths += loss.began
         await self.retry("ledger", self.ledger.blame, job)
         if job.deaths < SOLO_DEATHS:
@@ -249,10 +248,10 @@ class Pipeline:
         job.failure = Failure(reason, f"{job.deaths} workers were lost on it alone: {loss.cause}")
         await self._pass_on(job)
 
-    # 4. On to the next segment, or to its end.
+    # 4. It goes on to the next segment, or it is finished.
 
     async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
-        """A worker has answered."""
+        """Take over a worker's reply."""
         self.metrics.replied(lane.name, device, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
             job.format, job.width, job.height, job.pages = outcome.format, outcome.width, outcome.height, outcome.pages
@@ -260,7 +259,7 @@ class Pipeline:
             if outcome.reason:
                 job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
         if onward := [job for job in jobs if self._next_lane(job)]:
-            await self.retry("ledger", self.ledger.keep, onward)  # a crash resumes at the next segment
+            await self.retry("ledger", self.ledger.keep, onward)  # after a crash, work resumes at the next segment
         for job in jobs:
             await self._pass_on(job)
 
@@ -278,7 +277,7 @@ class Pipeline:
             await lane.put(job, suspect=suspect)
 
     def _let_go(self, job: Job) -> None:
-        """It stays PENDING, for the next daemon."""
+        """Forget a job. It stays PENDING for the next daemon."""
         self._leave_slab(job)
         del self.in_flight[job.id]
         self._landed.set()
@@ -289,15 +288,15 @@ class Pipeline:
             job.extent = None
 
     def _next_lane(self, job: Job) -> Lane | None:
-        """The first segment with a stage the job still needs; none when it has failed or its bin is decided."""
+        """The first segment with a stage that the job still needs; None when the job has failed or its bin is decided."""
         if job.failure or job.gone or self.judge.is_decided(job):
             return None
         return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
 
-    # 5. Durable, then published, then known to be so.
+    # 5. Its result is durable in the ledger, then published, then confirmed.
 
     async def finish(self) -> None:
-        """How each job ends, and that in the ledger: from here on its result is durable."""
+        """Decide how each job ends and commit that to the ledger. From here on its result is durable."""
         while True:
             jobs = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
             endings = await to_thread.run_sync(self.judge.endings, jobs)
@@ -305,7 +304,7 @@ class Pipeline:
             await self._durable.put((endings, ended))
 
     async def publish(self) -> None:
-        """Sidecars, bins and sources follow the ledger, in its order; what was replaced meanwhile is not published."""
+        """Write sidecars, fill bins and move sources, in the order of the ledger. Replaced versions are not published."""
         while True:
             endings, ended = await self._durable.get()
             published = [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
@@ -313,8 +312,7 @@ class Pipeline:
             await self._published.put(Published(endings, ended, publication))
 
     async def confirm(self) -> None:
-        """Only what would outlive a power failure is marked as published: all groups that came while the disk was busy
-        with the last ones share its next effort."""
+        """Mark as published only what would survive a power failure. Groups that arrived during one sync share the next."""
         while True:
             groups = [await self._published.get(), *drain(self._published)]
             await self.publisher.confirm([group.publication for group in groups])
@@ -334,7 +332,7 @@ class Pipeline:
         if replaced:
             return
         self.metrics.finished(ending)
-        if ending.failure and not ending.failure.away:  # which is said once of all
+        if ending.failure and not ending.failure.away:  # reported once for its whole inbox
             log.warning(
                 "image failed" if ending.status is JobStatus.FAILED else "image not done",
                 inbox=os.fsdecode(self._roots[job.inbox]),

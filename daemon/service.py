@@ -1,4 +1,4 @@
-"""The daemon's life: start up, work, shut down. Each is a list that one can recite."""
+"""The life of the daemon: start up, work, shut down."""
 
 from __future__ import annotations
 
@@ -49,34 +49,34 @@ from stages.registry import BROKEN
 
 log = structlog.get_logger()
 
-SHOW_SECONDS = 0.25  # between two pictures of the progress bar
+SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
-LEAVE_SECONDS = 5.0  # for the end itself, with no work left; a worker that must be killed takes up to four of them
-STALL_FACTOR = 2.0  # of the batch time-out, without progress though there is work: then the watchdog is not fed
+LEAVE_SECONDS = 5.0  # for the end itself, when no work is left; a worker that must be killed takes up to four of them
+STALL_FACTOR = 2.0  # times the batch time-out without progress, after which the watchdog is no longer notified
 
 
 Show = Callable[[Snapshot], None]
 
 
 class Service:
-    """One run of the daemon, in a state folder that is locked for it."""
+    """One run of the daemon, in a state folder that it has locked."""
 
     def __init__(self, config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None) -> None:
         self.config = config
         self.once = once
         self.limit = limit  # images, with once; 0: all
         self.show = show
-        self.loaded = False  # the models are
+        self.loaded = False  # whether the models are
         self.stopped_by = 0  # the signal
-        self.pipeline: Pipeline | None = None  # once it is open
-        self.outdated = 0  # files that were DONE at the start, by other models than the present ones
-        self.url = ""  # of the pages, once they are served
+        self.pipeline: Pipeline | None = None  # set once it is open
+        self.outdated = 0  # files that were DONE at the start, by other models than the configured ones
+        self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
         self.metrics = Metrics(self.counts)
         self.notifier = Notifier()
 
     async def run(self) -> None:
-        """Start up, work until SIGTERM, SIGINT, SIGHUP or (with once) the end of the work, shut down. Raises VisiondError."""
+        """Start up, work until SIGTERM, SIGINT, SIGHUP or (with once) until all is done, shut down. Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
             self.pipeline = pipeline
             with signals.listening() as orders:
@@ -88,11 +88,11 @@ class Service:
                     tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)
                     if status.upkeep:
                         tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
-                    await pipeline.run(once=self.once, limit=self.limit)  # files are admitted and read while the models load
+                    await pipeline.run(once=self.once, limit=self.limit)  # admits and reads files while the models load
                     self.notifier.stopping()
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
-                    await to_thread.run_sync(files.look)  # what went into a file that is gone is not called done
+                    await to_thread.run_sync(files.look)  # results in a ledger file that is gone are lost: fail
                     for pool in pools:
                         pool.stop()
                     tasks.cancel_scope.cancel()
@@ -101,12 +101,12 @@ class Service:
             if not self.once:
                 log.info("stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING))
             if self.outdated and not self.counts.ended.total():
-                log.warning("files are done by other models than these", files=self.outdated, mend=command("redo", "--stale"))
+                log.warning("files were done by other models", files=self.outdated, fix=command("redo", "--stale"))
             if self.once:
                 self._check_complete(pipeline)
 
     def _check_complete(self, pipeline: Pipeline) -> None:
-        """Raises InboxUnreadable, InboxUnwritable: not all that was there is done."""
+        """Raises InboxUnreadable, InboxUnwritable when some files could not be done."""
         if problems := pipeline.watcher.held_back() + pipeline.absences.held_back():
             leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
             raise InboxUnreadable(f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes())
@@ -115,12 +115,12 @@ class Service:
             text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
             raise InboxUnreadable(text, self.counts.outcomes())
         if problems := pipeline.publisher.held_back():
-            fix = f"Its result is written; when that is fixed, `{command('run', '--once')}` does the rest."
+            fix = f"Its result is written. When that is fixed, `{command('run', '--once')}` does the rest."
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
-        """Everything the pipeline needs, in the order it depends on each other; closed in the opposite order."""
+        """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
         await to_thread.run_sync(check_inboxes, config)
         with contextlib.ExitStack() as stack:
@@ -170,7 +170,7 @@ class Service:
                 yield pipeline, [lane.pool for lane in lanes], status
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:
-        """All pools at once; each tells when its workers have loaded their models."""
+        """Start all pools at once, and report READY when all workers have loaded their models."""
         async with anyio.create_task_group() as starting:
             for pool in pools:
                 starting.start_soon(tasks.start, pool.run)
@@ -179,23 +179,25 @@ class Service:
         log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once, pages=self.url)
 
     async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline, status: Status) -> None:
-        """The first order drains, the second or the end of the time for it stops at once."""
+        """The first signal drains. The second one, or the end of drain_seconds, stops at once."""
         order = await orders.get()
         self.stopped_by = order
         log.info("draining", signal=order.name, in_flight=len(pipeline.in_flight))
         self.notifier.stopping()
         if status.upkeep:
             status.upkeep.leave()
-        if self.loaded:  # else what is in hand waits for the models
+        if self.loaded:  # if not, the images in flight wait for models that never come
             pipeline.drain()
             with anyio.move_on_after(self.config.pipeline.drain_seconds):
-                while await orders.get() == signal.SIGHUP:  # a closed terminal sends two: one by the shell, one by the kernel
+                while (
+                    await orders.get() == signal.SIGHUP
+                ):  # a closed terminal sends two: one from the shell, one from the kernel
                     pass
         leave_within(LEAVE_SECONDS, signals.SHELL_OFFSET + order if self.once else os.EX_OK)
         raise Hurried
 
     async def _report(self, pipeline: Pipeline, status: Status) -> None:
-        """Feed the watchdog while there is progress, and tell systemd how things stand."""
+        """Notify the watchdog while there is progress, and show the state in `systemctl status`."""
         longest = SHOW_SECONDS if self.show else STATUS_SECONDS
         interval = min(longest, (self.notifier.watchdog_seconds or longest) / 3)
         while True:
@@ -208,17 +210,19 @@ class Service:
             await anyio.sleep(interval)
 
     def _is_stalled(self, pipeline: Pipeline, status: Status) -> bool:
-        """Whether images are in flight, nothing holds them up, and yet nothing has happened for too long."""
+        """Whether images are in flight, nothing blocks them, and still there was no progress for too long."""
         patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
         idle = not pipeline.in_flight or status.blocked()
         return not idle and time.monotonic() - pipeline.progressed_at > patience
 
 
 def leave_within(seconds: float, status: int = os.EX_OK) -> None:
-    """A thread that hangs in a system call, as on a dead mount, cannot hold up the end of the process for ever."""
+    """End the process after this time, even if a thread hangs in a system call, for example on a dead mount."""
 
     def leave() -> None:
-        log.warning("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
+        log.warning(
+            "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost"
+        )
         lines.drain()
         os._exit(status)
 
@@ -228,8 +232,10 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
 
 
 async def run_service(config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None) -> Counter[JobStatus]:
-    """Run the daemon; returns how many images ended how, and how many are PENDING. Errors that task groups have wrapped come
-    out as themselves."""
+    """Run the daemon. Returns how many images reached which state in this run, and how many are PENDING.
+
+    Raises VisiondError; errors are taken out of the groups that task groups put them in.
+    """
     service = Service(config, once=once, limit=limit, show=show)
     try:
         await service.run()
@@ -238,20 +244,20 @@ async def run_service(config: Config, *, once: bool = False, limit: int = 0, sho
         if rest is not None:
             error = next(leaves(rest))
             raise error from (None if isinstance(error, VisiondError) else group)
-        log.warning("stopped before the drain was over; what was in hand stays pending")
+        log.warning("stopped before the drain was finished; images in flight stay pending")
     outcomes = service.counts.outcomes()
     pending = outcomes[JobStatus.PENDING]
     found_all = service.pipeline is not None and service.pipeline.found_all
     if once and service.stopped_by and (pending or not found_all):
         left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
         left += "" if found_all else ", and not every file was found"
-        text = f"Stopped: {left}; `{command('run', '--once')}` goes on with the rest."
+        text = f"Stopped: {left}; `{command('run', '--once')}` does the rest."
         raise Unfinished(text, outcomes, service.stopped_by)
     return outcomes
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Single errors of a group, the daemon's own first."""
+    """The single errors of a group, VisiondErrors first."""
     flat: list[BaseException] = []
     for error in group.exceptions:
         flat.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
@@ -259,9 +265,9 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 
 def check_inboxes(config: Config) -> None:
-    """Raises ConfigError when an inbox is not there: creating it might hide a mount that is missing."""
+    """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount."""
     there = {inbox.path: is_there(inbox.path) for inbox in config.inbox}
     for path in [path for path, answer in there.items() if answer is None]:
-        log.warning("inbox does not answer, perhaps on a dead mount; the others are worked on meanwhile", path=str(path))
+        log.warning("inbox does not answer, perhaps on a dead mount; the others go on", path=str(path))
     if missing := [path for path, answer in there.items() if answer is False]:
         raise ConfigError([tell_missing(path) for path in missing])

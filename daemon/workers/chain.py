@@ -1,7 +1,7 @@
 """One batch through the stages of a segment: open, decode, then stage after stage, in straight-line code.
 
-An image that cannot be done never takes its batch-mates with it: the batch is halved until the culprit is alone. What did
-not fit into the device's memory is asked for in smaller parts from then on.
+An image that cannot be done does not fail the others of its batch: the batch is halved until the faulty image is alone.
+After the device's memory was too small, batches are smaller.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from stages.base import DeviceLost, Header, Image, ImageError, Limits, OutOfMemo
 from stages.binning import is_decided
 from stages.decoding.images import decode, inspect
 
-GROUP_PIXELS = 200_000_000  # of a batch that are decoded at once: 600 MB as bytes
+GROUP_PIXELS = 200_000_000  # of a batch, decoded at once: 600 MB as bytes
 DECODING = "decoding"
-REGROW_CALLS = 100  # that fitted, before more is tried at once
+REGROW_CALLS = 100  # that fitted, before a larger one is tried
 
 Input = TypeVar("Input")
-Answers = Sequence[Any]  # one for each input: what was asked for, or an ImageError
+Answers = Sequence[Any]  # one for each input: a value or an ImageError
 
 
 @dataclass(slots=True)
@@ -62,15 +62,15 @@ class Tally:
 
 
 class Allowance:
-    """How many items are asked for at once: no bound until the memory runs out, then half of what was too much, and
-    twice as many again after REGROW_CALLS that fitted, as what else was on the device may have gone."""
+    """How many items one call may have. Unlimited until the memory runs out, then half of what was too much, and doubled after
+    every REGROW_CALLS calls that fitted, because another user of the device may have left."""
 
     def __init__(self) -> None:
         self.most = sys.maxsize
         self._fitted = 0
 
     def shrink(self, count: int) -> None:
-        self.most, self._fitted = min(self.most, max(1, count // 2)), 0  # another thread may have come down further
+        self.most, self._fitted = min(self.most, max(1, count // 2)), 0  # another thread may have set it lower
 
     def note_fit(self, count: int) -> None:
         if count == self.most:
@@ -105,15 +105,15 @@ class Chain:
         return seconds
 
     def rehearse(self) -> None:
-        """A page of our own goes first, in each thread, if the setup says so: what a GPU's libraries set up for a thread is
-        then there, and a device that kills its worker on any image does so before one of the user's can be blamed for it.
+        """Run a test page in each thread before the first image, if the setup says so. By then the GPU's libraries have set up
+        what they need for the thread, and a broken device has killed its worker before any of the user's images is suspected.
         """
         if self.setup.rehearse:
             page = draw_page(self.setup.limits)
             self.run(Batch(0, [Item(0, len(page), {})]), memoryview(page))
 
     def run(self, batch: Batch, slab: memoryview | None = None) -> Reply:
-        """Every image through every stage that it still needs. Raises DeviceLost when this process is no use any more."""
+        """Take every image through every stage that it still needs. Raises DeviceLost when this process can do no more work."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
         tally = Tally()
         for group in _groups(entries, self._allowances[DECODING].most):
@@ -121,7 +121,7 @@ class Chain:
         return Reply(batch.id, [entry.outcome() for entry in entries], tally.runs, tally.out_of_memory)
 
     def _run_group(self, group: list[Entry], tally: Tally) -> None:
-        """Where there is no memory for the pixels of all, one half has its end before the other is decoded."""
+        """If there is no memory for the pixels of all, one half is finished before the other one is decoded."""
         if self._decode and not self._give_pixels(self._decode, [entry for entry in group if self._remaining(entry)], tally):
             half = len(group) // 2
             self._run_group(group[:half], tally)
@@ -130,10 +130,10 @@ class Chain:
         for stage in self._stages:
             self._apply(stage, [entry for entry in group if stage in self._remaining(entry)], tally)
         for entry in group:
-            entry.image = None  # pixels of the next group want the room
+            entry.image = None  # the next group needs the memory
 
     def _open(self, item: Item, slab: memoryview) -> Entry:
-        """Look at the header, and at what earlier segments said."""
+        """Read the header, and take over results of earlier segments."""
         entry = Entry(payloads=dict(item.known))
         data = slab[item.offset : item.offset + item.length]
         try:
@@ -141,19 +141,19 @@ class Chain:
         except ImageError as error:
             entry.error = error
             return entry
-        except Exception as error:  # noqa: BLE001 - whatever a header makes its reader do is that image's fault alone
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong here concerns this image only
             traceback.print_exc()
             entry.error = ImageError(Reason.HEADER, repr(error))
             return entry
         known = {}
         for name in self._uses & item.known.keys():
-            with suppress(msgspec.DecodeError):  # it was stored with another type of result: as if that stage had not run
+            with suppress(msgspec.DecodeError):  # stored by a version with another result type: treated as missing
                 known[name] = registry.decode(name, item.known[name])
         entry.image = Image(data, header.width, header.height, results=known)
         return entry
 
     def _remaining(self, entry: Entry) -> list[Stage]:
-        """The stages this image still needs; none when it has failed or, in mode cascade, its bin is decided."""
+        """The stages that this image still needs; none when it has failed or, in mode cascade, when its bin is decided."""
         if entry.error or entry.image is None:
             return []
         cascade = self.setup.cascade
@@ -162,7 +162,7 @@ class Chain:
         return [stage for stage in self._stages if stage.name not in entry.payloads]
 
     def _give_pixels(self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry], tally: Tally) -> bool:
-        """Whether all could be given theirs at once."""
+        """Decode the images. Returns whether there was memory for all of them at once."""
         if not entries:
             return True
         try:
@@ -190,7 +190,7 @@ class Chain:
                 self._take(stage, entry, entry.image, answer, seconds / len(entries))
 
     def _take(self, stage: Stage, entry: Entry, image: Image, answer: Result, seconds: float) -> None:
-        """Keep an answer, if what will be stored can be read again: JSON has no NaN."""
+        """Keep an answer if it can be read back after it was stored; JSON has no NaN."""
         try:
             payload = msgspec.json.encode(answer)
             registry.decode(stage.name, payload)
@@ -202,7 +202,7 @@ class Chain:
         entry.outputs[stage.name] = Output(payload, seconds)
 
     def _ask(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally) -> list[Any]:
-        """What `run` answers, asked for no more at once than lately fitted into the device's memory."""
+        """Call `run` with no more items at once than fitted into the device's memory before."""
         answers: list[Any] = []
         while items:
             part = items[: self._allowances[what].most]
@@ -214,8 +214,10 @@ class Chain:
         return answers
 
     def _try(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally) -> list[Any]:
-        """The answers; an error halves the batch, down to the image that causes it. Raises OutOfMemory, once less is allowed,
-        but for a single image, whose answer that is."""
+        """Call `run`. An error halves the batch, down to the image that causes it.
+
+        Raises OutOfMemory after lowering the allowance; for a single image the answer is an ImageError instead.
+        """
         try:
             answers = list(run(items))
             if len(answers) != len(items):
@@ -230,7 +232,7 @@ class Chain:
             if len(items) > 1:
                 raise
             return [ImageError(Reason.MEMORY, f"{what}: {error}", transient=True)]
-        except Exception as error:  # noqa: BLE001 - one batch, whatever its images make the model do
+        except Exception as error:  # noqa: BLE001 - an error of a model concerns this batch only
             if len(items) == 1:
                 traceback.print_exc()
                 return [ImageError(Reason.STAGE, f"{what}: {type(error).__name__}: {error}", transient=True)]
@@ -240,21 +242,21 @@ class Chain:
 
 @cache
 def draw_page(limits: Limits) -> bytes:
-    """A JPEG of a camera's shape with lines of text, so that each stage and decoder has work. It is small where images are to
-    be: one of too many pixels would be refused before any stage."""
+    """A JPEG in a camera's format with lines of text, so that each stage and decoder has work. It has no more pixels than the
+    limits allow, or it would be refused before any stage."""
     from PIL import Image as Picture
     from PIL import ImageDraw, ImageFont
 
     picture, file = Picture.new("RGB", (1280, 960), "white"), io.BytesIO()
     ImageDraw.Draw(picture).text((80, 80), "A page to rehearse on\nand a second line", "black", ImageFont.load_default(48))
     side = math.isqrt(limits.max_pixels)
-    picture.thumbnail((side, side))  # which enlarges nothing
+    picture.thumbnail((side, side))  # never enlarges
     picture.save(file, "JPEG")
     return file.getvalue()
 
 
 def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:
-    """A function that gives entries' pixels, on the worker's device, or their errors."""
+    """A function that decodes entries to pixels on the worker's device, or to errors."""
     from stages.decoding.decoder import Decoders
 
     decoders = Decoders(setup.decoders, setup.limits)
@@ -267,8 +269,8 @@ def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:
 
 
 def _groups(entries: list[Entry], most: int) -> Iterator[list[Entry]]:
-    """The batch in runs of bounded pixels, so that one huge image neither fails nor crowds out its mates, and of at most
-    so many images."""
+    """Split the batch into groups with a limited number of pixels and of images, so that one huge image does not fail with the
+    others or take their memory."""
     group: list[Entry] = []
     pixels = 0
     for entry in entries:

@@ -1,7 +1,7 @@
-"""The child: bytes in, results out. It touches no files of the user's and knows nothing of the ledger.
+"""The worker process: bytes in, results out. It opens none of the user's files and knows nothing of the ledger.
 
-A few threads each take one batch through the whole chain (chain.py). The stages' own locks make a pipeline of that: while
-one batch is in BLIP the next is in OCR.
+A few threads each take one batch through the whole chain (chain.py). Each stage has a lock, which makes this a pipeline:
+while one batch is in BLIP, the next is in OCR.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Channel:
             self._connection.sendall(frame(message))
 
     def receive(self) -> ToWorker:
-        """The next message. Raises EOFError when the daemon has gone."""
+        """The next message. Raises EOFError when the daemon is gone."""
         head = self._reader.read(LENGTH.size)
         body = self._reader.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
         if not body:
@@ -53,7 +53,7 @@ def main() -> None:
     connection, slab_fd, parent = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     die_with(parent)
     keep_memory()
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the whole group; the daemon decides what they mean
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the whole group, but only the daemon obeys
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     channel = Channel(socket.socket(fileno=connection))
@@ -65,14 +65,14 @@ def main() -> None:
         seconds = chain.load(channel.send)
     except StageUnusable as error:
         _leave(channel, str(error), curable=False, unusable=True)
-    except Exception as error:  # noqa: BLE001 - it is told to the daemon
+    except Exception as error:  # noqa: BLE001 - it is reported to the daemon
         traceback.print_exc()
         _leave(channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))
     _serve(channel, chain, Ready(seconds))
 
 
 def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
-    """Hand batches to the threads, once they have rehearsed, until the daemon says stop or is gone."""
+    """Hand batches to the threads, once each has rehearsed, until the daemon says stop or is gone."""
     threads = chain.setup.threads
     batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
     rehearsed = threading.Barrier(threads + 1)
@@ -87,12 +87,12 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
         while isinstance(message := channel.receive(), Batch):
             batches.put(message)
     except (EOFError, OSError):
-        os._exit(os.EX_UNAVAILABLE)  # the daemon is gone: nobody wants the results
+        os._exit(os.EX_UNAVAILABLE)  # the daemon is gone, so nobody needs the results
     for _ in team:
         batches.put(None)
     for thread in team:
         thread.join()
-    # Interpreter and CUDA shutdown take seconds and gain nothing.
+    # Shutting down the interpreter and CUDA takes seconds and gains nothing.
     os._exit(os.EX_OK)
 
 
@@ -104,13 +104,13 @@ def _work(channel: Channel, chain: Chain, batches: queue.SimpleQueue[Batch | Non
             channel.send(chain.run(batch))
     except DeviceLost as error:
         _leave(channel, f"the device is lost: {error}", curable=True)
-    except BaseException as error:  # noqa: BLE001 - a defect: better a new process than a thread less
+    except BaseException as error:  # noqa: BLE001 - a bug: a new process is better than one thread less
         traceback.print_exc()
         _leave(channel, f"{type(error).__name__}: {error}", curable=True)
 
 
 def _leave(channel: Channel, cause: str, *, curable: bool, unusable: bool = False) -> None:
-    """Say why, and go without touching the device again."""
+    """Report why, and exit without touching the device again."""
     try:
         channel.send(Farewell(cause, curable, unusable))
     finally:
@@ -140,11 +140,11 @@ def _resident_bytes() -> int:
 
 
 def keep_memory() -> None:
-    """Let what one batch frees serve the next. The C library hands large blocks back to the kernel, which then clears each page
-    anew when it is touched: for an image's maps that takes three times as long as all that is done with them."""
+    """Let the next batch reuse the memory that one batch frees. By default the C library returns large blocks to the kernel,
+    which clears each page when it is touched again: for an image's maps that takes three times as long as the work on them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1):
-        mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most before glibc 2.35
+        mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the largest value before glibc 2.35
 
 
 if __name__ == "__main__":

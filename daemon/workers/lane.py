@@ -27,7 +27,7 @@ class Listener(Protocol):
         """A worker was lost with these images."""
 
     async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
-        """A worker was lost that had this image alone."""
+        """A worker was lost that had only this image."""
 
 
 class Lane:

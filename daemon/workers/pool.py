@@ -1,8 +1,8 @@
-"""The workers of one segment: started, kept alive, lent out a slot at a time.
+"""The workers of one segment: started, restarted, and lent one slot at a time.
 
-A seat is a place for a worker on a device; when its worker dies another one is started there, later each time
-it happens again. A seat whose workers keep dying before they have done anything is closed; when all are, so is the pool.
-Workers that share a GPU side by side (mps.py) also share an end: the first that is lost ends the sharing.
+A seat is a position for one worker on a device. When its worker dies, another one is started there, after a pause that grows
+with each quick death. A seat whose workers keep dying before they answer anything is closed; when all seats are closed, the
+pool fails. Workers that share a GPU by MPS (mps.py) are restarted together: the first loss ends the sharing.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from daemon.workers.worker import Worker
 
 log = structlog.get_logger()
 
-QUICK_DEATHS = 5  # in a row, of workers that answered nothing: then their seat is closed
-LONE_DEATHS = 20  # likewise, each with one image alone in hand, which is then held to be the cause: it may be a folder of such
-BACKOFF_SECONDS = 0.5  # before the second start in a row; doubled for each further one
+QUICK_DEATHS = 5  # in a row, without any answer, before a seat is closed
+LONE_DEATHS = 20  # the same for workers that ran one image alone, which is then the likely cause: a folder may be full of such
+BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 LONGEST_BACKOFF_SECONDS = 30.0
-SILENCE_SECONDS = 10.0  # without a beat a worker no longer counts as healthy
+SILENCE_SECONDS = 10.0  # without a heartbeat, after which a worker counts as silent
 
 
 @dataclass(slots=True)
 class Seat:
-    """A place for a worker: a device, and what it takes to start one there."""
+    """A position for a worker: a device, and what is needed to start a worker there."""
 
     setup: Setup
     device: str
     environment: dict[str, str]
-    server: Server | None = None  # by which it shares its GPU with other seats
-    state: str = "loading"  # loading, ready, waiting (to be restarted), closed
+    server: Server | None = None  # shares the GPU with other seats
+    state: str = "loading"  # loading, ready, waiting (before a restart), closed
     worker: Worker | None = None
     quick_deaths: int = 0
     lone_deaths: int = 0
     last_cause: str = ""
-    unusable: bool = False  # its stages cannot be built, says the cause
+    unusable: bool = False  # its stages cannot be built; last_cause says why
 
     @property
     def healthy(self) -> bool:
@@ -57,7 +57,7 @@ class Seat:
 
 
 class Pool:
-    """All workers of a segment, lent out by the slot: who has reserved one may send one batch."""
+    """All workers of a segment. Whoever has reserved a slot may send one batch."""
 
     def __init__(self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PipelineSection, metrics: Metrics) -> None:
         self.name = name
@@ -65,13 +65,13 @@ class Pool:
         self._slab_fd = slab_fd
         self._settings = settings
         self._metrics = metrics
-        self._free: asyncio.Queue[Worker] = asyncio.Queue()  # a worker stands in it once for each free slot
+        self._free: asyncio.Queue[Worker] = asyncio.Queue()  # each worker once for each of its free slots
         self._stopping = False
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep every seat filled until stopped. Started when each seat has a worker that is ready, or is closed.
+        """Keep a worker in every seat until stopped. Reports as started when each seat has a ready worker or is closed.
 
-        Raises NoWorkersLeft when no seat is left open; ModelsUnusable where a stage cannot be built.
+        Raises NoWorkersLeft when every seat is closed; ModelsUnusable when a stage cannot be built.
         """
         opened = [anyio.Event() for _ in self.seats]
         try:
@@ -88,7 +88,7 @@ class Pool:
                         ends.start_soon(server.stop)
 
     async def reserve(self) -> Worker:
-        """Wait for a free slot, the one free longest first."""
+        """Wait for a free slot; the one that has been free longest comes first."""
         while True:
             worker = await self._free.get()
             if worker.alive and worker.alone is None:
@@ -97,7 +97,7 @@ class Pool:
                 self._park(worker)
 
     def release(self, worker: Worker) -> None:
-        """Give a slot back; a dead worker's slots die with it."""
+        """Give a slot back. Slots of a dead worker are dropped."""
         if not worker.alive:
             return
         if worker.alone:
@@ -107,11 +107,13 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def reserve_whole(self) -> AsyncIterator[Worker]:
-        """A worker that does nothing else meanwhile, so that its death can be laid at one image's door."""
+        """A worker that runs nothing else, so that its death has only one possible cause."""
         worker = await self.reserve()
         worker.alone = anyio.Event()
         self._park(worker)
-        for other in [self._free.get_nowait() for _ in range(self._free.qsize())]:  # its slots that nobody waits for
+        for other in [
+            self._free.get_nowait() for _ in range(self._free.qsize())
+        ]:  # moves the free slots of this worker out of the queue
             self.release(other)
         try:
             await worker.alone.wait()
@@ -127,7 +129,7 @@ class Pool:
         return await worker.run(items, self._settings.batch_timeout_seconds)
 
     def stop(self) -> None:
-        """Start no more workers; `run` ends when those that live have left."""
+        """Start no more workers. `run` ends when the living ones have exited."""
         self._stopping = True
         for seat in self.seats:
             if seat.worker:
@@ -154,7 +156,7 @@ class Pool:
             worker.alone.set()
 
     async def _keep_filled(self, seat: Seat, opened: anyio.Event) -> None:
-        """A worker in this seat, and another one when it dies, until the pool stops or the seat is closed."""
+        """Keep a worker in this seat until the pool stops or the seat is closed."""
         try:
             while not self._stopping and seat.quick_deaths < QUICK_DEATHS and seat.lone_deaths < LONE_DEATHS:
                 await self._fill(seat, opened)
@@ -171,7 +173,7 @@ class Pool:
             raise NoWorkersLeft(f"No worker is left for {self.name}: {seat.last_cause}.")
 
     async def _fill(self, seat: Seat, opened: anyio.Event) -> None:
-        """One worker's life in a seat."""
+        """The life of one worker in a seat."""
         if seat.quick_deaths:
             seat.state = "waiting"
             await anyio.sleep(min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (seat.quick_deaths - 1)))
@@ -181,7 +183,7 @@ class Pool:
             setup = msgspec.structs.replace(seat.setup, rehearse=on_gpu or bool(seat.last_cause))
             shared = await seat.server.share() if seat.server else {}
             worker = await Worker.start(setup, seat.device, self._slab_fd, seat.environment | shared)
-        except OSError as error:  # no process or memory to be had: that passes, so it never closes the seat
+        except OSError as error:  # too few processes or memory: that passes, so it never closes the seat
             seat.quick_deaths = min(seat.quick_deaths + 1, QUICK_DEATHS - 1)
             seat.last_cause = f"it cannot be started: {error.strerror}"
             log.warning("worker cannot be started", worker=seat.setup.name, error=error.strerror)
@@ -189,7 +191,7 @@ class Pool:
         seat.worker, worker.shared = worker, bool(shared)
         try:
             if seat.server and shared != seat.server.shared:
-                raise WorkerLost(worker.name, "the sharing of its GPU ended while it was started")
+                raise WorkerLost(worker.name, "the sharing of its GPU ended while it started")
             ready = await worker.load(self._settings.load_timeout_seconds)
             self._welcome(seat, worker, ready)
             opened.set()
@@ -198,20 +200,22 @@ class Pool:
             worker.cause = worker.cause or loss.cause
         finally:
             seat.worker, seat.state = None, "loading"
-            followed = worker.shared and not (seat.server and seat.server.shared)  # one that shared its GPU was lost before
+            followed = worker.shared and not (
+                seat.server and seat.server.shared
+            )  # another worker of the same GPU was lost first
             with anyio.CancelScope(shield=True):
                 await self._end(seat, worker)
         if not self._stopping:
             self._note_loss(seat, worker, followed=followed)
 
     async def _end(self, seat: Seat, worker: Worker) -> None:
-        """Nobody vouches for those that shared a GPU with a lost worker. They begin anew, and from then on each for itself, so
-        that the next death tells whose fault it is."""
+        """End a worker. Those that shared a GPU with it are in an undefined state, so they are restarted, and from then on they
+        take turns on the GPU: the next death has a clear cause."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.kill)
             if self._stopping or not seat.server or not seat.server.close():
                 return
-            log.warning("workers take turns on the GPU from here on, as one that shared it was lost", device=seat.device)
+            log.warning("workers take turns on the GPU from now on, because one that shared it was lost", device=seat.device)
             for fellow in [other.worker for other in self.seats if other.server is seat.server and other.worker]:
                 fellow.abandon(f"{worker.name}, with which it shared its GPU, was lost")
                 tasks.start_soon(fellow.kill)

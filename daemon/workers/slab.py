@@ -1,8 +1,8 @@
 """The slab: the shared memory that holds the bytes of every image in flight.
 
-Its size is the daemon's byte budget. Who wants to read a file waits for room here, so the slowest GPU
-holds back the folder by construction. It is an anonymous memfd handed down to the workers: when the
-last process is gone the kernel frees it, kill -9 or not.
+Its size is the daemon's byte budget. A file is read only when there is room for it here, so the slowest GPU limits how fast
+files are read. The slab is an anonymous memfd that the workers inherit: the kernel frees it with the last process, even
+after kill -9.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Slab:
         self._waiting: deque[tuple[int, anyio.Event]] = deque()
 
     def fits(self, length: int) -> bool:
-        """Whether so many bytes could ever be held."""
+        """Whether this many bytes could ever fit."""
         return length <= self.size
 
     def try_reserve(self, length: int) -> Extent | None:
-        """Room for `length` bytes if there is some now and nobody waits for it."""
+        """Room for `length` bytes, if it is free now and nobody is waiting."""
         return None if self._waiting else self._take(length)
 
     async def reserve(self, length: int) -> Extent:
@@ -57,7 +57,7 @@ class Slab:
             self._wake()
 
     def release(self, extent: Extent) -> None:
-        """Give a stretch back and merge it with its free neighbours."""
+        """Free an extent and merge it with its free neighbors."""
         size = _padded(extent.length)
         self.used -= size
         index = bisect.bisect(self._free, extent)

@@ -1,4 +1,4 @@
-"""One child process, as the daemon sees it, and the conversation with it. Its own side is child.py."""
+"""The daemon's side of one worker process; the process itself runs child.py."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from stages import processes
 log = structlog.get_logger()
 
 LONGEST_MESSAGE = 256 << 20  # bytes
-LAST_WORDS_SECONDS = 0.5  # after its end, for what it printed
+OUTPUT_SECONDS = 0.5  # after its end, to read what it printed
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 
 
 class Worker:
-    """One child process and the conversation with it."""
+    """A worker process, its state, and the messages to and from it."""
 
     def __init__(
         self, setup: Setup, device: str, process: anyio.abc.Process, connection: socket.socket, printed: Printed | None = None
@@ -47,13 +47,13 @@ class Worker:
         self.answered = 0  # batches
         self.heard_at = time.monotonic()
         self.beat = Beat(0)
-        self.cause = ""  # why it went away, where it could say so
+        self.cause = ""  # why it ended, if it could report that
         self.timed_out = False
         self.curable = True
-        self.unusable = False  # a stage of it, whoever loads it
-        self.shared = False  # its GPU with others, by MPS: then its end tells nothing of its images, nor of its seat
-        self.died_alone = False  # with the one image that it had been lent whole for
-        self.alone: anyio.Event | None = None  # set: lent whole; the event fires when all its slots are in
+        self.unusable = False  # one of its stages cannot be built by any worker
+        self.shared = False  # its GPU, by MPS: then its end proves nothing about its images or its seat
+        self.died_alone = False  # while it ran the one image that all its slots were reserved for
+        self.alone: anyio.Event | None = None  # set while all its slots are reserved; the event fires when the last one is back
         self.parked = 0
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._writer: asyncio.StreamWriter | None = None  # once it loads
@@ -62,8 +62,8 @@ class Worker:
 
     @classmethod
     async def start(cls, setup: Setup, device: str, slab_fd: int, environment: Mapping[str, str]) -> Worker:
-        """Start the process; it has not loaded anything yet."""
-        # The kernel ends it with the thread that has started it (die_with), not with the process.
+        """Start the process. It has loaded nothing yet."""
+        # The kernel ends the child with the thread that started it (die_with), not with the process.
         assert threading.current_thread() is threading.main_thread()
         ours, theirs = socket.socketpair()
         command = processes.python("-m", "daemon.workers.child", str(theirs.fileno()), str(slab_fd), str(os.getpid()))
@@ -108,7 +108,7 @@ class Worker:
         return message
 
     async def run(self, items: list[Item], timeout_seconds: float) -> Reply:
-        """Have a batch done. Raises WorkerLost when the worker dies on it or takes too long, for which it is killed."""
+        """Run a batch. Raises WorkerLost when the worker dies, or takes too long and is killed."""
         if not self.alive:
             raise WorkerLost(self.name, self.cause or "it is gone", began=False)
         self._numbers += 1
@@ -127,7 +127,7 @@ class Worker:
             self._pending.pop(number, None)
 
     async def listen(self) -> None:
-        """Take its replies until it goes away; then every batch in its hands raises WorkerLost."""
+        """Take replies until the worker ends; then every batch that it has raises WorkerLost."""
         try:
             while True:
                 message = await self._receive()
@@ -147,7 +147,7 @@ class Worker:
             self.abandon()
 
     def abandon(self, cause: str = "") -> None:
-        """Expect nothing more of it: every batch in its hands raises WorkerLost, and what it may still say is not heard."""
+        """Give the worker up: every batch that it has raises WorkerLost, and further messages are ignored."""
         if not self.alive:
             return
         self.alive, self.cause = False, self.cause or cause
@@ -162,7 +162,7 @@ class Worker:
         return WorkerLost(self.name, self.cause or "it died", timed_out=self.timed_out, began=not self.shared)
 
     def dismiss(self) -> None:
-        """Tell it that no more batches will come: it leaves when those in its hands are done."""
+        """Tell the worker that no more batches will come. It exits when it has finished those it has."""
         if self.alive:
             with contextlib.suppress(OSError):
                 self._send(Stop())
@@ -170,15 +170,15 @@ class Worker:
     async def kill(self) -> None:
         await end(self.process, TERM_SECONDS)
         if self.process.returncode is None:
-            log.error("worker cannot be killed; the kernel holds it", worker=self.name, pid=self.process.pid)
+            log.error("worker cannot be killed: a system call in it does not return", worker=self.name, pid=self.process.pid)
         if self._printed:
-            await self._printed.finish(LAST_WORDS_SECONDS)
+            await self._printed.finish(OUTPUT_SECONDS)
         if self._writer:
             self._writer.close()
         self.connection.close()
 
     def why_it_ended(self) -> str:
-        """Why it is gone, for the log and the metrics' label."""
+        """Why the worker ended, in a sentence for the log."""
         status = self.process.returncode
         if self.cause:
             return self.cause
@@ -198,12 +198,12 @@ class Worker:
         except asyncio.IncompleteReadError as error:
             raise EOFError from error
         except msgspec.MsgspecError as error:
-            self.cause = f"it talks nonsense: {error}"
+            self.cause = f"it sent an invalid message: {error}"
             raise EOFError from error
 
 
 async def end(process: anyio.abc.Process, seconds: float) -> None:
-    """SIGTERM, SIGKILL so much later, and reap."""
+    """SIGTERM, after this many seconds SIGKILL, and reap."""
     with anyio.CancelScope(shield=True):
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if process.returncode is None:

@@ -170,7 +170,7 @@ def test_a_terminal_that_closes_drains_it_though_it_says_so_twice_and_to_the_wor
         os.killpg(daemon.process.pid, signal.SIGHUP)
         assert daemon.wait_end() == (128 + signal.SIGHUP if once else 0)  # images are left
         assert not list(daemon.events("worker lost"))
-        assert not list(daemon.events("stopped before the drain was over; what was in hand stays pending"))
+        assert not list(daemon.events("stopped before the drain was finished; images in flight stay pending"))
     assert counts_of(place)["DONE"]
     assert place.judge(finished=False).problems == []
 
@@ -191,7 +191,7 @@ def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path:
         hang_publishing(place, "a.ppm")
         daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
         assert daemon.stop() == 0
-        daemon.wait_event("a thread hangs in a system call, perhaps on a dead mount: left without it; nothing is lost")
+        daemon.wait_event("a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost")
     (place.site.results / temporary_of("a.ppm")).unlink()
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=1)
@@ -261,7 +261,7 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_work
     place.drop("late.ppm", picture(3), "dead")
     place.drop_many(range(4, 9), "live")
     with Daemon(place, **environment) as daemon:
-        daemon.wait_event("inbox does not answer, perhaps on a dead mount; the others are worked on meanwhile")
+        daemon.wait_event("inbox does not answer, perhaps on a dead mount; the others go on")
         daemon.wait_until(lambda status: status["done"] == 5, "the images of the other inbox")
         told = f"inbox {place.inbox('dead')} has not answered for "
         daemon.wait_until(lambda status: any(line.startswith(told) for line in status["obstacles"]), "word of it")

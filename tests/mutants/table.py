@@ -776,7 +776,7 @@ PROCESSES = [
     ),
     Mutant(
         "message-length",
-        "a worker that talks nonsense costs no memory",
+        "a worker's message that is too long to be valid costs no memory",
         "daemon/workers/worker.py",
         "if length > LONGEST_MESSAGE:",
         "if False:",

@@ -139,7 +139,7 @@ async def test_a_control_program_that_leaves_is_not_waited_for(trial: Path, capf
     write_program(trial.with_name(mps.CONTROL), "#!/bin/sh\nexit 7\n")
     with anyio.fail_after(mps.TRIAL_SECONDS / 2):
         assert await Server("GPU-1").share() == {}
-    assert "left with status 7" in "".join(capfd.readouterr())
+    assert "exited with status 7" in "".join(capfd.readouterr())
 
 
 async def test_without_room_for_its_sockets_workers_take_turns(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ async def test_the_first_that_is_lost_ends_the_sharing_only_its_own_image_fails_
         await run_service(parse(place.settings, tmp_path), once=True)
     told = "".join(capfd.readouterr())
     assert told.count("workers share the GPU") == 1
-    assert told.count("take turns on the GPU from here on") == len(poison)
+    assert told.count("take turns on the GPU from now on") == len(poison)
     assert not list(trial.parent.glob("visiond-mps-*"))
     assert failed_as(place.assert_kept(DONE=40, **({"FAILED": 1} if poison else {})), "poison") == poison
 

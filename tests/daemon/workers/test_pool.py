@@ -71,4 +71,4 @@ async def test_a_message_too_long_to_be_one_costs_the_worker_its_seat_and_no_mem
     babbler.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(babbler))
     async with running() as seat:
-        await until(lambda: seat.last_cause == f"it talks nonsense: a message of {1 << 31} bytes")
+        await until(lambda: seat.last_cause == f"it sent an invalid message: a message of {1 << 31} bytes")

@@ -86,7 +86,7 @@ import time
 from stages.base import StageSpec
 from stages.ocr.fused import FusedDetector
 from stages.ocr.stage import OcrStage
-from tests.stages.test_ocr import draw_page, read, to_cuda
+from tests.stages.ocr.test_stage import draw_page, read, to_cuda
 
 page, stage = to_cuda(draw_page(0)), OcrStage(StageSpec("ocr", "ppocr", dtype="float16"), "cuda")
 stage.load()

@@ -307,8 +307,8 @@ def test_batch_mates_change_no_answer_on_a_gpu() -> None:
 def test_a_gpu_marks_the_lines_that_the_cpu_marks_and_reads_turned_pages(dtype: str, stage: OcrStage) -> None:
     pages = [draw_lines(READ), draw_lines(UNREAD), draw_page(3)]
     marks = [[line.guessed for line in answer.lines] for answer in read(stage, *pages)]
-    turning = build_stage("cuda", dtype, orientation=True)
-    for answers in (read(turning, *map(to_cuda, pages)), [read(turning, to_cuda(page))[0] for page in pages]):
+    upright, turning = build_stage("cuda", dtype), build_stage("cuda", dtype, orientation=True)
+    for answers in (read(upright, *map(to_cuda, pages)), [read(upright, to_cuda(page))[0] for page in pages]):
         assert [[line.guessed for line in answer.lines] for answer in answers] == marks
     turned = read(turning, *[to_cuda(draw_lines(READ, turns)) for turns in range(4)])
     assert [[line.text for line in answer.lines] for answer in turned] == [READ] * 4
