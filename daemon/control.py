@@ -21,7 +21,6 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.errors import (
-    ConfigError,
     LedgerDamaged,
     LedgerUnusable,
     NotAnswering,
@@ -39,7 +38,6 @@ from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
-from daemon.system.mounts import is_there, tell_missing
 
 if TYPE_CHECKING:
     from daemon.upkeep.pruning import Amounts
@@ -55,7 +53,9 @@ def run(
     before anything else."""
     if not config.state.path.exists():  # a first start that cannot work leaves no folders behind
         set_up_log(config.log.level, config.log.format)
-        _check_inboxes(config)
+        from daemon.inbox.absence import check_inboxes
+
+        check_inboxes(config)
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
@@ -73,12 +73,6 @@ def run(
             work = partial(run_service, config, once=once, limit=limit, show=show)
             with claim_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})
-
-
-def _check_inboxes(config: Config) -> None:
-    """Raises ConfigError when one does not exist. One that does not answer may well exist."""
-    if problems := [tell_missing(inbox.path) for inbox in config.inbox if is_there(inbox.path) is False]:
-        raise ConfigError(problems)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.errors import ConfigError, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
+from daemon.errors import InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
 from daemon.hints import command
+from daemon.inbox.absence import check_inboxes
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
@@ -37,7 +38,6 @@ from daemon.results.endings import LONGEST_PAUSE_SECONDS
 from daemon.results.sinks import JsonlSink
 from daemon.state import CONTROL, LEDGER
 from daemon.system import lines, signals
-from daemon.system.mounts import is_there, tell_missing
 from daemon.system.retry import Hurried
 from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
@@ -220,9 +220,7 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
     """End the process after this time, even if a thread hangs in a system call, for example on a dead mount."""
 
     def leave() -> None:
-        log.warning(
-            "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost"
-        )
+        log.warning("a thread hangs in a system call, perhaps on a dead mount; the daemon exits without it; nothing is lost")
         lines.drain()
         os._exit(status)
 
@@ -262,12 +260,3 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
     for error in group.exceptions:
         flat.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return iter(sorted(flat, key=lambda error: not isinstance(error, VisiondError)))
-
-
-def check_inboxes(config: Config) -> None:
-    """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount."""
-    there = {inbox.path: is_there(inbox.path) for inbox in config.inbox}
-    for path in [path for path, answer in there.items() if answer is None]:
-        log.warning("inbox does not answer, perhaps on a dead mount; the others go on", path=str(path))
-    if missing := [path for path, answer in there.items() if answer is False]:
-        raise ConfigError([tell_missing(path) for path in missing])

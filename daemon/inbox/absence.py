@@ -9,12 +9,24 @@ from dataclasses import dataclass
 
 import structlog
 
+from daemon.config.loading import Config
+from daemon.errors import ConfigError
 from daemon.jobs import Job
+from daemon.system.mounts import is_there, tell_missing
 
 log = structlog.get_logger()
 
 REST_SECONDS = 5.0  # between tries of some images
 TRIES = 3  # after which `run --once` waits no longer
+
+
+def check_inboxes(config: Config) -> None:
+    """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount."""
+    there = {inbox.path: is_there(inbox.path) for inbox in config.inbox}
+    for path in [path for path, answer in there.items() if answer is None]:
+        log.warning("inbox does not answer, perhaps on a dead mount; the others go on", path=str(path))
+    if missing := [path for path, answer in there.items() if answer is False]:
+        raise ConfigError([tell_missing(path) for path in missing])
 
 
 @dataclass(slots=True)

@@ -191,7 +191,9 @@ def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path:
         hang_publishing(place, "a.ppm")
         daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
         assert daemon.stop() == 0
-        daemon.wait_event("a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost")
+        daemon.wait_event(
+            "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without it; nothing is lost"
+        )
     (place.site.results / temporary_of("a.ppm")).unlink()
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=1)

@@ -1240,7 +1240,7 @@ LEDGERS = [
     Mutant(
         "inbox-missing",
         "an inbox that is missing is refused and not made",
-        "daemon/service.py",
+        "daemon/inbox/absence.py",
         "if missing := [path for path, answer in there.items() if answer is False]:",
         "if missing := [path for path, answer in there.items() if answer is None]:",
         ("faults/test_lifecycle.py::test_a_missing_inbox_is_named_with_78_and_not_created",),
