@@ -30,8 +30,8 @@ from daemon.messages import Item, Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.results.destinations import Destination, Publication
 from daemon.results.endings import Judge
+from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
-from daemon.results.sinks import JsonlSink
 from daemon.system.retry import Retry
 from daemon.workers.pool import Pool
 from daemon.workers.slab import Slab
@@ -84,7 +84,7 @@ class Pipeline:
         destinations: Mapping[int, Destination],
         metrics: Metrics,
         *,
-        journal: JsonlSink | None = None,
+        outbox: Outbox | None = None,
         reuse_results: bool = True,
     ) -> None:
         self.ledger = ledger
@@ -97,8 +97,8 @@ class Pipeline:
         self.reuse_results = reuse_results
         self.in_flight: dict[int, Job] = {}
         self.retry = Retry()
-        self.publisher = Publisher(ledger, destinations, journal, self.retry, self.in_flight)
-        self.publisher.put_back = metrics.put_back
+        self.outbox = outbox or Outbox()
+        self.publisher = Publisher(ledger, destinations, self.outbox, self.retry, self.in_flight, metrics.put_back)
         self.progressed_at = time.monotonic()
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self.absences = Absences(self._roots)
@@ -121,15 +121,14 @@ class Pipeline:
             for lane in self.lanes:
                 tasks.start_soon(self.dispatch, lane)
                 tasks.start_soon(self.isolate, lane)
-            tasks.start_soon(self.finish)
-            tasks.start_soon(self.publish)
-            tasks.start_soon(self.confirm)
-            tasks.start_soon(self.publisher.release)
+            for task in (self.finish, self.publish, self.confirm, self.publisher.release, self.outbox.run):
+                tasks.start_soon(task)
             tasks.start_soon(self.watch, once)
             await self.feed()
             while self.in_flight:
                 self._landed.clear()
                 await self._landed.wait()
+            await self.outbox.finish()
             tasks.cancel_scope.cancel()
         if once and not self._draining:
             await self.publisher.try_again()
@@ -143,6 +142,7 @@ class Pipeline:
         self._draining = self.retry.hurried = True
         self._watching.cancel()
         self._admitted.set()
+        self.outbox.drain()
         for queue in [queue for lane in self.lanes for queue in (lane.queue, lane.suspects)]:
             while not queue.empty():
                 self._let_go(queue.get_nowait())
@@ -344,7 +344,7 @@ class Pipeline:
             return None
         return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
 
-    # 6. Durable, then published, then known to be so.
+    # 6. Durable, then published, then known to be so. From there results/outbox.py takes it to the sinks.
 
     async def finish(self) -> None:
         """How each job ends, and that in the ledger: from here on its result is durable."""

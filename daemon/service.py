@@ -17,7 +17,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.errors import ConfigError, InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
+from daemon.errors import ConfigError, InboxUnreadable, InboxUnwritable, SinkBehind, Unfinished, VisiondError
 from daemon.hints import command
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
@@ -33,7 +33,8 @@ from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
 from daemon.results.destinations import Destination
 from daemon.results.endings import LONGEST_PAUSE_SECONDS
-from daemon.results.sinks import JsonlSink
+from daemon.results.outbox import Outbox
+from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
 from daemon.system import lines, signals
 from daemon.system.mounts import is_there, tell_missing
@@ -97,6 +98,8 @@ class Service:
             if self.show:
                 self.show(status.snapshot())
             if not self.once:
+                for problem in pipeline.outbox.problems():
+                    log.warning("stopped before a sink had all records; the next start delivers the rest", why=problem)
                 log.info("stopped", ended=sum(self.metrics.outcomes.values()), pending=status.snapshot().pending)
             if self.outdated and not self.metrics.outcomes.total():
                 log.warning("files are done by other models than these", files=self.outdated, mend=command("redo", "--stale"))
@@ -120,6 +123,10 @@ class Service:
         if problems := pipeline.publisher.held_back():
             fix = f"Its result is written; when that is fixed, `{command('run', '--once')}` does the rest."
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.outcomes)
+        if problems := pipeline.outbox.problems():
+            leave_within(LEAVE_SECONDS, SinkBehind.exit_status)
+            fix = f"All results and sidecars are written; when that is fixed, `{command('run', '--once')}` delivers the rest."
+            raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.outcomes)
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
@@ -158,6 +165,7 @@ class Service:
                 bins = await to_thread.run_sync(reader.bins)
                 for destination in destinations.values():
                     destination.known_bins.update(map(os.fsencode, bins))
+            outbox = await Outbox.open(ledger, reader, open_sinks(config.output), metrics.put_back)
             pipeline = Pipeline(
                 ledger,
                 watcher,
@@ -166,7 +174,7 @@ class Service:
                 judge_of(config, {number: destination.inbox for number, destination in destinations.items()}),
                 destinations,
                 metrics,
-                journal=JsonlSink(file) if (file := config.output.journal) else None,
+                outbox=outbox,
                 reuse_results=config.pipeline.reuse_results,
             )
             status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts), layout.notices())

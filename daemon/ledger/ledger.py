@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
-from daemon.ledger import identity
+from daemon.ledger import identity, outbox
 from daemon.ledger.records import Model, Record, assemble
 from daemon.ledger.rows import content_row, ending_checksum, file_row, job_of, reason_of, result_row
 from daemon.ledger.statements import SQL, run_rows
@@ -272,17 +272,21 @@ class Ledger:
             detail=detail or "",
         )
 
-    async def mark_emitted(self, placed: Sequence[Placed], *, superseding: bool = False) -> None:
+    async def mark_emitted(
+        self, placed: Sequence[Placed], *, superseding: bool = False, for_sinks: Sequence[int] = ()
+    ) -> dict[int, int]:
         """The sidecars are written, the bins filled and the sources where they belong. superseding: some of earlier versions
-        may not be, and need not any more."""
+        may not be, and need not any more. for_sinks: images whose records go into the outbox; returns these
+        images by their sequence numbers in it."""
         rows = [(p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2)) for p in placed]
 
-        def work(connection: sqlite3.Connection) -> None:
+        def work(connection: sqlite3.Connection) -> dict[int, int]:
             run_rows(connection, "placed", [row for row in rows if row[1]])
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
                 run_rows(connection, statement, [(p.id,) for p in placed])
+            return outbox.enqueue(connection, for_sinks) if for_sinks else {}
 
-        await self._ask(work)
+        return await self._ask(work)
 
     async def owed(self, after: int, limit: int) -> list[Record]:
         """Ended images whose sidecar and source a crash may have left undone, by id."""

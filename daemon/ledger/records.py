@@ -18,9 +18,9 @@ import msgspec
 from daemon.errors import LedgerDamaged
 from daemon.hints import command
 from daemon.jobs import JobStatus, Version
-from daemon.ledger import checksums, identity
+from daemon.ledger import checksums, identity, outbox
 from daemon.ledger.reading import Connections
-from daemon.ledger.schema import WITH_CHECKSUMS, damaged, explain, read_version
+from daemon.ledger.schema import WITH_CHECKSUMS, WITH_OUTBOX, damaged, explain, read_version
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 from daemon.messages import Output
@@ -99,7 +99,7 @@ class Record:
 
     @cached_property
     def sidecar(self) -> bytes:
-        """One JSON object and a newline, made once for the sidecar's file and the journal."""
+        """One JSON object and a newline, made once for the sidecar's file and the sinks."""
         return msgspec.json.encode(self.document()) + b"\n"
 
     @property
@@ -233,6 +233,22 @@ class Reader:
     def owed(self) -> Iterator[Record]:
         """Every image with an end that may not be published yet."""
         return self._walk("owed", 256)
+
+    def undelivered(self, after: int, limit: int) -> tuple[list[Record], int]:
+        """Records of the outbox that follow a sequence number, and the sequence number of the last one that was read, or the
+        given one if there is none. What was replaced since without a result has no record."""
+        rows = self._rows("undelivered", after, limit)
+        ended = [row for row in rows if row["status"] in (JobStatus.DONE, JobStatus.FAILED)]
+        return self.assemble(ended), rows[-1]["sequence"] if rows else after
+
+    def sinks(self) -> dict[str, tuple[int, float | None]]:
+        """By sink, how many records it does not have yet, and when it last took some, in Unix seconds."""
+        with self._connections.lend() as connection:
+            if read_version(self.path, connection) < WITH_OUTBOX:
+                return {}
+            last = connection.execute(SQL["last_sequence"]).fetchone()[0]
+            places = outbox.read_places(connection)
+        return {name: (last - place.sequence, place.succeeded_at) for name, place in places.items()}
 
     def check(self, go_on: GoOn = lambda: True) -> None:
         """Read the ledger from end to end, and hold every row against its checksum. go_on: asked every few milliseconds; no

@@ -72,7 +72,7 @@ def test_a_sidecar_says_what_the_record_holds() -> None:
         )
 
 
-def test_a_record_is_encoded_once_for_sidecar_and_journal() -> None:
+def test_a_record_is_encoded_once_for_sidecar_and_sinks() -> None:
     record = make_record(INBOX)
     assert record.sidecar is record.sidecar
 
