@@ -25,7 +25,7 @@ from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 from daemon.messages import Output
 from daemon.sidecar import SCHEMA, describe_source, timestamp
-from stages.registry import KEYS, sort_stages
+from stages.registry import BUILT_IN
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Model:
     notice: str
 
 
+BUILT_IN_KEYS = {stage.name: stage.key for stage in BUILT_IN}  # in the order of the results in a sidecar
 UNKNOWN = Model("an unknown stage", "", "")
 
 
@@ -84,10 +85,10 @@ class Record:
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
-            stages = KEYS if self.outputs.keys() <= KEYS.keys() else sort_stages(self.outputs)
-            for stage in stages:
+            # Plug-ins stand in the order of the stored models: the sidecar must not change when one is uninstalled.
+            for stage in (*BUILT_IN_KEYS, *(stage for stage in self.outputs if stage not in BUILT_IN_KEYS)):
                 if output := self.outputs.get(stage):
-                    document[KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
+                    document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
             document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
             document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
             document["models"] = {model.stage: model.fingerprint for model in self.models}

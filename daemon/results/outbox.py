@@ -26,6 +26,7 @@ from daemon.results.sinks import Sink
 log = structlog.get_logger()
 
 GROUP = 128  # records that a sink gets at once
+GATHER_SECONDS = 0.05  # after a group, unless the next one is full: few full groups cost less than many small ones
 PAUSE_SECONDS = 1.0  # after the first failure; doubled after each further one
 LONGEST_PAUSE_SECONDS = 60.0
 LAST_TRIES = 3  # when the daemon ends
@@ -126,6 +127,8 @@ class Delivery:
                 if self._failure:
                     log.info("sink accepts records again", sink=self.name, after=self._failure)
                     self._failure = ""
+                if self.behind < GROUP and not self._is_finishing:
+                    await anyio.sleep(GATHER_SECONDS)
         self._ended.set()
 
     async def finish(self) -> None:

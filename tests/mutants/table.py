@@ -1366,7 +1366,8 @@ SINKS = [
         "a place that cannot be written repeats no record",
         "daemon/results/outbox.py",
         "        self._accepted = sequence\n",
-        "        await self._ledger.run(partial(outbox.move, name=self.name, sequence=sequence))\n        self._accepted = sequence\n",
+        "        await self._ledger.run(partial(outbox.move, name=self.name, sequence=sequence))\n"
+        "        self._accepted = sequence\n",
         ("daemon/results/test_outbox.py::test_a_place_that_cannot_be_written_repeats_no_record",),
         within="Delivery._deliver",
     ),
