@@ -35,7 +35,7 @@ from daemon.ledger.files import tell_lost_ledger
 from daemon.ledger.records import Reader, Record
 from daemon.ledger.schema import trouble_named
 from daemon.monitoring.diary import read_diary
-from daemon.monitoring.snapshot import Snapshot
+from daemon.monitoring.snapshot import SinkState, Snapshot
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
 
@@ -105,6 +105,7 @@ def find_status(config: Config) -> Snapshot:
     with open_reader(config) as reader:
         counts = reader.counts()
         newest = next(iter(reader.newest(JobStatus.DONE, 1)), None)
+        sinks = [SinkState(name=name, behind=behind, succeeded_at=at) for name, (behind, at) in reader.sinks().items()]
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],
@@ -112,6 +113,7 @@ def find_status(config: Config) -> Snapshot:
         failed=counts[JobStatus.FAILED],
         skipped=counts[JobStatus.SKIPPED],
         gone=counts[JobStatus.GONE],
+        sinks=sinks,
         upkeep=read_diary(config.state.path),
         notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
     )

@@ -138,6 +138,12 @@ class InboxUnwritable(Incomplete):
     exit_status = os.EX_IOERR
 
 
+class SinkBehind(Incomplete):
+    """Results are written, but some sink does not have all of them."""
+
+    exit_status = os.EX_IOERR
+
+
 class Unfinished(Incomplete):
     """`run --once` was stopped by a signal before every image had its end."""
 

@@ -30,8 +30,8 @@ from daemon.messages import Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.results.destinations import Destination, Publication
 from daemon.results.endings import Judge
+from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
-from daemon.results.sinks import JsonlSink
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
@@ -68,7 +68,7 @@ class Pipeline:
         destinations: Mapping[int, Destination],
         metrics: Metrics,
         *,
-        journal: JsonlSink | None = None,
+        outbox: Outbox | None = None,
         reuse_results: bool = True,
     ) -> None:
         self.ledger = ledger
@@ -81,7 +81,8 @@ class Pipeline:
         self.reuse_results = reuse_results
         self.in_flight: dict[int, Job] = {}
         self.retry = Retry()
-        self.publisher = Publisher(ledger, destinations, journal, self.retry, self.in_flight, self._put_back)
+        self.outbox = outbox or Outbox()
+        self.publisher = Publisher(ledger, destinations, self.outbox, self.retry, self.in_flight, metrics.counts.damaged)
         self._progressed_at = time.monotonic()
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self.absences = Absences(self._roots)
@@ -103,15 +104,14 @@ class Pipeline:
         async with anyio.create_task_group() as tasks:
             for lane in self.lanes:
                 tasks.start_soon(lane.run, self)
-            tasks.start_soon(self.finish)
-            tasks.start_soon(self.publish)
-            tasks.start_soon(self.confirm)
-            tasks.start_soon(self.publisher.release)
+            for task in (self.finish, self.publish, self.confirm, self.publisher.release, self.outbox.run):
+                tasks.start_soon(task)
             tasks.start_soon(self.watch, once)
             await self.feed()
             while self.in_flight:
                 self._landed.clear()
                 await self._landed.wait()
+            await self.outbox.finish()
             tasks.cancel_scope.cancel()
         if once and not self._draining:
             await self.publisher.try_again()
@@ -125,6 +125,7 @@ class Pipeline:
         self._draining = self.retry.hurried = True
         self._watching.cancel()
         self._admitted.set()
+        self.outbox.drain()
         for lane in self.lanes:
             for job in lane.empty():
                 self._let_go(job)
@@ -133,9 +134,6 @@ class Pipeline:
     def progressed_at(self) -> float:
         """When a batch last began or ended, or an image was last finished. Monotonic seconds."""
         return max([self._progressed_at, *(lane.progressed_at for lane in self.lanes)])
-
-    def _put_back(self, images: int) -> None:
-        self.metrics.counts.put_back(JobStatus.DONE, images)
 
     def wake(self) -> None:
         """There are jobs that `admit` has not seen: images to be retried, or to be annotated again."""
@@ -293,7 +291,7 @@ class Pipeline:
             return None
         return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
 
-    # 5. Its result is durable in the ledger, then published, then confirmed.
+    # 5. Its result is durable in the ledger, then published, then confirmed. results/outbox.py takes it on to the sinks.
 
     async def finish(self) -> None:
         """Decide how each job ends and commit that to the ledger. From here on its result is durable."""

@@ -17,7 +17,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.errors import InboxUnreadable, InboxUnwritable, Unfinished, VisiondError
+from daemon.errors import InboxUnreadable, InboxUnwritable, SinkBehind, Unfinished, VisiondError
 from daemon.hints import command
 from daemon.inbox.absence import check_inboxes
 from daemon.inbox.names import check_names
@@ -35,7 +35,8 @@ from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
 from daemon.results.destinations import Destination
 from daemon.results.endings import LONGEST_PAUSE_SECONDS
-from daemon.results.sinks import JsonlSink
+from daemon.results.outbox import Outbox
+from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
 from daemon.system import lines, signals
 from daemon.system.retry import Hurried
@@ -99,6 +100,8 @@ class Service:
             if self.show:
                 self.show(status.snapshot())
             if not self.once:
+                for problem in pipeline.outbox.problems():
+                    log.warning("stopped before a sink had all records; the next start delivers the rest", why=problem)
                 log.info("stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING))
             if self.outdated and not self.counts.ended.total():
                 log.warning("files were done by other models", files=self.outdated, fix=command("redo", "--stale"))
@@ -117,6 +120,10 @@ class Service:
         if problems := pipeline.publisher.held_back():
             fix = f"Its result is written. When that is fixed, `{command('run', '--once')}` does the rest."
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
+        if problems := pipeline.outbox.problems():
+            leave_within(LEAVE_SECONDS, SinkBehind.exit_status)
+            fix = f"All results and sidecars are written. When that is fixed, `{command('run', '--once')}` delivers the rest."
+            raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
@@ -151,6 +158,7 @@ class Service:
             longest = {number: destination.longest_path for number, destination in destinations.items()}
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
+            outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.damaged)
             pipeline = Pipeline(
                 ledger,
                 watcher,
@@ -159,7 +167,7 @@ class Service:
                 judge_of(config, {number: destination.inbox for number, destination in destinations.items()}),
                 destinations,
                 metrics,
-                journal=JsonlSink(file) if (file := config.output.journal) else None,
+                outbox=outbox,
                 reuse_results=config.pipeline.reuse_results,
             )
             self.counts.begin(await to_thread.run_sync(reader.counts))

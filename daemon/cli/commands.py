@@ -23,6 +23,7 @@ from daemon.cli.display import (
     print_listing,
     print_notices,
     print_put_back,
+    print_sinks,
     print_table,
     print_unread,
     say,
@@ -124,6 +125,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             ("worker", "device", "state", "batches", "last trouble"),
             ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
         )
+    if snapshot.sinks:
+        print_sinks(snapshot.sinks)
     if tried := [chore for chore in snapshot.upkeep if chore.tried_at]:
         print_chores(tried)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from daemon.cli.progress import Progress
     from daemon.config.loading import Config
     from daemon.ledger.records import Record
-    from daemon.monitoring.snapshot import Chore, Snapshot
+    from daemon.monitoring.snapshot import Chore, SinkState, Snapshot
 
 MOST_OF_A_VALUE = 100  # characters
 ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
@@ -128,14 +128,20 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str 
 
 def print_chores(chores: Iterable[Chore]) -> None:
     """What upkeep was done when."""
-
-    def moment(at: float | None) -> str:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"
-
     print_table(
         ("upkeep", "last success", "last try", "seconds", "ended", "what"),
-        ((c.task, moment(c.succeeded_at), moment(c.tried_at), c.seconds, c.outcome or "-", c.detail) for c in chores),
+        ((c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail) for c in chores),
     )
+
+
+def print_sinks(sinks: Iterable[SinkState]) -> None:
+    """How far each sink has come."""
+    rows = ((sink.name, sink.behind, _moment(sink.succeeded_at)) for sink in sinks)
+    print_table(("sink", "records behind", "last success"), rows)
+
+
+def _moment(at: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"
 
 
 def show_record(record: Record) -> None:

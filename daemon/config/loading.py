@@ -134,8 +134,9 @@ def _misplaced_folders(config: Config) -> list[str]:
         for key, folder in own.items():
             if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):
                 problems.append(f"{key}: {folder} lies in the inbox {inbox.path}; put it elsewhere.")
-        if (journal := config.output.journal) and not inbox.recursive and journal.parent == inbox.path:
-            problems.append(f"output.results: {journal}, of the sink jsonl, lies in the inbox {inbox.path}; put it elsewhere.")
+        if "jsonl" in config.output.sinks and not inbox.recursive and config.output.jsonl_file.parent == inbox.path:
+            file = config.output.jsonl_file
+            problems.append(f"output.results: {file}, of the sink jsonl, lies in the inbox {inbox.path}; put it elsewhere.")
         for key in ("output.failed", "output.done", "output.bins_folder"):
             if inbox.path.is_relative_to(own[key]):
                 problems.append(

@@ -140,13 +140,13 @@ class OutputSection(Section):
     sinks: list[Literal["jsonl"]] = Field(
         [],
         description="Further outputs. jsonl: from now on every record that is DONE is appended to <results>.jsonl as well, at "
-        "least once each, by id; a file that is annotated anew gets another line.",
+        "least once each, by id; a file that is annotated again gets another line. A sink that fails holds up nothing else.",
     )
 
     @property
-    def journal(self) -> Path | None:
-        """Where the sink jsonl writes, if it is asked for."""
-        return Path(f"{self.results}.jsonl") if "jsonl" in self.sinks else None
+    def jsonl_file(self) -> Path:
+        """Where the sink jsonl writes."""
+        return Path(f"{self.results}.jsonl")
 
 
 class StateSection(Section):

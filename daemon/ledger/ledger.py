@@ -19,13 +19,14 @@ import msgspec
 import structlog
 
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
-from daemon.ledger import identity
-from daemon.ledger.records import Model, Record, assemble
+from daemon.ledger import identity, outbox
+from daemon.ledger.records import BUILT_IN_KEYS, Model, Record, assemble
 from daemon.ledger.rows import content_row, ending_checksum, file_row, job_of, reason_of, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key, Stored, read_stored
 from daemon.ledger.writer import Alone, T, Work, Writer
 from daemon.system.clock import steady_seconds
+from stages.registry import sort_stages
 
 log = structlog.get_logger()
 
@@ -204,9 +205,12 @@ class Ledger:
         a job whose file was replaced meanwhile is not among them and must not be published. Where other results of the
         same bytes were there first, the jobs get those and are judged again, in `endings`: what is published is what the
         ledger holds. A job that has a result and whose file is GONE keeps it, and is DONE as before."""
+        jobs = [e.job for e in endings]
+        for job in jobs:
+            if not job.outputs.keys() <= BUILT_IN_KEYS.keys():  # a sidecar has plug-ins in the order of its stored models
+                job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
 
         def work(connection: sqlite3.Connection) -> set[int]:
-            jobs = [e.job for e in endings]
             changed = [] if self._keep(connection, jobs) else self._take_kept(connection, jobs)
             if changed and judge:
                 again = {ending.job.id: ending for ending in judge(changed)}
@@ -274,17 +278,21 @@ class Ledger:
             detail=detail or "",
         )
 
-    async def mark_emitted(self, placed: Sequence[Placed], *, superseding: bool = False) -> None:
+    async def mark_emitted(
+        self, placed: Sequence[Placed], *, superseding: bool = False, for_sinks: Sequence[int] = ()
+    ) -> dict[int, int]:
         """The sidecars are written, the bins filled and the sources where they belong. superseding: some of earlier versions
-        may not be, and need not any more."""
+        may not be, and need not any more. for_sinks: images whose records go into the outbox; returns these
+        images by their sequence numbers in it."""
         rows = [(p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2)) for p in placed]
 
-        def work(connection: sqlite3.Connection) -> None:
+        def work(connection: sqlite3.Connection) -> dict[int, int]:
             run_rows(connection, "placed", [row for row in rows if row[1]])
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
                 run_rows(connection, statement, [(p.id,) for p in placed])
+            return outbox.enqueue(connection, for_sinks) if for_sinks else {}
 
-        await self._ask(work)
+        return await self._ask(work)
 
     async def owed(self, after: int, limit: int) -> list[Record]:
         """Ended images whose sidecar and source a crash may have left undone, by id."""

@@ -83,6 +83,15 @@ CREATE TABLE image (                      -- a version of a file
     deaths INTEGER NOT NULL DEFAULT 0,    -- workers that died on it alone
     checksum INTEGER                      -- of how it ended: records.Record.checksum
 );
+CREATE TABLE outbox (                     -- published records that some sink does not have yet
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,  -- the order in which sinks get them; no number is used twice
+    image INTEGER NOT NULL REFERENCES image (id)  -- indexed, as pruning asks for it
+);
+CREATE TABLE sink (                       -- an output beside the sidecars that follows the outbox
+    name TEXT PRIMARY KEY,
+    place INTEGER NOT NULL,               -- outbox.sequence of the last record that it has
+    succeeded_at REAL                     -- Unix seconds: when it last took records; NULL: never
+) WITHOUT ROWID;
 CREATE TABLE meta (                       -- one row: which ledger this is; the file `identity` beside it says so too
     id TEXT NOT NULL,
     made_at TEXT NOT NULL                 -- RFC 3339, UTC
@@ -92,6 +101,7 @@ CREATE UNIQUE INDEX version ON image (inbox, path, mtime_ns, ctime_ns, size, ino
 CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
 CREATE INDEX again ON image (not_before) WHERE status = 0 AND not_before > 0;
 CREATE INDEX owed ON image (id) WHERE emitted = 0 AND status IN (1, 2);
+CREATE INDEX outbox_image ON outbox (image);
 
 -- name: add_inbox
 INSERT INTO inbox (path) VALUES (?) ON CONFLICT DO NOTHING;
@@ -211,6 +221,36 @@ UPDATE image SET emitted = 1 WHERE id IN (
     SELECT older.id FROM image AS newer JOIN image AS older ON older.inbox = newer.inbox AND older.path = newer.path
     WHERE newer.id IN (:rows) AND older.id < newer.id AND older.emitted = 0 AND older.status IN (1, 2)
 );
+
+-- name: enqueue
+INSERT INTO outbox (image) SELECT id FROM image WHERE id IN (:rows) ORDER BY id RETURNING sequence, image;
+
+-- name: last_sequence
+-- The highest that the outbox ever gave out.
+SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'outbox';
+
+-- name: undelivered
+-- An image that waits for a new result still has the one that was published.
+SELECT outbox.sequence, iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status, image.*,
+    inbox.path AS inbox_path
+FROM outbox JOIN image ON image.id = outbox.image JOIN inbox ON inbox.id = image.inbox
+WHERE outbox.sequence > ? ORDER BY outbox.sequence LIMIT ?;
+
+-- name: sinks
+SELECT name, place, succeeded_at FROM sink;
+
+-- name: add_sink
+INSERT INTO sink (name, place) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: drop_sinks
+DELETE FROM sink WHERE name NOT IN (SELECT value FROM json_each(?)) RETURNING name, place;
+
+-- name: move_place
+UPDATE sink SET place = ?, succeeded_at = ? WHERE name = ?;
+
+-- name: drop_delivered
+-- What every sink has. Without sinks nobody waits for anything.
+DELETE FROM outbox WHERE sequence <= COALESCE((SELECT MIN(place) FROM sink), 9223372036854775807);
 
 -- name: placed
 -- Two versions of one file that was moved once end up with the same figures: the first keeps them.
@@ -364,7 +404,9 @@ SELECT id, status, 200 + length(path) + COALESCE(length(criteria), 0) + COALESCE
 WHERE id > :after AND :is_spare ORDER BY id LIMIT :limit;
 
 -- name: prune
-DELETE FROM image WHERE id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
+-- A sink may still wait for its record.
+DELETE FROM image WHERE NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.image = image.id)
+    AND id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
 
 -- name: unreferenced
 -- Bytes that no version has, once those that are spare have gone.

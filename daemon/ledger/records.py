@@ -18,14 +18,14 @@ import msgspec
 from daemon.errors import LedgerDamaged
 from daemon.hints import command
 from daemon.jobs import JobStatus, Version
-from daemon.ledger import checksums, identity
+from daemon.ledger import checksums, identity, outbox
 from daemon.ledger.reading import Connections
-from daemon.ledger.schema import WITH_CHECKSUMS, damaged, explain, read_version
+from daemon.ledger.schema import WITH_CHECKSUMS, WITH_OUTBOX, damaged, explain, read_version
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 from daemon.messages import Output
 from daemon.sidecar import SCHEMA, describe_source, timestamp
-from stages.registry import KEYS, sort_stages
+from stages.registry import BUILT_IN
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Model:
     notice: str
 
 
+BUILT_IN_KEYS = {stage.name: stage.key for stage in BUILT_IN}  # in the order of the results in a sidecar
 UNKNOWN = Model("an unknown stage", "", "")
 
 
@@ -84,10 +85,10 @@ class Record:
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
-            stages = KEYS if self.outputs.keys() <= KEYS.keys() else sort_stages(self.outputs)
-            for stage in stages:
+            # Plug-ins stand in the order of the stored models: the sidecar must not change when one is uninstalled.
+            for stage in (*BUILT_IN_KEYS, *(stage for stage in self.outputs if stage not in BUILT_IN_KEYS)):
                 if output := self.outputs.get(stage):
-                    document[KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
+                    document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
             document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
             document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
             document["models"] = {model.stage: model.fingerprint for model in self.models}
@@ -99,7 +100,7 @@ class Record:
 
     @cached_property
     def sidecar(self) -> bytes:
-        """One JSON object and a newline, made once for the sidecar's file and the journal."""
+        """One JSON object and a newline, made once for the sidecar's file and the sinks."""
         return msgspec.json.encode(self.document()) + b"\n"
 
     @property
@@ -233,6 +234,22 @@ class Reader:
     def owed(self) -> Iterator[Record]:
         """Every image with an end that may not be published yet."""
         return self._walk("owed", 256)
+
+    def undelivered(self, after: int, limit: int) -> tuple[list[Record], int]:
+        """Records of the outbox that follow a sequence number, and the sequence number of the last one that was read, or the
+        given one if there is none. What was replaced since without a result has no record."""
+        rows = self._rows("undelivered", after, limit)
+        ended = [row for row in rows if row["status"] in (JobStatus.DONE, JobStatus.FAILED)]
+        return self.assemble(ended), rows[-1]["sequence"] if rows else after
+
+    def sinks(self) -> dict[str, tuple[int, float | None]]:
+        """By sink, how many records it does not have yet, and when it last took some, in Unix seconds."""
+        with self._connections.lend() as connection:
+            if read_version(self.path, connection) < WITH_OUTBOX:
+                return {}
+            last = connection.execute(SQL["last_sequence"]).fetchone()[0]
+            places = outbox.read_places(connection)
+        return {name: (last - place.sequence, place.succeeded_at) for name, place in places.items()}
 
     def check(self, go_on: GoOn = lambda: True) -> None:
         """Read the ledger from end to end, and hold every row against its checksum. go_on: asked every few milliseconds; no

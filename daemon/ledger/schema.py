@@ -30,8 +30,17 @@ MIGRATIONS = [
     CREATE TABLE meta (id TEXT NOT NULL, made_at TEXT NOT NULL);
     INSERT INTO meta VALUES (lower(hex(randomblob(16))), strftime('%Y-%m-%dT%H:%M:%SZ', 'now'));
     """,
+    """
+    CREATE TABLE outbox (
+        sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+        image INTEGER NOT NULL REFERENCES image (id)
+    );
+    CREATE TABLE sink (name TEXT PRIMARY KEY, place INTEGER NOT NULL, succeeded_at REAL) WITHOUT ROWID;
+    CREATE INDEX outbox_image ON outbox (image);
+    """,
 ]
 WITH_CHECKSUMS = 3  # the first schema that has them, and an id
+WITH_OUTBOX = 4  # the first that has tables for sinks
 # By these names an older ledger is read as if it had what came with them.
 ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
 OLDER = "".join(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table};" for table, columns in ADDED.items())

@@ -20,7 +20,7 @@ SMALL_BYTES = 256 << 20  # which SQLite checks in half a second
 MOST = 1 << 53  # the highest number of an image, and the largest size: every JSON parser keeps these exact
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
-SMALL_TABLES = ("inbox", "model", "meta")
+SMALL_TABLES = ("inbox", "model", "meta", "sink")
 
 
 def is_blank(path: Path) -> bool:

@@ -50,6 +50,10 @@ class Counts:
         self.states[JobStatus.PENDING] += images
         self.states[status] -= images
 
+    def damaged(self, images: int) -> None:
+        """Images that were DONE are PENDING again, because their results are damaged."""
+        self.put_back(JobStatus.DONE, images)
+
     def pruned(self, status: JobStatus) -> None:
         """A row of this state was deleted. Of a file that FAILED only the newest version is counted, and that one stays."""
         self.states[status] -= status is not JobStatus.FAILED

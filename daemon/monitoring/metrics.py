@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 
@@ -20,7 +20,7 @@ from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
-from daemon.monitoring.snapshot import TASKS
+from daemon.monitoring.snapshot import TASKS, SinkState
 from daemon.system import lines
 from daemon.system.gpus import list_gpus
 from stages.base import Reason
@@ -83,6 +83,10 @@ class Metrics:
             "visiond_upkeep_last_success_timestamp_seconds", "When an upkeep task last succeeded; 0: never.", ["task"]
         )
         self.upkeep_failures = counter("visiond_upkeep_failures", "Upkeep tasks that failed.", ["task"])
+        self.sink_behind = gauge("visiond_sink_records_behind", "Published records that a sink does not have yet.", ["sink"])
+        self.sink_success = gauge(
+            "visiond_sink_last_success_timestamp_seconds", "When a sink last took records; 0: never.", ["sink"]
+        )
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
 
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
@@ -124,6 +128,11 @@ class Metrics:
         """of_stages: what is to be said beside each stage's answers."""
         for stage, notice in of_stages.items():
             self.stage_notice.labels(stage, notices.kind_of(notice)).set(1)
+
+    def follow_sink(self, name: str, state: Callable[[], SinkState]) -> None:
+        """state: asked at each scrape."""
+        self.sink_behind.labels(name).set_function(lambda: state().behind)
+        self.sink_success.labels(name).set_function(lambda: state().succeeded_at or 0.0)
 
     def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
         """What this segment, its stages and its devices will count begins at zero."""

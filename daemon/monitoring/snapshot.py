@@ -52,6 +52,15 @@ class Chore(msgspec.Struct, frozen=True, kw_only=True):
         return f"upkeep: {self.task} failed: {self.detail}" if self.outcome == "failed" else ""
 
 
+class SinkState(msgspec.Struct, frozen=True, kw_only=True):
+    """An output beside the sidecars, and how far it has come."""
+
+    name: str
+    behind: int  # records that it does not have yet
+    succeeded_at: float | None = None  # Unix seconds: when it last took records; None: never
+    problem: str = ""  # why it does not take records at present, in a sentence
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state at one moment; with running = False, as the ledger of a daemon that does not run tells it."""
 
@@ -71,6 +80,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     unread: list[str] = []  # the first of them, each with its cause; not on the public pages, which name no files
     slab_used_bytes: int = 0
     slab_size_bytes: int = 0
+    sinks: list[SinkState] = []
     workers: list[WorkerState] = []
     notices: dict[str, str] = {}  # stage → what to say beside its answers; only of those whose weights have a notice
     uptime_seconds: float = 0.0

@@ -50,11 +50,12 @@ class Held(Exception):
 @dataclass(frozen=True, slots=True)
 class Publication:
     """What has been published. held: inboxes with sources that cannot leave, and why; those images are to be published
-    again. folders: those with something new or something less in them."""
+    again. folders: those with something new or something less in them. records: all whose sidecar or reason is written."""
 
     placed: list[Placed]
     held: dict[int, str]
     folders: set[bytes]
+    records: list[Record]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def open_destinations(config: Config) -> dict[bytes, Destination]:
 
 def publish_records(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
     """Publish each record to its inbox's destination; those of inboxes that are no longer configured wait. Runs in a thread."""
-    published = Publication([], {}, set())
+    published = Publication([], {}, set(), [])
     for record in records:
         if destination := destinations.get(record.inbox):
             try:
@@ -232,6 +233,7 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
             else:
                 published.placed.append(placed)
                 published.folders.update(destination.folders_of(record, placed))
+            published.records.append(record)
     return published
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import anyio
 import structlog
@@ -14,8 +15,9 @@ from daemon.errors import ResultsLost
 from daemon.jobs import Job
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Record
+from daemon.results.damage import leave_out_damaged
 from daemon.results.destinations import Destination, NotSynced, Publication, publish_records, sync_folders
-from daemon.results.sinks import JsonlSink
+from daemon.results.outbox import Outbox
 from daemon.system.retry import Retry
 
 log = structlog.get_logger()
@@ -31,15 +33,15 @@ class Publisher:
         self,
         ledger: Ledger,
         destinations: Mapping[int, Destination],
-        journal: JsonlSink | None,
+        outbox: Outbox,
         retry: Retry,
         in_flight: Mapping[int, Job],
         put_back: Callable[[int], None] = lambda images: None,
     ) -> None:
-        """put_back: called with the number of images that were DONE and are PENDING again."""
+        """put_back: called with the number of images that are PENDING again."""
         self._ledger = ledger
         self._destinations = destinations
-        self._journal = journal
+        self._outbox = outbox
         self._retry = retry
         self._in_flight = in_flight
         self._put_back = put_back
@@ -60,10 +62,13 @@ class Publisher:
         folders = set[bytes]().union(*(publication.folders for publication in publications))
         await self._retry("results", self._sync, folders)
         placed = [placed for publication in publications for placed in publication.placed]
-        await self._retry("ledger", self._ledger.mark_emitted, placed, superseding=bool(self._held))
+        records = {record.id: record for publication in publications for record in publication.records}
+        mark = partial(self._ledger.mark_emitted, superseding=bool(self._held), for_sinks=list(records))
+        if added := await self._retry("ledger", mark, placed):
+            self._outbox.add({sequence: records[image] for sequence, image in added.items()})
 
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
-        """Publish what of these inboxes has its end and is in nobody's hands. again: it is in the journal already."""
+        """Publish what of these inboxes has its end and is in nobody's hands. again: the outbox has had it."""
         self._held_of_late -= inboxes
         last = 0
         while inboxes:
@@ -76,20 +81,13 @@ class Publisher:
                 free = [record for record in mine if (record.inbox, record.path) not in in_hand]
                 if len(free) < len(mine):  # which may be held still
                     self._held_of_late |= self._held.keys() & inboxes
-                publication = await self._publish(await self._without_doubtful(free), again=again)
+                sound, put_back = await self._retry("ledger", leave_out_damaged, self._ledger, free)
+                if put_back:
+                    self._put_back(put_back)
+                publication = await self._publish(sound, again=again)
             await self.confirm([publication])
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
-
-    async def _without_doubtful(self, records: Sequence[Record]) -> list[Record]:
-        """What is damaged in the ledger is not published; it is annotated again, as far as it can still be read."""
-        doubtful = [record for record in records if record.doubt]
-        for record in doubtful:
-            path = os.fsdecode(os.path.join(record.inbox_path, record.path))
-            log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.doubt)
-        if doubtful:
-            self._put_back(await self._retry("ledger", self._ledger.doubt, [record.id for record in doubtful]))
-        return [record for record in records if not record.doubt]
 
     async def try_again(self) -> None:
         await self.publish_owed(set(self._held), again=True)
@@ -108,9 +106,7 @@ class Publisher:
                 log.error("an image cannot leave its inbox", why=why)
             self._held[inbox] = why
         self._held_of_late |= publication.held.keys()
-        if self._journal and not again:
-            await self._retry("journal", self._journal.append, records)
-        return publication
+        return replace(publication, records=[]) if again or not self._outbox.deliveries else publication
 
     async def _sync(self, folders: set[bytes]) -> None:
         try:

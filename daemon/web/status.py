@@ -45,6 +45,8 @@ class Status:
         metrics.paused.set_function(lambda: float(bool(pipeline.retry.failing)))
         metrics.slab_size.set(pipeline.slab.size)
         metrics.slab_used.set_function(lambda: pipeline.slab.used)
+        for delivery in pipeline.outbox.deliveries:
+            metrics.follow_sink(delivery.name, delivery.state)
         for lane in pipeline.lanes:
             metrics.queue_depth.labels(lane.name).set_function(lane.queued)
 
@@ -65,11 +67,12 @@ class Status:
             gone=counts.of(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
-            obstacles=pipeline.retry.blocked() + pipeline.held_back(),
+            obstacles=pipeline.retry.blocked() + pipeline.held_back() + self._sink_problems(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
             slab_used_bytes=pipeline.slab.used,
             slab_size_bytes=pipeline.slab.size,
+            sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
             workers=workers,
             notices=self._notices,
             uptime_seconds=round(time.monotonic() - self._started, 1),
@@ -128,8 +131,12 @@ class Status:
         return stuck + self._pipeline.retry.blocked()
 
     def warnings(self) -> list[str]:
-        """What is passed over while all else goes on: folders in an inbox that cannot be read."""
-        return [f"{count_unread(unread)}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()]
+        """What goes wrong while all images get through: folders in an inbox that cannot be read, and sinks."""
+        unread = [f"{count_unread(unread)}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()]
+        return unread + self._sink_problems()
+
+    def _sink_problems(self) -> list[str]:
+        return self._pipeline.outbox.problems()
 
     def _workers(self) -> list[WorkerState]:
         return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]

@@ -78,7 +78,7 @@ def test_the_same_bytes_under_the_same_models_cost_no_work(tmp_path: Path) -> No
     place.assert_kept(DONE=36)
 
 
-def test_the_journal_has_the_whole_name_of_its_results_folder(tmp_path: Path) -> None:
+def test_the_jsonl_output_has_the_whole_name_of_its_results_folder(tmp_path: Path) -> None:
     place = Place(tmp_path, {"output": {"results": "res.1", "sinks": ["jsonl"]}})
     place.drop_many(range(3))
     run_once(place)

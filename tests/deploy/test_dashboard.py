@@ -18,6 +18,7 @@ from daemon.jobs import Admitted
 from daemon.ledger.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import SinkState
 from daemon.system.gpus import Gpu
 from daemon.system.retry import Retry
 from daemon.web.status import Status
@@ -65,7 +66,8 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         await ledger.admit([])
         pool = pool_with_a_past(metrics)
         lane = Lane("ocr", ("ocr",), 1, pool, 1)
-        pipeline: Any = SimpleNamespace(in_flight={}, retry=Retry(), slab=slab, lanes=[lane])
+        outbox = SimpleNamespace(deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))])
+        pipeline: Any = SimpleNamespace(in_flight={}, retry=Retry(), slab=slab, lanes=[lane], outbox=outbox)
         await Status(pipeline, ledger, metrics).refresh()
     finally:
         ledger.close()

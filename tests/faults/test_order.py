@@ -126,10 +126,13 @@ def test_sidecars_and_sources_are_on_the_disk_before_their_images_count_as_publi
     assert changes[-1] < flushed
 
 
-def test_the_jsonl_output_is_on_the_disk_before_its_images_count_as_published(tmp_path: Path) -> None:
-    place, file = Place(tmp_path, {"output": {"sinks": ["jsonl"]}}), tmp_path / "results.jsonl"
+def test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records(tmp_path: Path) -> None:
+    output = {"results": "out/results", "sinks": ["jsonl"]}
+    place, file = Place(tmp_path, {"output": output}), tmp_path / "out" / "results.jsonl"
     place.drop_many(range(3))
     calls = watch(place, "run", "--once")
     assert len(file.read_text().splitlines()) == 3
     flushed = assert_flushed(calls, file)
-    assert flushed < [call.name for call in calls].index("syncfs", places_of(calls, "write", file)[-1])
+    named = places_of(calls, "fsync", file.parent)[-1]
+    committed = places_of(calls, "fsync", f"{place.site.ledger}-wal")[-1]
+    assert flushed < named < committed

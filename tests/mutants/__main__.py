@@ -1,6 +1,6 @@
 """Bugs planted one at a time, and the test that notices each.
 
-    python -m tests.mutants [--only journal-fsync,state-lock] [--list]
+    python -m tests.mutants [--only jsonl-fsync,state-lock] [--list]
 
 Every flush, rename, lock and check that a promise depends on is removed once, in a copy of the tree, and the tests named
 beside it run. Exits 1 if one of them fails without any planted bug, or if a bug is not noticed.

@@ -8,21 +8,30 @@ from tests.mutants.planting import Mutant
 
 DISK = [
     Mutant(
-        "journal-fsync",
-        "a line of the jsonl output is on the disk before its image counts as published",
+        "jsonl-fsync",
+        "a line of the jsonl output is on the disk before the ledger says that the sink has it",
         "daemon/results/sinks.py",
-        "await to_thread.run_sync(os.fsync, file.fileno())",
+        "await to_thread.run_sync(os.fsync, file.fileno(), abandon_on_cancel=True)",
         "pass",
-        ("faults/test_order.py::test_the_jsonl_output_is_on_the_disk_before_its_images_count_as_published",),
+        ("faults/test_order.py::test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records",),
         within="JsonlSink.append",
     ),
     Mutant(
-        "journal-torn-line",
+        "jsonl-name-fsync",
+        "the name of a new jsonl output is on the disk before the ledger says that the sink has its lines",
+        "daemon/results/sinks.py",
+        "await to_thread.run_sync(sync_folder, self.path.parent, abandon_on_cancel=True)",
+        "pass",
+        ("faults/test_order.py::test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records",),
+        within="JsonlSink.append",
+    ),
+    Mutant(
+        "jsonl-torn-line",
         "a line that a crash has torn is ended before the next one",
         "daemon/results/sinks.py",
         'else b"\\n" + lines',
         "else lines",
-        ("daemon/results/test_publisher.py::test_a_line_of_the_journal_that_a_crash_has_torn_is_ended_before_the_next",),
+        ("daemon/results/test_publisher.py::test_a_line_of_the_jsonl_output_that_a_crash_has_torn_is_ended_before_the_next",),
         within="JsonlSink.append",
     ),
     Mutant(
@@ -1057,9 +1066,9 @@ LEDGERS = [
     Mutant(
         "damaged-published",
         "a damaged result is not published",
-        "daemon/results/publisher.py",
-        "return [record for record in records if not record.doubt]",
-        "return list(records)",
+        "daemon/results/damage.py",
+        "return [record for record in records if not record.doubt], again",
+        "return list(records), again",
         ("faults/test_ledger_damage.py::test_a_damaged_result_of_an_image_that_is_gone_leaves_its_sidecar_alone",),
     ),
     Mutant(
@@ -1248,6 +1257,166 @@ LEDGERS = [
     ),
 ]
 
+# Sinks: each gets every record, and none holds up another or the work
+
+SINKS = [
+    Mutant(
+        "sink-place-first",
+        "a crash between a record and the sink's place repeats the record",
+        "daemon/results/outbox.py",
+        "            await self._append(records)\n",
+        "            await self._ledger.run(partial(outbox.move, name=self.name, sequence=sequence))\n"
+        "            await self._append(records)\n",
+        ("daemon/results/test_outbox.py::test_a_kill_between_a_record_and_the_sinks_place_repeats_the_record",),
+        within="Delivery._deliver",
+    ),
+    Mutant(
+        "sink-errors",
+        "whatever goes wrong in one sink stops nothing else",
+        "daemon/results/outbox.py",
+        "except Exception as error:",
+        "except OSError as error:",
+        ("daemon/results/test_outbox.py::test_a_sink_with_a_bug_stops_nothing_else",),
+    ),
+    Mutant(
+        "sink-own-place",
+        "each sink has its own place",
+        "daemon/ledger/ledger.sql",
+        "UPDATE sink SET place = ?, succeeded_at = ? WHERE name = ?;",
+        "UPDATE sink SET place = ?, succeeded_at = ? WHERE true OR name = ?;",
+        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+    ),
+    Mutant(
+        "sink-outbox-kept",
+        "a record stays in the outbox until every sink has it",
+        "daemon/ledger/ledger.sql",
+        "(SELECT MIN(place) FROM sink)",
+        "(SELECT MAX(place) FROM sink)",
+        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+    ),
+    Mutant(
+        "sink-outbox-emptied",
+        "a record that every sink has leaves the outbox",
+        "daemon/ledger/outbox.py",
+        ('    connection.execute(SQL["drop_delivered"])\n    return place\n'),
+        "    return place\n",
+        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+        within="move",
+    ),
+    Mutant(
+        "sink-from-now-on",
+        "a new sink gets the records that are published from now on",
+        "daemon/ledger/outbox.py",
+        'connection.execute(SQL["add_sink"], (name, last))',
+        'connection.execute(SQL["add_sink"], (name, 0))',
+        ("daemon/results/test_outbox.py::test_a_sink_that_is_new_gets_records_from_now_on",),
+    ),
+    Mutant(
+        "sink-removed",
+        "a sink that is no longer configured holds no records back",
+        "daemon/ledger/outbox.py",
+        'connection.execute(SQL["drop_sinks"], (msgspec.json.encode(list(names)).decode(),)).fetchall()',
+        "[]",
+        ("daemon/results/test_outbox.py::test_a_sink_that_is_no_longer_configured_holds_no_records_back",),
+    ),
+    Mutant(
+        "sink-numbers",
+        "no sequence number is used twice",
+        "daemon/ledger/ledger.sql",
+        "sequence INTEGER PRIMARY KEY AUTOINCREMENT",
+        "sequence INTEGER PRIMARY KEY",
+        ("daemon/results/test_outbox.py::test_a_sink_goes_on_at_its_place_after_a_restart",),
+    ),
+    Mutant(
+        "sink-published-result",
+        "an image that waits for another result still has the record that was published",
+        "daemon/ledger/ledger.sql",
+        "iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status",
+        "image.status AS status",
+        ("daemon/results/test_outbox.py::test_a_record_is_delivered_although_its_image_waits_for_another_result",),
+    ),
+    Mutant(
+        "sink-prune",
+        "pruning leaves an image whose record some sink does not have",
+        "daemon/ledger/ledger.sql",
+        "NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.image = image.id)",
+        "true",
+        ("daemon/results/test_outbox.py::test_pruning_leaves_what_a_sink_does_not_have",),
+    ),
+    Mutant(
+        "sink-overflow",
+        "records that no longer fit in memory are read from the ledger",
+        "daemon/results/outbox.py",
+        "(start := sequence + 1 - self._records[0][0]) < 0",
+        "(start := max(0, sequence + 1 - self._records[0][0])) < 0",
+        ("daemon/results/test_outbox.py::test_more_records_than_fit_in_memory_come_once_and_in_order",),
+        within="Recent.after",
+    ),
+    Mutant(
+        "sink-gap",
+        "records that became known out of order are read from the ledger",
+        "daemon/results/outbox.py",
+        "self._records.clear()",
+        "pass",
+        ("daemon/results/test_outbox.py::test_records_that_become_known_out_of_order_are_all_delivered",),
+        within="Recent.add",
+    ),
+    Mutant(
+        "sink-place-alone",
+        "a place that cannot be written repeats no record",
+        "daemon/results/outbox.py",
+        "        self._accepted = sequence\n",
+        "        await self._ledger.run(partial(outbox.move, name=self.name, sequence=sequence))\n"
+        "        self._accepted = sequence\n",
+        ("daemon/results/test_outbox.py::test_a_place_that_cannot_be_written_repeats_no_record",),
+        within="Delivery._deliver",
+    ),
+    Mutant(
+        "sink-drain",
+        "a stop does not wait for a sink that does not answer",
+        "daemon/results/outbox.py",
+        "self._finishing.deadline = anyio.current_time() + DRAIN_SECONDS",
+        "pass",
+        ("daemon/results/test_outbox.py::test_the_end_does_not_wait_for_a_sink_that_does_not_answer",),
+    ),
+    Mutant(
+        "sink-silent",
+        "the end of the work does not wait for a sink that does not answer",
+        "daemon/results/outbox.py",
+        "with anyio.move_on_after(SILENT_SECONDS):",
+        "with anyio.move_on_after(86400):",
+        ("daemon/results/test_outbox.py::test_the_end_does_not_wait_for_a_sink_that_does_not_answer",),
+    ),
+    Mutant(
+        "sink-once",
+        "`run --once` whose sink is behind does not end with success",
+        "daemon/service.py",
+        "if problems := pipeline.outbox.problems():",
+        "if problems := []:",
+        (
+            "daemon/results/test_outbox.py::test_a_daemon_publishes_everything_while_a_sink_is_broken_and_delivers_the_rest_later",
+        ),
+    ),
+    Mutant(
+        "sink-again",
+        "a held image's record is not queued again at each try",
+        "daemon/results/publisher.py",
+        "replace(publication, records=[]) if again or not self._outbox.deliveries else publication",
+        "publication",
+        ("daemon/results/test_publisher.py::test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once",),
+    ),
+    Mutant(
+        "sink-crash",
+        "a record enters the outbox in the transaction that marks its image as published",
+        "daemon/results/publisher.py",
+        "for_sinks=list(records))",
+        "for_sinks=[])",
+        (
+            "daemon/results/test_outbox.py::test_a_daemon_publishes_everything_while_a_sink_is_broken_and_delivers_the_rest_later",
+        ),
+    ),
+]
+
 # What others may see and do
 
 PAGES = [
@@ -1418,4 +1587,4 @@ PAGES = [
     ),
 ]
 
-MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *PAGES]
+MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *PAGES]

@@ -345,7 +345,7 @@ def test_an_inbox_whose_sub_folders_are_not_watched_may_hold_them() -> None:
     assert problems_of(document | {"output": {"results": "."}})
 
 
-def test_a_journal_among_the_images_of_an_inbox_is_refused() -> None:
+def test_a_jsonl_output_among_the_images_of_an_inbox_is_refused() -> None:
     document = {"inbox": [{"path": "drop", "recursive": False}], "output": {"results": "drop/results", "sinks": ["jsonl"]}}
     assert problems_of(document) == [
         "output.results: /srv/drop/results.jsonl, of the sink jsonl, lies in the inbox /srv/drop; put it elsewhere."

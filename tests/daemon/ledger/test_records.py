@@ -14,7 +14,7 @@ import pytest
 from daemon.errors import LedgerDamaged, LedgerUnusable
 from daemon.jobs import JobStatus, Placed
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Model, Reader, Record
+from daemon.ledger.records import BUILT_IN_KEYS, Model, Reader, Record
 from daemon.messages import Output
 from stages import registry
 from stages.registry import ORDER
@@ -72,7 +72,7 @@ def test_a_sidecar_says_what_the_record_holds() -> None:
         )
 
 
-def test_a_record_is_encoded_once_for_sidecar_and_journal() -> None:
+def test_a_record_is_encoded_once_for_sidecar_and_sinks() -> None:
     record = make_record(INBOX)
     assert record.sidecar is record.sidecar
 
@@ -87,6 +87,25 @@ def test_a_stage_that_did_not_run_is_left_out() -> None:
     document = parsed(make_record(INBOX, outputs=make_outputs(stages=["ocr"]), models=MODELS[:1]))
     assert {"objects", "clip", "caption"}.isdisjoint(document)
     assert (set(document["timings"]), set(document["models"])) == ({"ocr"}, {"ocr"})
+
+
+async def test_a_sidecar_stays_the_same_when_plug_ins_are_uninstalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_ins = ("zebra", "ape", "bee")  # as they run: an ape needs the zebra's answer, the bee needs both
+    monkeypatch.setattr(registry, "ORDER", (*registry.ORDER, *plug_ins))
+    with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        await ledger.register([(tmp_path, 0)], [*MODELS, *(Model(name, "1", "") for name in plug_ins)])
+        await ledger.admit([make_file()])
+        [job] = await ledger.next_jobs(1, ())
+        said = {name: Output(b"{}", 0.5) for name in ("bee", "ape", "zebra")}  # in the order in which the ledger answered
+        ending = done(job)
+        job.outputs = said | job.outputs
+        await ledger.end([ending])
+        sidecar = ledger.record_of(ending).sidecar
+    assert [key for key in msgspec.json.decode(sidecar) if key in plug_ins] == list(plug_ins)
+    for installed in ((), ("bee",), ("ape", "zebra")):
+        monkeypatch.setattr(registry, "ORDER", (*BUILT_IN_KEYS, *installed))
+        with contextlib.closing(Reader(tmp_path / "ledger.sqlite")) as reader:
+            assert [record.sidecar for record in reader.find("1")] == [sidecar]
 
 
 def test_a_failed_image_has_its_reason_in_place_of_results() -> None:

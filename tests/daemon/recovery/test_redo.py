@@ -61,8 +61,8 @@ def test_a_changed_threshold_brings_images_into_their_new_bins_and_no_model_runs
     assert bins(place) == {name: "A" if texts[name] else before[name] for name in before} != before
     place.assert_kept(DONE=6)
     assert verified(place) == {"whole": 6}
-    journal = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert {record["id"]: record["bin"]["name"] for record in journal[6:]} == {
+    appended = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {record["id"]: record["bin"]["name"] for record in appended[6:]} == {
         place.sidecar(name)["id"]: bin for name, bin in bins(place).items()
     }
     assert redo(place, "--stale") == ("0 images pending again\n", "")

@@ -12,6 +12,8 @@ import pytest
 
 from daemon.jobs import File, Job, Version
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Reader
+from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.results.sinks import JsonlSink
 from daemon.system.retry import Retry
@@ -46,11 +48,13 @@ def refuse(*_: Any) -> None:
     raise OSError(errno.EROFS, "Read-only file system")
 
 
-async def test_an_image_that_is_held_leaves_later_and_is_in_the_journal_once(
+async def test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destinations = {1: open_destination(tmp_path, on_success="delete")}
-    publisher = Publisher(ledger, destinations, JsonlSink(tmp_path / "journal.jsonl"), Retry(), {})
+    opened = Reader(ledger.path)
+    outbox = await Outbox.open(ledger, opened, {"jsonl": JsonlSink(tmp_path / "results.jsonl")}, lambda images: None)
+    publisher = Publisher(ledger, destinations, outbox, Retry(), {})
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.delete", refuse)
@@ -62,11 +66,14 @@ async def test_an_image_that_is_held_leaves_later_and_is_in_the_journal_once(
     assert publisher.held_back() == []
     assert await ledger.owed(0, 10) == []
     assert not list((tmp_path / "inbox").iterdir())
-    assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) == 1
+    assert opened.undelivered(0, 10)[1] == 1
+    opened.close()
 
 
-async def test_a_line_of_the_journal_that_a_crash_has_torn_is_ended_before_the_next(ledger: Ledger, tmp_path: Path) -> None:
-    file, job = tmp_path / "journal.jsonl", await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+async def test_a_line_of_the_jsonl_output_that_a_crash_has_torn_is_ended_before_the_next(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    file, job = tmp_path / "results.jsonl", await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     record = ledger.record_of(done(job, data=b"image"))
     file.write_bytes(record.sidecar + b'{"schema":"visi')
     await JsonlSink(file).append([record])
@@ -77,7 +84,7 @@ async def test_an_earlier_version_that_is_held_never_takes_a_later_ones_place(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_flight: dict[int, Job] = {}
-    publisher = Publisher(ledger, {1: open_destination(tmp_path, on_success="move")}, None, Retry(), in_flight)
+    publisher = Publisher(ledger, {1: open_destination(tmp_path, on_success="move")}, Outbox(), Retry(), in_flight)
     file, sidecar = tmp_path / "inbox" / "a.jpg", tmp_path / "results" / "a.jpg.json"
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.move", refuse)

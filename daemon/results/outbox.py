@@ -1,0 +1,243 @@
+"""Takes published records to the sinks. Each sink follows the ledger's outbox by itself: it has its own place there and its own
+retries, and no sink waits for another one, nor does anything else wait for a sink.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from daemon.ledger import outbox
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.outbox import Place
+from daemon.ledger.records import Reader, Record
+from daemon.monitoring.snapshot import SinkState
+from daemon.results.damage import leave_out_damaged
+from daemon.results.sinks import Sink
+
+log = structlog.get_logger()
+
+GROUP = 128  # records that a sink gets at once
+GATHER_SECONDS = 0.05  # after a group, unless the next one is full: few full groups cost less than many small ones
+PAUSE_SECONDS = 1.0  # after the first failure; doubled after each further one
+LONGEST_PAUSE_SECONDS = 60.0
+LAST_TRIES = 3  # when the daemon ends
+SILENT_SECONDS = 30.0  # that a sink may take for one group before this counts as a problem
+DRAIN_SECONDS = 5.0  # that a daemon which stops waits for all sinks
+RECENT = 4 * GROUP  # records in memory: reading one from the ledger costs about 0.1 ms
+
+
+class Recent:
+    """The last records that entered the outbox, so that a sink that keeps up needs no reading of the ledger."""
+
+    def __init__(self) -> None:
+        self._records: deque[tuple[int, Record]] = deque(maxlen=RECENT)  # without gaps in the sequence numbers
+
+    def add(self, records: Mapping[int, Record]) -> None:
+        """records: by sequence number."""
+        for sequence, record in sorted(records.items()):
+            if self._records and self._records[-1][0] != sequence - 1:
+                self._records.clear()
+            self._records.append((sequence, record))
+
+    def after(self, sequence: int) -> list[tuple[int, Record]]:
+        """The next records and their sequence numbers, at most GROUP; none if the first of them is no longer here."""
+        if not self._records or (start := sequence + 1 - self._records[0][0]) < 0:
+            return []
+        return list(itertools.islice(self._records, start, start + GROUP))
+
+
+class Delivery:
+    """One sink and its place in the outbox."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: Sink,
+        place: Place,
+        recent: Recent,
+        ledger: Ledger,
+        reader: Reader,
+        put_back: Callable[[int], None],
+    ) -> None:
+        """put_back: called with the number of images that are PENDING again, because their results are damaged."""
+        self.name = name
+        self.place = place
+        self.last = place.sequence  # the highest sequence number in the outbox
+        self._sink = sink
+        self._recent = recent
+        self._ledger = ledger
+        self._reader = reader
+        self._put_back = put_back
+        self._accepted = place.sequence  # what the sink has taken; the place in the ledger may still be behind it
+        self._failure = ""  # why the last try failed
+        self._called_at = math.inf  # monotonic seconds
+        self._wake = anyio.Event()
+        self._is_finishing = False
+        self._tries_left = LAST_TRIES
+        self._ended = anyio.Event()
+
+    @property
+    def behind(self) -> int:
+        """How many records the sink does not have yet."""
+        return self.last - self.place.sequence
+
+    def problem(self) -> str:
+        """Why the sink does not get records at present, in a sentence; else empty."""
+        why = self._failure
+        if not why and (silent := time.monotonic() - self._called_at) > SILENT_SECONDS:
+            why = f"it has not answered for {silent:.0f} s"
+        return f"sink {self.name}: {self.behind:,} record{'s' * (self.behind != 1)} behind: {why}" if why else ""
+
+    def state(self) -> SinkState:
+        return SinkState(name=self.name, behind=self.behind, succeeded_at=self.place.succeeded_at, problem=self.problem())
+
+    def note_last(self, last: int) -> None:
+        """There are records up to this sequence number."""
+        self.last = max(self.last, last)
+        if not self._failure:  # else it is tried again when its pause is over
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Deliver until `finish` is called and the sink has everything, or fails."""
+        pause = PAUSE_SECONDS
+        while self.behind or not self._is_finishing:
+            if not self.behind:
+                await self._sleep(math.inf)
+                continue
+            try:
+                await self._deliver()
+            except Exception as error:  # noqa: BLE001 - whatever goes wrong in one output must stop nothing else
+                self._fail(error)
+                self._tries_left -= self._is_finishing
+                if not self._tries_left:
+                    break
+                await self._sleep(PAUSE_SECONDS if self._is_finishing else pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            else:
+                pause = PAUSE_SECONDS
+                if self._failure:
+                    log.info("sink accepts records again", sink=self.name, after=self._failure)
+                    self._failure = ""
+                if self.behind < GROUP and not self._is_finishing:
+                    await anyio.sleep(GATHER_SECONDS)
+        self._ended.set()
+
+    async def finish(self) -> None:
+        """Wait until the sink has everything, fails LAST_TRIES times more, or takes too long for a group."""
+        self._is_finishing = True
+        self._wake.set()
+        place = -1
+        while not self._ended.is_set() and self.place.sequence != place:
+            place = self.place.sequence
+            with anyio.move_on_after(SILENT_SECONDS):
+                await self._ended.wait()
+
+    def give_up(self) -> None:
+        """Nothing more is delivered by this daemon."""
+        if self.behind and not self._failure:
+            self._failure = "there was no time for the rest"
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until there is something to do, or for so long."""
+        self._wake = anyio.Event()
+        with anyio.move_on_after(seconds):
+            await self._wake.wait()
+
+    async def _deliver(self) -> None:
+        """Give the sink its next records, then move its place: a crash in between repeats records and drops none."""
+        records, sequence = await self._next_records()
+        if records:
+            await self._append(records)
+        self._accepted = sequence
+        self.place = await self._ledger.run(partial(outbox.move, name=self.name, sequence=self._accepted))
+
+    async def _next_records(self) -> tuple[list[Record], int]:
+        """At most GROUP, and the sequence number up to which there are no others."""
+        if recent := self._recent.after(self._accepted):
+            return [record for _, record in recent], recent[-1][0]
+        last = self.last
+        records, sequence = await to_thread.run_sync(self._reader.undelivered, self._accepted, GROUP)
+        sound, again = await leave_out_damaged(self._ledger, records)
+        if again:
+            self._put_back(again)
+        return sound, sequence if sequence > self._accepted else last
+
+    async def _append(self, records: Sequence[Record]) -> None:
+        self._called_at = time.monotonic()
+        try:
+            await self._sink.append(records)
+        finally:
+            self._called_at = math.inf
+
+    def _fail(self, error: Exception) -> None:
+        why = str(error) or type(error).__name__
+        if not self._failure:
+            event = "sink does not accept records; they are kept and tried again"
+            log.error(event, sink=self.name, why=why, exc_info=not isinstance(error, OSError))
+        self._failure = why
+
+
+class Outbox:
+    """All sinks that are configured, each with its delivery."""
+
+    def __init__(self, deliveries: Sequence[Delivery] = (), recent: Recent | None = None) -> None:
+        self.deliveries = deliveries
+        self._recent = recent or Recent()
+        self._is_draining = False
+        self._finishing: anyio.CancelScope | None = None
+
+    @classmethod
+    async def open(cls, ledger: Ledger, reader: Reader, sinks: Mapping[str, Sink], put_back: Callable[[int], None]) -> Outbox:
+        """Go on from each sink's place in the ledger; a new sink gets the records that are published from now on."""
+        opened = await ledger.run(partial(outbox.follow, names=sinks.keys()))
+        for name, records in opened.dropped.items():
+            if records:
+                log.warning("sink is no longer configured; it never got its last records", sink=name, records=records)
+        places, recent = opened.places, Recent()
+        deliveries = [Delivery(name, sink, places[name], recent, ledger, reader, put_back) for name, sink in sinks.items()]
+        for delivery in deliveries:
+            delivery.note_last(opened.last)
+        return cls(deliveries, recent)
+
+    def add(self, records: Mapping[int, Record]) -> None:
+        """Records are in the outbox. records: by sequence number."""
+        self._recent.add(records)
+        for delivery in self.deliveries:
+            delivery.note_last(max(records))
+
+    def problems(self) -> list[str]:
+        """The sinks that do not get records at present, a sentence for each."""
+        return [problem for delivery in self.deliveries if (problem := delivery.problem())]
+
+    async def run(self) -> None:
+        """Deliver until `finish` has been called."""
+        async with anyio.create_task_group() as tasks:
+            for delivery in self.deliveries:
+                tasks.start_soon(delivery.run)
+
+    async def finish(self) -> None:
+        """Deliver what is left. A sink that fails or does not answer is given up; its records stay in the ledger. During a
+        drain all sinks together have DRAIN_SECONDS."""
+        with anyio.CancelScope() as self._finishing:
+            if self._is_draining:
+                self.drain()
+            async with anyio.create_task_group() as tasks:
+                for delivery in self.deliveries:
+                    tasks.start_soon(delivery.finish)
+        for delivery in self.deliveries:
+            delivery.give_up()
+
+    def drain(self) -> None:
+        """Limit the time that `finish` takes."""
+        self._is_draining = True
+        if self._finishing:
+            self._finishing.deadline = anyio.current_time() + DRAIN_SECONDS
