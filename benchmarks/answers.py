@@ -28,7 +28,7 @@ from stages import binning, registry
 from stages.base import Stage
 from stages.baseline import OneAtATime, Task, open_image
 from stages.blip.descriptor import BlipOptions
-from stages.clip.stage import decode_embedding
+from stages.clip.embeddings import decode_embedding
 from stages.training.scenes import write_samples
 from stages.training.score import UNSEEN_SEED, load_stages, read_batches, run_batch
 from stages.training.truth import TRUTH

@@ -28,7 +28,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain
 from daemon.workers.child import keep_memory
 from daemon.workers.slab import ALIGNMENT, Slab
-from stages.devices import APART
+from stages.devices import BACKGROUND
 
 WARM_UP, PROFILED = 3, 4  # batches
 NAME = 100  # characters of a kernel's name
@@ -46,7 +46,7 @@ def main() -> None:
     chain, batches = load(Place(arguments.folder), arguments.count, arguments.batch)
     chain.run(batches[0])
     for thread in threading.enumerate():
-        if thread.name == APART:  # it compiles
+        if thread.name == BACKGROUND:  # it compiles
             thread.join()
     for batch in batches[:WARM_UP]:
         chain.run(batch)

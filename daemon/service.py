@@ -46,7 +46,7 @@ from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import serve
 from daemon.web.status import Status
 from daemon.workers.pool import Pool
-from stages.registry import BROKEN
+from stages.registry import PROBLEMS
 
 log = structlog.get_logger()
 
@@ -136,7 +136,7 @@ class Service:
             log.info("placement", segments=[list(segment.stages) for segment in segments], why=layout.placement.why)
             for line in list_notices(layout.notices().items()):
                 log.warning("models carry a notice", notice=line)
-            for problem in BROKEN.values():
+            for problem in PROBLEMS.values():
                 log.warning(problem)
             if warning := await to_thread.run_sync(tell_lost_ledger, config):
                 log.warning(warning)

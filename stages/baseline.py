@@ -24,7 +24,7 @@ from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPI
 
 from stages.base import Image, StageSpec
 from stages.checkpoints import load_model, load_tokenizer
-from stages.clip.stage import TextTower
+from stages.clip.embeddings import TextTower
 from stages.ocr.stage import OcrStage
 from stages.yolo.network import load_network
 

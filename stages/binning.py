@@ -4,7 +4,7 @@ The rule is that of the system visiond descends from. A: more than two text boxe
 Else B: more than three kinds of object, more than five objects, or objects spread over three tenths of
 the image. Else C, with the likeness of caption and image compared and reported. All comparisons are strict.
 
-A text box is a line that OCR is sure of and that says something: a recogniser also reads shapes (a wheel is an "O", a star
+A text box is a line that OCR is sure of and that says something: a recognizer also reads shapes (a wheel is an "O", a star
 a "★", a house a "合"), mostly as a lone sign and with half a doubt. Such lines stay among the results, but do not count here.
 """
 

@@ -1,4 +1,4 @@
-"""The border between torch's device and the stages: one lock, one dtype table, one translation of errors."""
+"""What all stages need of torch and its devices: a lock, dtypes, errors, the check for kernels, threads, batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-APART = "apart"  # threads that do something for later
-OLDEST_GPU = (8, 0)  # Ampere: for older ones Triton compiles a kernel for minutes
+BACKGROUND = "background"  # the name of threads that prepare something for later
+OLDEST_GPU = (8, 0)  # Ampere; for older ones Triton needs minutes to compile a kernel
 
 _OUT_OF_MEMORY = (
     *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
@@ -42,10 +42,10 @@ def dtype_of(spec: StageSpec) -> torch.dtype:
 
 @contextmanager
 def hold_device(lock: threading.Lock) -> Iterator[None]:
-    """Round the part of a stage that runs on the device: its lock, inference mode, and its errors by our names.
+    """For the part of a stage that runs on the device: takes the lock, sets inference mode, and translates torch's errors.
 
-    Every such part must end with a copy to the host, so that nothing is in flight when the next thread, which may use
-    another stream, takes the lock. Raises OutOfMemory and DeviceLost.
+    Such a part must end with a copy to the host, so that no work is in flight when the next thread takes the lock: it may use
+    another stream. Raises OutOfMemory and DeviceLost.
     """
     with lock, torch.inference_mode(), device_errors():
         yield
@@ -53,7 +53,7 @@ def hold_device(lock: threading.Lock) -> Iterator[None]:
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Translate torch's device errors. Those that are no device's fault pass as they are."""
+    """Translate torch's device errors to OutOfMemory and DeviceLost. Other errors pass unchanged."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -69,66 +69,67 @@ def device_errors() -> Iterator[None]:
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton's kernels can be used there. One of the largest is tried: Triton also wants a C compiler with
-    Python's headers, a folder for what it has compiled, and a GPU that it knows and that has the room; all that is known
-    only then. Raises OutOfMemory, DeviceLost."""
+    """Whether Triton's kernels can be used on a device. Raises OutOfMemory, DeviceLost.
+
+    One of the largest kernels is run. Triton also needs a C compiler with Python's headers, a folder for compiled kernels, and
+    a GPU that it supports and that has enough shared memory: only a try shows all of this.
+    """
     if find_spec("triton") is None or (device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_GPU):
         return False
     try:
-        from stages.kernels.launch import try_project
+        from stages.kernels.launch import try_pointwise_linear
 
-        try_project(device)
-        settle(str(device))
+        try_pointwise_linear(device)
+        synchronize(str(device))
     except Exception as error:
         with device_errors():
             if isinstance(error, torch.AcceleratorError) or "out of memory" in str(error):
                 raise
-        tell_unfused(error)
+        warn_unfused(error)
         return False
     return True
 
 
-def tell_unfused(error: Exception) -> None:
-    """Slower, but all goes on."""
-    told = f"The kernels for the GPU cannot be compiled, and the stages run without: {error!r}"
-    warnings.warn(told, RuntimeWarning, stacklevel=3)
+def warn_unfused(error: Exception) -> None:
+    message = f"The GPU kernels cannot be compiled, so the stages run without them, more slowly: {error!r}"
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def has_kernels_for(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and has_kernels(tensor.device)
 
 
-def settle(device: str) -> None:
-    """Wait until all that was asked of a device is done; no wait on the CPU."""
+def synchronize(device: str) -> None:
+    """Wait until a device has finished its work. Does nothing on the CPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
 
-def run_apart(make: Callable[[], Item]) -> Future[Item]:
-    """What `make` gives, in a thread of its own; unlike an executor's, it keeps no process from its end."""
+def run_in_background(make: Callable[[], Item]) -> Future[Item]:
+    """Run `make` in a separate thread. Unlike an executor's threads, it does not keep the process alive."""
     future: Future[Item] = Future()
 
     def work() -> None:
         try:
             future.set_result(make())
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the result is told
-            traceback.clear_frames(error.__traceback__)  # else what has failed keeps the device's memory
+        except BaseException as error:  # noqa: BLE001 - raised again by the future's result()
+            traceback.clear_frames(error.__traceback__)  # otherwise the failed call keeps its device memory
             future.set_exception(error)
 
-    threading.Thread(target=work, name=APART, daemon=True).start()
+    threading.Thread(target=work, name=BACKGROUND, daemon=True).start()
     return future
 
 
 def pixels_of(images: Sequence[Image]) -> list[torch.Tensor]:
-    """The decoded images. Raises ValueError when one was not decoded, which is the caller's mistake."""
+    """The pixels of images. Raises ValueError if one was not decoded, which is a bug of the caller."""
     pixels = [image.pixels for image in images if image.pixels is not None]
     if len(pixels) < len(images):
-        raise ValueError("an image came to a stage that reads pixels without its pixels.")
+        raise ValueError("a stage that reads pixels was given an image that was not decoded.")
     return pixels
 
 
 def group_places(keys: Iterable[Key]) -> dict[Key, list[int]]:
-    """Where each key stands: the places of what has it, in order."""
+    """The indices at which each key occurs, in order."""
     groups: dict[Key, list[int]] = {}
     for place, key in enumerate(keys):
         groups.setdefault(key, []).append(place)
@@ -136,6 +137,6 @@ def group_places(keys: Iterable[Key]) -> dict[Key, list[int]]:
 
 
 def split_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Runs of at most `size` items, in order."""
+    """Consecutive slices of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

@@ -1,4 +1,4 @@
-"""Stages of other distributions: each has an entry point in the group `visiond.stages` that names its descriptor.
+"""Loads stages of other distributions. Each has an entry point in the group `visiond.stages` that names its descriptor.
 
 [project.entry-points."visiond.stages"]
 quality = "visiond_quality:QUALITY"
@@ -7,6 +7,7 @@ quality = "visiond_quality:QUALITY"
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +20,8 @@ from stages.descriptor import Backend, Descriptor
 
 GROUP = "visiond.stages"
 NAME = re.compile(r"[a-z][a-z0-9]{0,40}")
-# What stands in a sidecar, in a rule's record or in the configuration beside the stages' results, and how the columns of an
-# export begin.
+HEAVY = ("torch",)  # importing it takes seconds
+# The other names in a sidecar, in a rule's record and in the configuration, and the first words of an export's columns.
 TAKEN = frozenset(
     (
         *("schema", "id", "source", "notice", "bin", "timings", "models", "status", "reason", "detail", "attempts"),
@@ -31,45 +32,74 @@ TAKEN = frozenset(
 
 
 class Unfit(Exception):
-    """A descriptor that cannot be used, for the reason given."""
+    """A descriptor cannot be used; the message says why."""
 
 
 class Gathered(NamedTuple):
-    """All stages by name, in the order in which they run; the distributions of those that are not visiond's own; and a sentence
-    for each that cannot be used, by the name of its entry point."""
+    """stages: by name, in the order in which they run. sources: the distributions of those that are not visiond's own.
+
+    problems: what is wrong with a plug-in, by the name of its entry point; it may work in spite of it.
+    """
 
     stages: dict[str, Descriptor]
     sources: dict[str, str]
-    broken: dict[str, str]
+    problems: dict[str, str]
 
 
 def gather(built_in: Iterable[Descriptor]) -> Gathered:
-    """What is installed here.
+    """All stages that are installed.
 
-    Stages of other distributions come last, by name, but each behind those that it uses.
+    Stages of other distributions come last, by name, but each after those that it uses.
     """
     stages = {stage.name: stage for stage in built_in}
     found: dict[str, Descriptor] = {}
-    sources, broken = {}, {}
+    sources, problems = {}, {}
     entries = sorted(entry_points(group=GROUP))
     for entry in entries:
         try:
             if twins := [describe(other) for other in entries if other.name == entry.name and other != entry]:
-                raise Unfit(f"{', '.join(twins)} has a stage of that name too; uninstall one of them")
+                raise Unfit(f"{', '.join(twins)} has a stage with this name too; uninstall one of them")
+            loaded = {name for name in HEAVY if name in sys.modules}
             found[entry.name] = check(load(entry), entry, stages)
             sources[entry.name] = describe(entry)
+            if imported := [name for name in HEAVY if name in sys.modules and name not in loaded]:
+                problems[entry.name] = explain_import(entry, imported)
         except Unfit as error:
-            broken[entry.name] = f'The stage "{entry.name}" of the plug-in {describe(entry)} cannot be used: {error}.'
+            problems[entry.name] = f"{title(entry)} cannot be used: {error}."
     for stage in sort_by_use(found):
         stages[stage.name] = stage
-    return Gathered(stages, sources, broken)
+    for entry in entries:
+        if entry.name in found and (unknown := [name for name in found[entry.name].uses if name not in stages]):
+            problems[entry.name] = " ".join(
+                [*filter(None, [problems.get(entry.name)]), explain_unknown(entry, unknown, stages)]
+            )
+    return Gathered(stages, sources, problems)
+
+
+def explain_import(entry: EntryPoint, imported: Iterable[str]) -> str:
+    return (
+        f"{title(entry)} imports {', '.join(imported)} with its descriptor, which makes every command slow: "
+        "import it in the module of the stage's class instead."
+    )
+
+
+def explain_unknown(entry: EntryPoint, unknown: Iterable[str], stages: Iterable[str]) -> str:
+    names = []
+    for name in unknown:
+        near = difflib.get_close_matches(name, stages, n=1, cutoff=0.5)
+        names.append(f'"{name}"' + (f' (did you mean "{near[0]}"?)' if near else ""))
+    return f"{title(entry)} uses stages that are not installed: {', '.join(names)}."
+
+
+def title(entry: EntryPoint) -> str:
+    return f'The stage "{entry.name}" of the plug-in {describe(entry)}'
 
 
 def load(entry: EntryPoint) -> object:
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # standard output belongs to the command that runs
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is for the output of the command
             return entry.load()
-    except (Exception, SystemExit) as error:  # whatever a stranger's module raises is its own fault
+    except (Exception, SystemExit) as error:  # a plug-in's module may raise anything
         raise Unfit(f"{type(error).__name__}: {error}") from error
 
 
@@ -78,11 +108,11 @@ def check(stage: object, entry: EntryPoint, stages: Mapping[str, Descriptor]) ->
     if not isinstance(stage, Descriptor):
         raise Unfit(f"{entry.value} is not a stages.descriptor.Descriptor")
     if stage.name != entry.name or stage.key != stage.name:
-        raise Unfit(f'name "{stage.name}" and key "{stage.key}" must both be "{entry.name}", as its entry point is called')
+        raise Unfit(f'name "{stage.name}" and key "{stage.key}" must both be "{entry.name}", the name of its entry point')
     if not NAME.fullmatch(stage.name) or stage.name in TAKEN:
-        raise Unfit("its name must be small letters and digits, and none that visiond uses itself")
+        raise Unfit("its name must be lowercase letters and digits, and not one that visiond uses itself")
     if stage.name in stages:
-        raise Unfit("visiond has a stage of that name itself")
+        raise Unfit("visiond itself has a stage with this name")
     if not isinstance(stage.backends, Mapping) or not stage.backends:
         raise Unfit("it has no backends")
     if not isinstance(stage.uses, tuple) or not all(isinstance(name, str) for name in stage.uses):
@@ -105,7 +135,7 @@ def is_struct(kind: object) -> bool:
 
 
 def sort_by_use(found: Mapping[str, Descriptor]) -> Iterator[Descriptor]:
-    """Each behind those of them that it uses; of two that use each other, by name."""
+    """Each after those of them that it uses; two that use each other by name."""
     left = dict(sorted(found.items()))
     while left:
         ready = next((name for name, stage in left.items() if not ({*stage.uses} & left.keys()) - {name}), next(iter(left)))
@@ -113,5 +143,5 @@ def sort_by_use(found: Mapping[str, Descriptor]) -> Iterator[Descriptor]:
 
 
 def describe(entry: EntryPoint) -> str:
-    """The distribution that an entry point belongs to, with its version."""
+    """The distribution of an entry point, with its version."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value

@@ -1,7 +1,7 @@
-"""Which stages there are, in which order, and what can run each of them. Imports no torch.
+"""All stages, their order, and their backends. Imports no torch.
 
-A backend's module is imported only when a stage is built, so the daemon can read this file and a
-machine without a backend's libraries can still run the others.
+A backend's module is imported only when a stage is built. So the daemon can import this file, and a machine without the
+libraries of one backend can run the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stages.options import FakeOptions, read_options
 from stages.yolo.descriptor import YOLO
 
 BUILT_IN = (OCR, YOLO, CLIP, BLIP)
-STAGES, SOURCES, BROKEN = plugins.gather(BUILT_IN)
+STAGES, SOURCES, PROBLEMS = plugins.gather(BUILT_IN)
 ORDER = tuple(STAGES)
 FAKE = Backend(  # of every stage
     place="stages.fake:FakeStage",
@@ -36,12 +36,12 @@ _DECODERS: dict[str, msgspec.json.Decoder[Result]] = {name: msgspec.json.Decoder
 
 
 class UnknownName(ValueError):
-    """No stage, backend or pack is called so; the message names the nearest that is."""
+    """There is no stage, backend or pack of this name; the message names the nearest one."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(names)}{otherwise}."
+        hint = f'did you mean "{near[0]}"?' if near else f"choose one of {', '.join(names)}{otherwise}."
         super().__init__(f'there is no {what} "{name}"; {hint}')
 
 
@@ -61,13 +61,13 @@ def find_backend(stage: str, backend: str) -> Backend:
 
 
 def sort_stages(names: Iterable[str]) -> list[str]:
-    """In the order in which they run; those that are not installed here last."""
+    """Sort stages in the order in which they run; those that are not installed are last."""
     places = {name: place for place, name in enumerate(ORDER)}
     return sorted(names, key=lambda name: (places.get(name, len(places)), name))
 
 
 def check_options(specs: Iterable[StageSpec]) -> list[str]:
-    """What is wrong with the stages' options, a sentence for each stage."""
+    """What is wrong with the stages' options: one sentence for each stage with an error."""
     problems = []
     for spec in specs:
         try:
@@ -78,14 +78,14 @@ def check_options(specs: Iterable[StageSpec]) -> list[str]:
 
 
 def build(spec: StageSpec, device: str) -> Stage:
-    """The stage that a spec describes, not loaded yet. Raises UnknownName."""
+    """The stage that a spec describes, not yet loaded. Raises UnknownName."""
     module, _, name = find_backend(spec.name, spec.backend).place.partition(":")
     stage: Stage = getattr(import_module(module), name)(spec, device)
     return stage
 
 
 def decode(stage: str, payload: bytes | memoryview) -> Result:
-    """A stage's result from its JSON. Raises UnknownName, and msgspec.DecodeError on other JSON."""
+    """A stage's result from its JSON. Raises UnknownName, and msgspec.DecodeError if the JSON does not fit."""
     if stage not in _DECODERS:
         raise UnknownName("stage", stage, _DECODERS)
     return _DECODERS[stage].decode(payload)

@@ -29,7 +29,7 @@ from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import is_network_mount, is_there, tell_missing
 from daemon.web.app import listen, load_certificate, read_token, risks
-from stages.registry import BROKEN, SOURCES
+from stages.registry import PROBLEMS, SOURCES
 from stages.weights.packs import open_pack
 
 LEAST_FREE_BYTES = 1 << 30
@@ -58,7 +58,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
 
 
 def _plugins(config: Config) -> Iterator[Finding]:
-    for problem in BROKEN.values():
+    for problem in PROBLEMS.values():
         yield Finding("warning", problem)
     for name, source in SOURCES.items():
         use = "configured" if name in config.stage_names else "not configured: [pipeline] stages does not name it"

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from daemon.config.sections import OUT_OF_RANGE, Section, most_of
-from stages.registry import BROKEN, ORDER
+from stages.registry import ORDER, PROBLEMS
 
 WANTED = {
     "path_type": "a path in quotes",
@@ -79,7 +79,7 @@ def explain_missing_stage(name: str) -> str:
     """Why a stage that the configuration names is not there."""
     near = difflib.get_close_matches(name, ORDER, n=1, cutoff=0.6)
     hint = f'did you mean "{near[0]}"?' if near else f"stages are {', '.join(ORDER)}. Is its plug-in installed?"
-    return BROKEN.get(name) or f'there is no stage "{name}" here; {hint}'
+    return PROBLEMS.get(name) or f'there is no stage "{name}" here; {hint}'
 
 
 def _hint(root: type[Section], location: Sequence[Any]) -> str:

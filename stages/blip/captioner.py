@@ -1,12 +1,12 @@
-"""Greedy captions by BLIP's text decoder, without a Python step through transformers for each token.
+"""Greedy captions by BLIP's text decoder, without running transformers' Python code for each token.
 
-The weights are those of transformers' BlipTextLMHeadModel and the tokens those of its `generate` with
-do_sample=False and num_beams=1; the arithmetic is arranged for a device that waits for nobody:
+The weights are those of transformers' BlipTextLMHeadModel, and the tokens are those of its `generate` with do_sample=False
+and num_beams=1. The GPU never waits for Python:
 
-- all keys and values live in buffers of a fixed size, so that a step is the same kernels at the same addresses every
-  time and can be replayed from one CUDA graph for each size of batch;
-- the image's keys and values are computed once for a caption, not once for a token;
-- a token of the prompt is a step like any other, whose choice is already made.
+- All keys and values are in buffers of a fixed size. A step is always the same kernels at the same addresses, and is
+  replayed from one CUDA graph for each batch size.
+- The image's keys and values for cross-attention are computed once for a caption, not for each token.
+- A token of the prompt is a step like any other; only its choice is known in advance.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BlipConfig, BlipForConditionalGeneration
 
-from stages.clip.towers import add_norm
+from stages.blip.vision import add_norm
 
-# How often a GPU is asked whether all captions have ended; each time it waits for the answer.
-STEPS_BETWEEN_CHECKS = 4
-KEYS_ALIGNED_TO = 8  # what the attention kernels want of a mask's last dimension
+STEPS_BETWEEN_CHECKS = 4  # of whether all captions have ended, on a GPU; each check waits for the GPU
+KEYS_ALIGNED_TO = 8  # the attention kernels need this of a mask's last dimension
 
 
 class Layer:
-    """One decoder layer and its caches, over the modules of transformers' BlipTextLayer."""
+    """One decoder layer with its key-value caches, on the modules of transformers' BlipTextLayer."""
 
     def __init__(self, module: Any, batch: int, slots: int, image_tokens: int) -> None:
         self.attention, self.cross = module.attention, module.crossattention
@@ -40,28 +39,28 @@ class Layer:
         self.cache = self.own_weight.new_zeros(2, batch, self.heads, slots, self.width)
         self.image = self.own_weight.new_zeros(batch, image_tokens, 2, self.heads, self.width)
 
-    def look(self, embeddings: Tensor) -> None:
-        """Keep the keys and values of the images. embeddings: [batch, image tokens, dim]."""
-        kept = self.image[: len(embeddings)].flatten(2).flatten(0, 1)
-        torch.addmm(self.cross_bias, embeddings.flatten(0, 1), self.cross_weight.T, out=kept)
+    def cache_images(self, embeddings: Tensor) -> None:
+        """Compute the keys and values of the images for cross-attention. embeddings: [batch, image tokens, dim]."""
+        out = self.image[: len(embeddings)].flatten(2).flatten(0, 1)
+        torch.addmm(self.cross_bias, embeddings.flatten(0, 1), self.cross_weight.T, out=out)
 
     def __call__(self, hidden: Tensor, position: Tensor, mask: Tensor) -> Tensor:
-        """hidden: [batch, dim] of the token at `position` [1]. mask: [1, 1, 1, slots], true up to that position."""
+        """hidden: [batch, dim] of the token at `position` [1]. mask: bool [1, 1, 1, slots], true up to that position."""
         batch, dim = hidden.shape
         projected = F.linear(hidden, self.own_weight, self.own_bias).view(batch, 3, self.heads, 1, self.width)
         query, keys_values = projected[:, 0], projected[:, 1:].transpose(0, 1)
         cache, image = self.cache[:, :batch], self.image[:batch].permute(2, 0, 3, 1, 4)
         cache.index_copy_(3, position, keys_values)
-        seen = F.scaled_dot_product_attention(query, cache[0], cache[1], attn_mask=mask)
-        hidden = add_and_norm(self.attention.output, seen.reshape(batch, dim), hidden)
+        attended = F.scaled_dot_product_attention(query, cache[0], cache[1], attn_mask=mask)
+        hidden = add_and_norm(self.attention.output, attended.reshape(batch, dim), hidden)
         query = self.cross.self.query(hidden).view(batch, self.heads, 1, self.width)
-        seen = F.scaled_dot_product_attention(query, image[0], image[1])
-        hidden = add_and_norm(self.cross.output, seen.reshape(batch, dim), hidden)
+        attended = F.scaled_dot_product_attention(query, image[0], image[1])
+        hidden = add_and_norm(self.cross.output, attended.reshape(batch, dim), hidden)
         return add_and_norm(self.contract, self.expand(hidden), hidden)
 
 
 class Captioner:
-    """Token ids of captions from the vision tower's output."""
+    """Computes the token ids of captions from the vision tower's output."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Captioner:
         min_new_tokens: int = 0,
         batch_size: int,
     ) -> None:
-        """prompt: the ids every caption begins with, the beginning-of-text id first."""
+        """prompt: the ids that every caption begins with, the beginning-of-text id first."""
         config: BlipConfig = model.config
         text = config.text_config
         self.end, self.padding = text.sep_token_id, text.pad_token_id
@@ -81,7 +80,7 @@ class Captioner:
         self.steps = len(prompt) + max_new_tokens - 1
         if self.steps > text.max_position_embeddings:
             raise ValueError(
-                f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones are more than the caption model's "
+                f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones do not fit into the caption model's "
                 f"{text.max_position_embeddings} positions; lower max_new_tokens."
             )
         weight = self.embeddings.word_embeddings.weight
@@ -102,7 +101,7 @@ class Captioner:
         batch = self.step.size_for(images)
         self._begin(images, batch)
         for layer in self.layers:
-            layer.look(embeddings)
+            layer.cache_images(embeddings)
         for taken in range(1, self.steps + 1):
             self.step(batch)
             if self._all_ended(batch, taken):
@@ -110,7 +109,7 @@ class Captioner:
         return self.tokens[:images].cpu()
 
     def _begin(self, images: int, batch: int) -> None:
-        """Rows from `images` to `batch` only fill a graph's batch up: they count as finished from the start."""
+        """Reset the buffers. Rows from `images` to `batch` only fill up a batch: they count as finished from the start."""
         self.position.zero_()
         self.tokens[:batch].fill_(self.padding)
         self.tokens[:batch, : len(self.prompt)] = self.prompt
@@ -124,7 +123,7 @@ class Captioner:
         return taken % every == 0 and bool(self.finished[:batch].all())
 
     def _step(self, batch: int) -> None:
-        """Read the token at the position, choose the next one, move on. No value comes to the host."""
+        """Read the token at the position, choose the next one, and move on. Nothing is copied to the host."""
         following = self.position + 1
         chosen = self._score(batch).argmax(dim=-1)
         chosen = torch.where(self.finished[:batch], self.padding, chosen)
@@ -135,7 +134,7 @@ class Captioner:
         self.position.copy_(following)
 
     def _score(self, batch: int) -> Tensor:
-        """Logits [batch, vocabulary] in float32, the end barred while a caption is too short."""
+        """Logits [batch, vocabulary] in float32. The end token is excluded while a caption is too short."""
         words = self.embeddings.word_embeddings(self.tokens[:batch].index_select(1, self.position).squeeze(1))
         hidden = self.embeddings.LayerNorm(words + self.embeddings.position_embeddings(self.position))
         mask = (self.slots <= self.position)[None, None, None]
@@ -148,15 +147,15 @@ class Captioner:
 
 
 class GraphedStep:
-    """A step as one CUDA graph for each power of two of the batch; on the CPU, the plain function."""
+    """A step as a CUDA graph for each power of two up to the batch size; on the CPU the plain function."""
 
     def __init__(self, step: Callable[[int], None], rewind: Callable[[], object], most: int, device: torch.device) -> None:
-        """rewind: undoes what a step moved, before each of the trial runs that a capture needs."""
+        """rewind: resets the position before each of the trial runs that a capture needs. most: the largest batch."""
         self.step, self.rewind, self.most, self.device = step, rewind, most, device
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def size_for(self, images: int) -> int:
-        """The batch that `images` are filled up to."""
+        """The batch size to which `images` are filled up."""
         return min((size for size in self.graphs if size >= images), default=images)
 
     def __call__(self, batch: int) -> None:
@@ -166,9 +165,9 @@ class GraphedStep:
             self.step(batch)
 
     def capture(self) -> None:
-        """Record the graphs, largest first so that the others fit into its memory. Does nothing on a CPU.
+        """Record the graphs, the largest first, so that the others fit into its memory. Does nothing on a CPU.
 
-        To be called before other threads use the device: what they ask of it could end in a recording.
+        Call it before other threads use the device: their work could become a part of a recording.
         """
         if self.device.type != "cuda":
             return
@@ -183,7 +182,7 @@ class GraphedStep:
         self.rewind()
 
     def _try_out(self, size: int) -> None:
-        """Run outside a graph first: libraries set themselves up on first use, which cannot be recorded."""
+        """Run outside a graph first: libraries initialize themselves on first use, which cannot be recorded."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -194,11 +193,11 @@ class GraphedStep:
 
 
 def add_and_norm(output: Any, update: Tensor, hidden: Tensor) -> Tensor:
-    """What transformers' BlipTextSelfOutput and BlipTextOutput do."""
+    """transformers' BlipTextSelfOutput and BlipTextOutput."""
     return add_norm(hidden, output.dense(update), output.LayerNorm)[1]
 
 
 def fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Weights and biases of several linear layers of one input, as those of one."""
+    """The weight and bias of one linear layer that computes several layers of the same input."""
     weights, biases = [linear.weight.detach() for linear in linears], [linear.bias.detach() for linear in linears]
     return torch.cat(weights), torch.cat(biases)

@@ -1,7 +1,7 @@
-"""BLIP: a caption for each image, and how well CLIP finds that it fits.
+"""BLIP: a caption for each image, and its CLIP similarity to the image.
 
 Reference: Li et al., "BLIP: Bootstrapping Language-Image Pre-training", 2022, and transformers'
-BlipForConditionalGeneration.generate, whose greedy captions the tests hold this stage against token for token.
+BlipForConditionalGeneration.generate: the tests check that its greedy captions are the same, token for token.
 """
 
 from __future__ import annotations
@@ -13,54 +13,47 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
-from stages.base import Image, ImageError, Reason, Result, Stage
+from stages.base import Image, ImageError, Reason, Result
 from stages.blip.captioner import Captioner
 from stages.blip.descriptor import BlipOptions, Caption
-from stages.checkpoints import load_model, load_part, load_tokenizer
+from stages.blip.vision import embed_image, speed_up_attention, speed_up_mlp
+from stages.checkpoints import load_model, load_tokenizer
 from stages.clip.descriptor import Clip
-from stages.clip.stage import TextTower, decode_embedding
-from stages.clip.towers import embed_image, speed_up_attention, speed_up_mlp, speed_up_patches
-from stages.devices import dtype_of, hold_device, pixels_of, settle, split_batches
+from stages.clip.embeddings import TextTower, decode_embedding
+from stages.devices import dtype_of, hold_device
 from stages.options import read_options
-from stages.resizing.resize import ImageProcessor
+from stages.vision import VisionStage
 
 
-class BlipStage(Stage):
+class BlipStage(VisionStage[Tensor]):
     def load(self) -> None:
         self.options = read_options(self.spec, BlipOptions)
-        folder, dtype = self.spec.files["model"], dtype_of(self.spec)
-        settings = load_part("image processor", BlipImageProcessor, folder)
-        self.prepare = ImageProcessor(settings, self.device, dtype)
-        self.tokenizer = load_tokenizer(folder)
-        model = load_model(BlipForConditionalGeneration, folder, dtype, self.device)
+        dtype = dtype_of(self.spec)
+        self.tokenizer = load_tokenizer(self.spec.files["model"])
+        model = self.load_vision_model(BlipForConditionalGeneration, BlipImageProcessor)
         self.vision = model.vision_model
         speed_up_attention(self.vision)
-        speed_up_patches(self.vision)
         if self.device.startswith("cuda") and dtype != torch.float32 and model.config.vision_config.hidden_act == "gelu":
             speed_up_mlp(self.vision)
         self.tower = self._load_tower(dtype) if "clip" in self.spec.files else None
         with hold_device(self.lock):
             self.captioner = self._make_captioner(model)
             self.captioner.step.capture()
-            blank = torch.zeros(3, self.prepare.height, self.prepare.width, dtype=torch.uint8, device=self.device)
-            self._forward([blank] * self.spec.batch_size)
-            settle(self.device)
+            self.warm_up()
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         results: list[Result | ImageError] = []
-        for batch in split_batches(images, self.spec.batch_size):
-            with hold_device(self.lock):
-                tokens = self._forward(pixels_of(batch))
+        for batch, tokens in self.forward_batches(images):
             captions = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
             results += self._compare([caption.strip() for caption in captions], batch)
         return results
 
-    def _forward(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Token ids of the captions on the host, without the beginning-of-text id that all share."""
+    def forward(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Token ids of the captions on the host, without the beginning-of-text token, which is the same for all."""
         return self.captioner(embed_image(self.vision, self.prepare(pixels)))[:, 1:]
 
     def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:
-        """Each caption with its cosine to the image, where the CLIP stage has embedded that."""
+        """Each caption with its cosine similarity to the image, if the CLIP stage has embedded the image."""
         clips = [image.results.get("clip") for image in images]
         if self.tower is None or not any(isinstance(clip, Clip) for clip in clips):
             return [Caption(caption, None) for caption in captions]
@@ -92,7 +85,7 @@ def compare_caption(caption: str, text: Tensor, clip: Result | None) -> Caption 
     if image.shape != text.shape:
         return ImageError(
             Reason.STAGE,
-            f"the clip stage's embedding has {len(image)} values, the caption's {len(text)}: "
+            f"the embedding of the clip stage has {len(image)} values, that of the caption {len(text)}: "
             "both stages must use the same CLIP model.",
         )
     return Caption(caption, round(float(F.cosine_similarity(image, text, dim=0)), 6))

@@ -1,10 +1,10 @@
 """The disposable decoder: a child process that turns one image after another into pixels, and its handle.
 
-Image libraries crash, hang and bloat on bad bytes. Here they do so in a child that has limits on memory, time and
-system calls, and nothing to lose; the parent answers with ImageError(DECODER) and starts another. Bytes go in and
-pixels come out through a shared memfd; a socketpair carries a small message each way.
+Image libraries crash, hang and use too much memory on bad bytes. Here they do so in a child process with limits on memory,
+time and system calls. The parent answers with ImageError(DECODER) and starts another child. Bytes and pixels are passed
+through a shared memfd; a socketpair carries a small message each way.
 
-`Decoder` handles one child, `Decoders` a pool of them, and `python -m stages.decoding.decoder` is the child's own main.
+`Decoder` handles one child, `Decoders` a pool of them, and `python -m stages.decoding.decoder` is the child's main.
 It imports neither torch nor numpy.
 """
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 COMMAND = tuple(python("-m", "stages.decoding.decoder"))
 MESSAGE_BYTES = 4096
 DETAIL_CHARACTERS = 300
-KEPT_BYTES = 32 << 20  # shared memory that a decoder holds on to between images
-LIFETIME = 2000  # images after which a child is replaced, lest a library's leak grow
+KEPT_BYTES = 32 << 20  # shared memory that a decoder keeps between images
+LIFETIME = 2000  # images after which a child is replaced, so that a library's leak cannot grow
 START_SECONDS = 30.0
 DEATH_SECONDS = 10.0
-WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it uses it
+WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it runs on it
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Asks for one image: its bytes lie at the start of the shared memory, its pixels go to `pixels_at`."""
+    """Asks for one image: its bytes are at the start of the shared memory, its pixels go to `pixels_at`."""
 
     data_bytes: int
     pixels_at: int
@@ -54,7 +54,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`reason` None: the pixels are there. `last`: the child leaves after this answer."""
+    """reason: None if the pixels are in the shared memory. last: the child exits after this answer."""
 
     reason: Reason | None = None
     detail: str = ""
@@ -83,10 +83,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def confine(parent: int, limits: Limits) -> None:
     """Give up what decoding does not need, and die with the parent."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # the parent decides when; a terminal tells the whole group
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # the parent decides; a terminal signals the whole group
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a read-only /proc
-        Path("/proc/self/oom_score_adj").write_text("1000")  # short of memory, the kernel should take this one first
+        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel should kill this process first
     die_with(parent)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     lower_limit(resource.RLIMIT_CORE, 0)
@@ -95,7 +95,7 @@ def confine(parent: int, limits: Limits) -> None:
 
 
 def seal() -> None:
-    """From here on the libraries' warnings go nowhere, no file can be written, and where the kernel lets us, none opened."""
+    """From here on the libraries' warnings are dropped, no file can be written and, if the kernel supports it, none opened."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
@@ -104,14 +104,14 @@ def seal() -> None:
 
 
 def lower_limit(which: int, most: int) -> None:
-    """Set a resource limit for good, unless a tighter one is in force."""
+    """Set a resource limit for good, unless a lower one is in force."""
     _, hard = resource.getrlimit(which)
     limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(which, (limit, limit))
 
 
 def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
-    memory: mmap.mmap | None = None  # kept from image to image: mapping anew costs a fault for every page
+    memory: mmap.mmap | None = None  # kept between images: a new mapping costs a page fault for every page
     while message := channel.recv(MESSAGE_BYTES):
         allow_cpu_seconds(limits.decode_seconds)
         try:
@@ -121,16 +121,16 @@ def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
             memory = memory or mmap.mmap(memory_fd, 0)
             reply = answer(msgspec.json.decode(message, type=Request), memory)
         except (MemoryError, OSError):  # OSError: no address space for the mapping
-            told = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
+            problem = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
             more = f'decode_bytes = "{limits.decode_bytes >> 19} MiB"'
-            reply = Reply(Reason.DECODER, f"{told}. {advise(more)}", last=True)
+            reply = Reply(Reason.DECODER, f"{problem}. {advise(more)}", last=True)
         channel.send(msgspec.json.encode(reply))
         if reply.last:
             return
 
 
 def allow_cpu_seconds(seconds: float) -> None:
-    """SIGXCPU strikes when this process has used so much more processor time (the kernel counts whole seconds)."""
+    """Send SIGXCPU when this process has used this much more CPU time (the kernel counts whole seconds)."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = ceil(used.ru_utime + used.ru_stime + seconds)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -138,7 +138,7 @@ def allow_cpu_seconds(seconds: float) -> None:
 
 
 def answer(request: Request, memory: mmap.mmap) -> Reply:
-    """Decode one image. Whatever a library raises is that image's fault; MemoryError passes."""
+    """Decode one image. Any error of a library is blamed on the image, except MemoryError, which passes."""
     from stages.decoding import pixels
 
     try:
@@ -149,8 +149,8 @@ def answer(request: Request, memory: mmap.mmap) -> Reply:
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 – libraries raise anything on bad bytes
-        said = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
-        return Reply(Reason.DECODER, f"{request.header.format}: {said}"[:DETAIL_CHARACTERS])
+        what = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
+        return Reply(Reason.DECODER, f"{request.header.format}: {what}"[:DETAIL_CHARACTERS])
     return Reply()
 
 
@@ -158,10 +158,10 @@ def answer(request: Request, memory: mmap.mmap) -> Reply:
 
 
 class Decoder:
-    """One child, started at its first image and again whenever it died. For one thread at a time.
+    """One child, started for its first image and again whenever it has died. For one thread at a time.
 
-    The kernel ends a child together with the thread that started it, so `decode` belongs in a thread that lives
-    as long as the decoder.
+    The kernel ends a child together with the thread that started it, so call `decode` in a thread that lives as long as the
+    decoder.
     """
 
     def __init__(self, limits: Limits, command: Sequence[str] = COMMAND) -> None:
@@ -176,13 +176,13 @@ class Decoder:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, while there is one."""
+        """The child's process id; None if there is no child."""
         return self._process.pid if self._process else None
 
     def decode(self, data: memoryview, header: Header) -> np.ndarray:
-        """Decode one image to uint8 [height, width, 3], RGB, upright; the array is the caller's own.
+        """Decode one image to uint8 [height, width, 3], RGB, upright; the array is a copy.
 
-        header: what `inspect` said of the same bytes. Raises ImageError: HEADER, TRUNCATED, DECODER.
+        header: from `inspect`, of the same bytes. Raises ImageError: HEADER, TRUNCATED, DECODER.
         """
         import numpy as np
 
@@ -216,29 +216,29 @@ class Decoder:
             reply = msgspec.json.decode(message, type=Reply) if message else None
         except TimeoutError:
             self._stop()
-            raise ImageError(Reason.DECODER, self._tell_slow(f"{self._wall_seconds:g} s in all, with ")) from None
+            raise ImageError(Reason.DECODER, self._explain_slow(f"{self._wall_seconds:g} s in all, with ")) from None
         except msgspec.DecodeError:
             self._stop()
-            raise ImageError(Reason.DECODER, "the decoder's memory was overwritten: its answer is garbled") from None
+            raise ImageError(Reason.DECODER, "the decoder's memory was overwritten: its answer cannot be read") from None
         except ConnectionError:
             reply = None
         if reply is None:
-            raise self._bury()
+            raise self._find_cause()
         self._served += 1
         if reply.last or self._served >= LIFETIME:
             self._stop()
         return reply
 
-    def _tell_slow(self, all_of_it: str = "") -> str:
+    def _explain_slow(self, in_all: str = "") -> str:
         seconds = self.limits.decode_seconds
-        return f"took longer than {all_of_it}decode_seconds = {seconds:g}. {advise(f'decode_seconds = {2 * seconds:g}')}"
+        return f"took longer than {in_all}decode_seconds = {seconds:g}. {advise(f'decode_seconds = {2 * seconds:g}')}"
 
     @property
     def _wall_seconds(self) -> float:
         return self.limits.decode_seconds * WALL_PER_CPU_SECOND
 
     def _ready_channel(self) -> socket.socket:
-        if self._process is not None and self._process.poll() is not None:  # died idle: no image's fault
+        if self._process is not None and self._process.poll() is not None:  # it died while it was idle: no image is to blame
             self._stop()
         if self._channel is None:
             self._start()
@@ -246,13 +246,13 @@ class Decoder:
         return self._channel
 
     def _start(self) -> None:
-        """Raises ImageError, transient: it is not the image's fault."""
+        """Raises a transient ImageError: the image is not to blame."""
         try:
             channel = self._spawn()
             channel.settimeout(START_SECONDS)
             is_ready, problem = channel.recv(MESSAGE_BYTES) == b"ready", ""
             channel.settimeout(self._wall_seconds)
-        except OSError as error:  # no process, no descriptor, or no answer in time
+        except OSError as error:  # no process or descriptor could be made, or no answer in time
             is_ready, problem = False, str(error)
         if not is_ready:
             code = self._stop()
@@ -275,8 +275,8 @@ class Decoder:
             )
         return ours
 
-    def _bury(self) -> ImageError:
-        """Make sure that the child is dead, and say what it died of."""
+    def _find_cause(self) -> ImageError:
+        """Make sure that the child is dead; the error says what it died of."""
         assert self._process is not None
         try:
             self._process.wait(1)
@@ -285,14 +285,14 @@ class Decoder:
             return ImageError(Reason.DECODER, "the decoder stopped answering")
         code = self._stop()
         if code == -signal.SIGXCPU:
-            return ImageError(Reason.DECODER, self._tell_slow())
-        if code == -signal.SIGKILL:  # perhaps by the kernel, for want of memory
+            return ImageError(Reason.DECODER, self._explain_slow())
+        if code == -signal.SIGKILL:  # perhaps by the kernel, which was out of memory
             return ImageError(Reason.DECODER, "the decoder was killed", transient=True)
         cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         return ImageError(Reason.DECODER, f"the decoder crashed ({cause})")
 
     def _stop(self) -> int:
-        """End the child if there is one; its exit status."""
+        """Kill the child if there is one. Returns its exit status."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -305,17 +305,17 @@ class Decoder:
 
 
 class Decoders:
-    """A pool of decoders that works on a batch in parallel. Any thread may use it; children start when needed."""
+    """A pool of decoders that work on a batch in parallel. Any thread may use it; children start when they are needed."""
 
     def __init__(self, count: int, limits: Limits, command: Sequence[str] = COMMAND) -> None:
         self._decoders = [Decoder(limits, command) for _ in range(count)]
-        self._idle: queue.LifoQueue[Decoder] = queue.LifoQueue()  # the last used is the warmest
+        self._idle: queue.LifoQueue[Decoder] = queue.LifoQueue()  # reuse the one that was used last
         for decoder in self._decoders:
             self._idle.put(decoder)
-        self._threads = ThreadPoolExecutor(count, "decoder")  # they live as long as the children they start
+        self._threads = ThreadPoolExecutor(count, "decoder")  # threads live as long as the children that they start
 
     def decode_all(self, entries: Sequence[tuple[memoryview, Header]]) -> list[np.ndarray | ImageError]:
-        """For each (bytes, header) an array as `Decoder.decode` gives it, or its error, in order."""
+        """The result of `Decoder.decode` for each (bytes, header), or its error, in order."""
         return list(self._threads.map(self._decode, entries))
 
     def close(self) -> None:
@@ -327,7 +327,7 @@ class Decoders:
         decoder = self._idle.get()
         try:
             return decoder.decode(*entry)
-        except ImageError as error:  # a copy, whose traceback does not hold on to the bytes
+        except ImageError as error:  # a copy without the traceback, which would keep the bytes in memory
             return ImageError(error.reason, error.detail, transient=error.transient)
         finally:
             self._idle.put(decoder)

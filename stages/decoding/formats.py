@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes: one of the formats read here, or a reason that names what it is instead."""
+"""Identifies a file by its first bytes: a supported format, or a reason that names what the file is instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 
 from stages.base import ImageError, Reason
 
-HEAD = 4096  # bytes looked at
+HEAD = 4096  # bytes that are looked at
 
 READ: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -56,7 +56,7 @@ OTHER_FILES: tuple[tuple[bytes, str], ...] = (
     (b"ID3", "an MP3 file"),
     (b"OggS", "an Ogg file"),
     (b"\xd0\xcf\x11\xe0", "an old office document"),
-    (b"version https://git-lfs", "a Git LFS pointer, not the file it stands for"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
 )
 BMP_HEADERS = frozenset((12, 40, 52, 56, 64, 108, 124))
 AVIF_BRANDS = frozenset((b"avif", b"avis"))
@@ -65,12 +65,12 @@ PNM = re.compile(rb"P([1-6])(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})(?:\s|#[^\r\n]*[\r\
 
 
 def identify(data: memoryview) -> str:
-    """The format's name as Pillow writes it ("JPEG", "PNG", "WEBP", …).
+    """The format's name in Pillow ("JPEG", "PNG", "WEBP", …).
 
-    Raises ImageError: EMPTY; FORMAT for an image of a kind that is not read here; NOT_AN_IMAGE for anything else.
+    Raises ImageError: EMPTY; FORMAT for an image format that is not supported; NOT_AN_IMAGE for anything else.
     """
     if not data:
-        raise ImageError(Reason.EMPTY, "the file holds no bytes")
+        raise ImageError(Reason.EMPTY, "the file is empty")
     head = bytes(data[:32])
     for prefix, name in READ:
         if head.startswith(prefix):
@@ -113,12 +113,12 @@ def _identify_bitmap(data: memoryview, head: bytes) -> str | None:
 def _refusal(head: bytes) -> ImageError:
     for prefix, name in UNREAD_IMAGES:
         if head.startswith(prefix):
-            return ImageError(Reason.FORMAT, f"{name} is not read here: save it as JPEG, PNG, WebP or TIFF")
+            return ImageError(Reason.FORMAT, f"{name} is not supported: save it as JPEG, PNG, WebP or TIFF")
     for prefix, name in OTHER_FILES:
         if head.startswith(prefix):
             return ImageError(Reason.NOT_AN_IMAGE, f"the bytes are {name}")
     if not any(head):
-        return ImageError(Reason.NOT_AN_IMAGE, "only zero bytes: the file was made but its content never written")
+        return ImageError(Reason.NOT_AN_IMAGE, "only zero bytes: the file was created, but its content was never written")
     return _refusal_of_text(head)
 
 
@@ -126,9 +126,9 @@ def _refusal_of_text(head: bytes) -> ImageError:
     text = head.decode("utf-8", errors="ignore").lstrip("\ufeff").lstrip()
     lowered = text.lower()
     if lowered.startswith("<") and "<svg" in lowered:
-        return ImageError(Reason.FORMAT, "SVG is not read here: save it as PNG")
+        return ImageError(Reason.FORMAT, "SVG is not supported: save it as PNG")
     if lowered.startswith(("<!doctype html", "<html")):
-        return ImageError(Reason.NOT_AN_IMAGE, "the bytes are HTML: a web page saved under an image's name")
+        return ImageError(Reason.NOT_AN_IMAGE, "the bytes are HTML: a web page saved with an image's name")
     if text and all(character.isprintable() or character.isspace() for character in text[:512]):
         return ImageError(Reason.NOT_AN_IMAGE, "the bytes are plain text")
     return ImageError(Reason.NOT_AN_IMAGE, f"no known format begins with the bytes {head[:8].hex(' ')}")

@@ -1,8 +1,8 @@
 """Width, height and orientation of an image, read from its bytes in plain Python.
 
-No pixels and no native code: whatever the bytes are, the worst is an exception, so that this may run in the
-daemon and in a GPU worker. Every reader here gives the size as stored and the EXIF orientation (1..8) that
-makes it upright. A reader that runs off the end of the bytes raises IndexError or struct.error.
+There are no pixels and no native code here: bad bytes can only raise an exception, so this can run in the daemon and in a
+GPU worker. Every reader returns the size as stored and the EXIF orientation (1..8). A reader that reads past the end of the
+bytes raises IndexError or struct.error.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Size = tuple[int, int, int]  # width, height as stored, orientation
 
 WIDTH_TAG, HEIGHT_TAG, ORIENTATION_TAG = 0x100, 0x101, 0x112
 NUMBER_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}  # TIFF's unsigned integers, by type code
-EXIF = b"Exif\0\0"  # what precedes the TIFF structure in JPEG, and at times elsewhere
-CHUNKS = 4096  # most chunks of a PNG or WebP that are walked in search of its EXIF
-# Most small parts of any other file that are walked in search of its size; each costs about a microsecond, and may have a
-# few bytes only. No camera or program writes as many.
+EXIF = b"Exif\0\0"  # comes before the TIFF structure in JPEG, and sometimes elsewhere
+CHUNKS = 4096  # most chunks of a PNG or WebP that are searched for EXIF
+# Most parts of any other file that are searched for its size. Each takes about a microsecond and can be a few bytes long. No
+# camera or program writes this many.
 PARTS = 1 << 18
 
 
-# TIFF, which is also EXIF's shape ------------------------------------------------------------------------------------
+# TIFF, which is also the format of EXIF ------------------------------------------------------------------------------------
 
 
 def read_tags(data: memoryview) -> dict[int, int]:
-    """The first directory of a TIFF or BigTIFF structure: tag → value, of the tags that hold one unsigned integer."""
+    """The first directory of a TIFF or BigTIFF structure: tag → value, for tags with one unsigned integer."""
     little = bytes(data[:2]) == b"II"
     order = "<" if little else ">"
     if struct.unpack_from(order + "H", data, 2) == (43,):
@@ -46,7 +46,7 @@ def read_tags(data: memoryview) -> dict[int, int]:
         entry, start = struct.Struct(order + "HHI4s"), start + 2
     end = start + min(count, PARTS) * entry.size
     if end > len(data):
-        raise IndexError("the directory lies past the end")
+        raise IndexError("the directory is past the end")
     return {
         tag: int.from_bytes(value[: NUMBER_BYTES[kind]], "little" if little else "big")
         for tag, kind, number, value in entry.iter_unpack(data[start:end])
@@ -62,7 +62,7 @@ def read_tiff(data: memoryview) -> Size:
 
 
 def read_orientation(exif: memoryview) -> int:
-    """The orientation that an EXIF block states; 1 where it is absent, malformed or out of range."""
+    """The orientation in an EXIF block; 1 if it is missing, malformed or out of range."""
     if bytes(exif[:6]) == EXIF:
         exif = exif[6:]
     if bytes(exif[:2]) not in (b"II", b"MM"):
@@ -81,7 +81,7 @@ def _orientation_of(tags: dict[int, int]) -> int:
 # JPEG (ITU-T T.81, annex B) ------------------------------------------------------------------------------------------
 
 SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))  # all but the hierarchical ones and lossless arithmetic
+SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))  # all except the hierarchical ones and lossless arithmetic
 SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive
 BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
 SOS, APP1, APP14, EOI = 0xDA, 0xE1, 0xEE, b"\xff\xd9"
@@ -89,7 +89,7 @@ NEXT_MARKER = re.compile(rb"\xff[^\xff\x00]")
 
 
 class Jpeg(NamedTuple):
-    """What the segments before the first scan say."""
+    """The content of the segments before the first scan."""
 
     width: int
     height: int
@@ -97,18 +97,18 @@ class Jpeg(NamedTuple):
     process: int  # the SOF marker's low byte: 0xC0 baseline, 0xC2 progressive, 0xC9 arithmetic, …
     components: bytes  # their identifiers
     transform: int | None  # of Adobe's APP14 segment: 0 RGB or CMYK, 1 YCbCr, 2 YCCK
-    pixels_at: int = 0  # where the first scan's compressed data begins
+    pixels_at: int = 0  # the position of the first scan's compressed data
 
     @property
     def is_plain(self) -> bool:
-        """Grey or YCbCr under Huffman coding, which every decoder reads alike."""
-        colours = len(self.components)
+        """Grey or YCbCr with Huffman coding, which all decoders read in the same way."""
+        colors = len(self.components)
         is_rgb = self.transform == 0 or self.components == b"RGB"
-        return self.process in SOF_HUFFMAN and (colours == 1 or (colours == 3 and not is_rgb))
+        return self.process in SOF_HUFFMAN and (colors == 1 or (colors == 3 and not is_rgb))
 
 
 def read_jpeg_frame(data: memoryview) -> Jpeg:
-    """Parse the segments up to the first scan and make sure that an end marker follows it.
+    """Parse the segments up to the first scan, and check that an end marker follows it.
 
     Raises ImageError: HEADER, FORMAT, TRUNCATED.
     """
@@ -130,10 +130,10 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
 
 
 def _segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end) of each segment's payload, up to and with the first scan's header."""
+    """(marker, start, end) of each segment's payload, up to and including the first scan's header."""
     at = 2
     for _ in range(PARTS):
-        found = NEXT_MARKER.search(data, at)  # skips padding and, as every decoder does, junk
+        found = NEXT_MARKER.search(data, at)  # skips padding and junk, as all decoders do
         if found is None:
             raise IndexError("no marker")
         at, marker = found.end(), data[found.end() - 1]
@@ -156,12 +156,12 @@ def _segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
 def _read_sof(marker: int, segment: memoryview) -> Jpeg:
     precision, height, width, count = struct.unpack_from(">BHHB", segment)
     if marker not in SOF_READ:
-        raise ImageError(Reason.FORMAT, "hierarchical and lossless arithmetic JPEG are not read here")
+        raise ImageError(Reason.FORMAT, "hierarchical and lossless arithmetic JPEG are not supported")
     if precision != 8:
-        raise ImageError(Reason.FORMAT, f"{precision}-bit JPEG is not read here: save it with 8 bits a channel")
+        raise ImageError(Reason.FORMAT, f"{precision}-bit JPEG is not supported: save it with 8 bits a channel")
     components = bytes(segment[6 : 6 + 3 * count : 3])
     if count not in (1, 3, 4) or len(components) != count:
-        raise ImageError(Reason.HEADER, f"the JPEG states {count} colour components")
+        raise ImageError(Reason.HEADER, f"the JPEG states {count} color components")
     return Jpeg(width, height, 1, marker, components, None)
 
 
@@ -175,7 +175,7 @@ def read_jpeg(data: memoryview) -> Size:
 
 
 def png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
-    """(type, start, end) of each chunk's payload, up to and with IEND; TRUNCATED when the bytes end before that."""
+    """(type, start, end) of each chunk's payload, up to and including IEND. Raises TRUNCATED if the bytes end before."""
     at, kind = 8, b""
     while kind != b"IEND":
         if at + 12 > len(data):
@@ -205,10 +205,10 @@ def read_png(data: memoryview) -> Size:
 
 
 def read_gif(data: memoryview) -> Size:
-    """The screen's size, widened where the first frame reaches past it, as Pillow does."""
+    """The screen's size, enlarged if the first frame is larger, as Pillow does."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-    is_extension = False  # in its sub-blocks, up to an empty one
+    is_extension = False  # inside its sub-blocks, which an empty one ends
     for _ in range(PARTS):
         block = data[at]
         if is_extension:
@@ -217,7 +217,7 @@ def read_gif(data: memoryview) -> Size:
         elif block == 0x2C:  # an image descriptor
             break
         elif block == 0x3B:
-            raise ImageError(Reason.HEADER, "the GIF holds no picture")
+            raise ImageError(Reason.HEADER, "the GIF has no picture")
         else:
             is_extension = block == 0x21
             at += 2 if is_extension else 1  # an extension has a label
@@ -248,7 +248,7 @@ def read_pnm(data: memoryview) -> Size:
 def read_webp(data: memoryview) -> Size:
     (size,) = struct.unpack_from("<I", data, 4)
     if size + 8 > len(data):
-        raise ImageError(Reason.TRUNCATED, f"the WebP states {size + 8} bytes, there are {len(data)}")
+        raise ImageError(Reason.TRUNCATED, f"the WebP should have {size + 8} bytes, but has {len(data)}")
     kind = bytes(data[12:16])
     if kind == b"VP8X":
         width = int.from_bytes(data[24:27], "little") + 1
@@ -277,7 +277,7 @@ def _webp_orientation(data: memoryview) -> int:
 
 # AVIF and HEIF (ISO/IEC 14496-12 boxes, 23008-12 items) --------------------------------------------------------------
 
-BOXES = 4096  # most boxes walked on one level
+BOXES = 4096  # most boxes that are read on one level
 NOTHING = memoryview(b"")
 # (quarter turns anticlockwise, then mirror: 0 top to bottom, 1 left to right) → EXIF orientation
 TURNS = {
@@ -288,8 +288,8 @@ TURNS = {
 
 
 def read_avif(data: memoryview) -> Size:
-    """Size and turn of the primary item: its ispe, irot and imir properties. EXIF is ignored, as the standard says, and so is
-    clap, as Pillow does not cut."""
+    """Size and orientation of the primary item: its ispe, irot and imir properties. EXIF is ignored, as the standard says.
+    clap is ignored too, because Pillow does not crop."""
     properties = dict(_primary_properties(data))
     width, height = struct.unpack_from(">II", properties[b"ispe"], 4)
     turns = properties[b"irot"][0] & 3 if b"irot" in properties else 0
@@ -298,8 +298,8 @@ def read_avif(data: memoryview) -> Size:
 
 
 def read_heif(data: memoryview) -> Size:
-    """As AVIF, but upright and cut already: pillow-heif turns (irot) and cuts (clap) the pixels while it decodes, in the
-    order of the properties. Encoders that pad a picture to whole blocks have it cut to its own size."""
+    """As AVIF, but after rotation and cropping: pillow-heif rotates (irot) and crops (clap) the pixels while it decodes, in the
+    order of the properties. Encoders that pad a picture to whole blocks use clap to restore its size."""
     properties = _primary_properties(data)
     width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
     for kind, value in properties:
@@ -311,7 +311,7 @@ def read_heif(data: memoryview) -> Size:
 
 
 def _primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
-    """(type, payload) of each property of the primary item, in the order in which they apply; an ispe is among them."""
+    """(type, payload) of each property of the primary item, in the order in which they apply, with at least an ispe."""
     boxes = dict(_boxes(data))
     meta = dict(_boxes(boxes.get(b"meta", NOTHING)[4:]))
     table = dict(_boxes(meta.get(b"iprp", NOTHING)))
@@ -330,7 +330,7 @@ def _read_aperture(clap: memoryview) -> tuple[int, int]:
     """Width and height of a clean aperture, two fractions, rounded as libheif does."""
     width, width_parts, height, height_parts = struct.unpack_from(">IIII", clap)
     if not (width_parts and height_parts):
-        raise ImageError(Reason.HEADER, "the primary picture is cut to an impossible size")
+        raise ImageError(Reason.HEADER, "the primary picture is cropped to an impossible size")
     return (width + width_parts // 2) // width_parts, (height + height_parts // 2) // height_parts
 
 

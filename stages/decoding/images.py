@@ -1,8 +1,7 @@
-"""From a file's bytes to pixels on the device: the header's guard, then the decoding of a batch.
+"""From a file's bytes to pixels on the device: a check of the header, then the decoding of a batch.
 
-`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the
-JPEGs of a batch through the GPU's decoder in one call and everything else, and every JPEG that the GPU
-cannot do, through disposable decoder children.
+`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the JPEGs of a batch to
+the GPU's decoder in one call. Everything else, and every JPEG that the GPU cannot decode, goes to disposable child processes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from stages.decoding.decoder import Decoders
 
-Encoded = tuple[memoryview, Header]  # a file's bytes, and what they say of themselves
+Encoded = tuple[memoryview, Header]  # a file's bytes and header
 
 
 class DecodeJpegs(Protocol):
@@ -35,16 +34,17 @@ class DecodeJpegs(Protocol):
     def __call__(self, files: list[torch.Tensor], /, *, mode: str, device: torch.device) -> list[torch.Tensor]: ...
 
 
-MAX_SIDE = 2**31 - 1  # what a PNG may state at most; more is a damaged header
-# Measured with 108 million pixels, JPEG and PNG, upright and turned: what a decoder takes at most, and with it a worker.
+MAX_SIDE = 2**31 - 1  # the largest side that a PNG can have; more is a damaged header
+# Most memory for a pixel, of a decoder alone and with its worker. Measured with 108 million pixels, JPEG and PNG, all
+# orientations.
 DECODER_PIXEL_BYTES, PIXEL_BYTES = 12, 20
 
 
 def inspect(data: memoryview, limits: Limits) -> Header:
-    """Read what an image says of itself, without its pixels, and judge it.
+    """Read an image's header, and check it against the limits.
 
     Raises ImageError: EMPTY, NOT_AN_IMAGE, FORMAT, HEADER (cannot be parsed, or impossible dimensions), PIXELS,
-    ASPECT, and TRUNCATED where the header alone shows that bytes are missing.
+    ASPECT, and TRUNCATED if the header alone shows that bytes are missing.
     """
     name = identify(data)
     try:
@@ -53,26 +53,26 @@ def inspect(data: memoryview, limits: Limits) -> Header:
         raise ImageError(Reason.TRUNCATED, f"the {name} ends inside its header, or points past its end") from error
     if orientation > 4:
         width, height = height, width
-    _judge(width, height, limits)
+    _check_size(width, height, limits)
     return Header(name, width, height, orientation, count_pages(name, data))
 
 
-def _judge(width: int, height: int, limits: Limits) -> None:
+def _check_size(width: int, height: int, limits: Limits) -> None:
     size = f"{width}×{height}"
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise ImageError(Reason.HEADER, f"the header states an impossible size of {size} pixels")
     if width * height > limits.max_pixels:
-        told = f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}"
-        raise ImageError(Reason.PIXELS, f"{told}. {_how_to_allow(width * height, limits)}")
+        problem = f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}"
+        raise ImageError(Reason.PIXELS, f"{problem}. {_how_to_allow(width * height, limits)}")
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
         ratio = math.ceil(max(width, height) / min(width, height))
-        told = f"{size} is longer than max_aspect_ratio = {limits.max_aspect_ratio:g} allows"
-        raise ImageError(Reason.ASPECT, f"{told}. {advise(f'max_aspect_ratio = {ratio}')}")
+        problem = f"{size} is longer than max_aspect_ratio = {limits.max_aspect_ratio:g} allows"
+        raise ImageError(Reason.ASPECT, f"{problem}. {advise(f'max_aspect_ratio = {ratio}')}")
 
 
 def _how_to_allow(pixels: int, limits: Limits) -> str:
     settings = f"max_pixels = {pixels}"
-    needed = -(-pixels * DECODER_PIXEL_BYTES >> 28) + 1  # in steps of 256 MiB, one of them for the decoder itself
+    needed = -(-pixels * DECODER_PIXEL_BYTES >> 28) + 1  # in units of 256 MiB, one of them for the decoder itself
     if needed << 28 > limits.decode_bytes:
         settings += f' and decode_bytes = "{needed * 256} MiB"'
     memory = pixels * PIXEL_BYTES / 1e9
@@ -82,10 +82,10 @@ def _how_to_allow(pixels: int, limits: Limits) -> str:
 def decode(
     entries: Sequence[Encoded], device: str | torch.device, decoders: Decoders, limits: Limits
 ) -> list[torch.Tensor | ImageError]:
-    """Decode a batch: for each (bytes, header as `inspect` gave it) a tensor or an error, in order.
+    """Decode a batch: a tensor or an error for each (bytes, header from `inspect`), in order.
 
-    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparency lies on white. On a GPU,
-    one call takes at most `limits.max_pixels` pixels. Raises OutOfMemory and DeviceLost.
+    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended with white. On a
+    GPU, one call decodes at most `limits.max_pixels` pixels. Raises OutOfMemory and DeviceLost.
     """
     import torch
 
@@ -96,7 +96,7 @@ def decode(
     with device_errors():
         if device.type == "cuda":
             plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
-            for index, pixels in zip(plain, _decode_apart([entries[i] for i in plain], device, limits), strict=True):
+            for index, pixels in zip(plain, _decode_on_own_stream([entries[i] for i in plain], device, limits), strict=True):
                 if pixels is not None:
                     answers[index] = pixels
         left = [index for index in range(len(entries)) if index not in answers]
@@ -110,9 +110,9 @@ def _suits_device(entry: Encoded) -> bool:
     return header.format == "JPEG" and read_jpeg_frame(data).is_plain
 
 
-def _decode_apart(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> list[torch.Tensor | None]:
-    """_decode_on_device on a stream of its own, one call at a time: nvJPEG waits for nothing that was asked of the device
-    before, so it may only be given memory that no kernel of another thread has yet to read."""
+def _decode_on_own_stream(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> list[torch.Tensor | None]:
+    """_decode_on_device on a separate stream, one call at a time. nvJPEG does not wait for earlier work on the device, so it
+    may only get memory that no kernel of another thread still has to read."""
     import torch
 
     stream, lock = _decoding_stream(device)
@@ -122,7 +122,7 @@ def _decode_apart(entries: Sequence[Encoded], device: torch.device, limits: Limi
     user.wait_stream(stream)
     for tensor in pixels:
         if tensor is not None:
-            tensor.record_stream(user)  # so that its memory goes back to the stream only when the user has done with it
+            tensor.record_stream(user)  # its memory is reused only when the user's stream has finished with it
     return pixels
 
 
@@ -134,10 +134,10 @@ def _decoding_stream(device: torch.device) -> tuple[torch.cuda.Stream, threading
 
 
 def _decode_on_device(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> Iterator[torch.Tensor | None]:
-    """Each JPEG's upright pixels, or None where the device could not decode it."""
+    """Each JPEG's upright pixels, or None if the device could not decode it."""
     for group in _group_by_pixels(entries, limits.max_pixels):
         pixels = _try_jpegs(group, device)
-        if pixels is None:  # one bad file fails its whole call
+        if pixels is None:  # one bad file makes the whole call fail
             pixels = [tensor for entry in group for tensor in _try_jpegs([entry], device) or [None]]
         for tensor, (_, header) in zip(pixels, group, strict=True):
             upright = None if tensor is None else _turn(tensor, header.orientation)
@@ -146,7 +146,7 @@ def _decode_on_device(entries: Sequence[Encoded], device: torch.device, limits: 
 
 
 def _group_by_pixels(entries: Sequence[Encoded], most: int) -> Iterator[list[Encoded]]:
-    """Consecutive runs whose pixels together are at most `most`, or a single larger one."""
+    """Consecutive entries with at most `most` pixels together, or a single larger one."""
     group: list[Encoded] = []
     room = most
     for entry in entries:
@@ -161,28 +161,30 @@ def _group_by_pixels(entries: Sequence[Encoded], most: int) -> Iterator[list[Enc
 
 
 def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[torch.Tensor | None] | None:
-    """One call of the device's decoder: pixels as stored, or None when it refuses the batch."""
+    """One call of the device's decoder: pixels as stored, or None if it refuses the batch."""
     import torch
 
-    from stages.devices import device_errors, settle
+    from stages.devices import device_errors, synchronize
 
     sources = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data, _ in entries]
     with device_errors():
         torch.empty(3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device)
         if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()  # the decoder does not wait for what turned the last pictures
+            torch.cuda.current_stream(
+                device
+            ).synchronize()  # the decoder does not wait for the kernels that turned the last images
     try:
         with device_errors():
             return _jpeg_decoder()(sources, mode="RGB", device=device)
-    except RuntimeError:  # the decoder's word for a file that it cannot read, and for a lack of memory, which was tried
+    except RuntimeError:  # a file that it cannot read; or out of memory, but that was tried above
         with device_errors():
-            settle(str(device))  # it may still be writing the others, into memory that is free by now
+            synchronize(str(device))  # it may still be writing the others, into memory that is already free
         return None
 
 
 @functools.cache
 def _jpeg_decoder() -> DecodeJpegs:
-    """torchvision's decoder, or that of its successor torchcodec; both read JPEG with nvJPEG and ignore EXIF."""
+    """The decoder of torchvision or of its successor torchcodec. Both use nvJPEG and ignore EXIF."""
     try:
         from torchvision.io import decode_jpeg
     except ImportError:

@@ -1,8 +1,8 @@
-"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first is ever read, so the count
-shows what is left out.
+"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first one is read, so the count
+shows how many are left out.
 
-Counting looks only at where each picture begins. It stops at MOST, or where the bytes make no sense any more: that is no
-reason to refuse the first picture.
+Only the start of each picture is looked at. Counting stops at MOST, or where the bytes are invalid: that is no reason to
+refuse the first picture.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import islice
 from stages.base import ImageError
 from stages.decoding.headers import CHUNKS, PARTS, png_chunks
 
-MOST = 10_000  # pictures that are counted
-NEW_SUBFILE_TYPE = 0xFE  # the tag of a TIFF's directory that tells a smaller copy or a mask from a page; tags are in order
+MOST = 10_000  # most pictures that are counted
+NEW_SUBFILE_TYPE = 0xFE  # the tag that marks a directory as a smaller copy or a mask; tags are sorted
 COPY_OR_MASK = 1 | 4
 
 
 def count_pages(name: str, data: memoryview) -> int:
-    """1 for a format that has one picture in each file. name: the format, as `identify` gives it."""
+    """The number of pictures; 1 for formats with one picture in each file. name: the format, from `identify`."""
     count = 0
     try:
         for _ in islice(WALKERS[name](data), MOST) if name in WALKERS else ():
@@ -49,7 +49,7 @@ def _walk_tiff(data: memoryview) -> Iterator[None]:
 
 def _walk_gif(data: memoryview) -> Iterator[None]:
     at = 13 + _palette_bytes(data[10])
-    in_blocks = False  # of an extension or a picture, up to an empty one
+    in_blocks = False  # inside the blocks of an extension or a picture, which an empty block ends
     for _ in range(PARTS):
         block = data[at]
         if in_blocks:
@@ -57,7 +57,7 @@ def _walk_gif(data: memoryview) -> Iterator[None]:
             at += block + 1
         elif block == 0x2C:
             yield
-            at += 11 + _palette_bytes(data[at + 9])  # with the byte of the code's size
+            at += 11 + _palette_bytes(data[at + 9])  # includes the byte with the code size
             in_blocks = True
         elif block == 0x21:
             at += 2
@@ -84,7 +84,7 @@ def _walk_webp(data: memoryview) -> Iterator[None]:
 
 
 def _walk_png(data: memoryview) -> Iterator[None]:
-    """An animated one states its frames before the first; the picture of other programs may be one more."""
+    """An animated PNG has the number of its frames before the first. Its default image may be an additional picture."""
     for kind, start, _ in islice(png_chunks(data), CHUNKS):
         if kind == b"IDAT":
             return

@@ -1,7 +1,7 @@
-"""Any readable image to 8-bit RGB, with Pillow. Runs only inside a decoder child.
+"""Decodes images to 8-bit RGB with Pillow. Runs only inside a decoder's child process.
 
-Pillow's readers are called by name, one per format, so that a file can never reach another of its plug-ins
-(EPS would start Ghostscript).
+The reader of each format is called by name, so that no file can reach another plug-in of Pillow (EPS would start
+Ghostscript).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stages.base import Header, ImageError, Reason
 from stages.decoding.headers import png_chunks
 
 OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
-    "JPEG": JpegImageFile,  # and not jpeg_factory: of several pictures (MPO) the first
+    "JPEG": JpegImageFile,  # not jpeg_factory: the first of several pictures (MPO)
     "PNG": PngImageFile,
     "WEBP": WebPImageFile,
     "GIF": GifImageFile,
@@ -46,12 +46,12 @@ TRANSPOSITIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 TURNED_BY_PILLOW = frozenset(("TIFF",))
-STRIP_PIXELS = 4_000_000  # converted at once: bounds the memory beside the picture itself
+STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
 def prepare() -> None:
-    """Set Pillow up for untrusted files: no warnings, no threads, no bomb check of its own (the guard has judged)."""
+    """Set up Pillow for untrusted files: no warnings, no threads, no check for bombs (`inspect` has checked the size)."""
     import PIL.AvifImagePlugin
 
     warnings.simplefilter("ignore")
@@ -69,14 +69,14 @@ def prepare() -> None:
 def _open_heif(file: io.BytesIO) -> Image.Image:
     try:
         return Image.open(file, formats=("HEIF",))
-    except UnidentifiedImageError as error:  # its own words name an object in memory
-        raise ImageError(Reason.DECODER, "HEIF: the plug-in finds no picture in the file") from error
+    except UnidentifiedImageError as error:  # its message only names an object in memory
+        raise ImageError(Reason.DECODER, "HEIF: pillow-heif finds no picture in the file") from error
 
 
 def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     """Decode the first picture of `data` into `out`, rows of RGB from the top, upright.
 
-    Raises ImageError: HEADER when the picture's size is not the header's, TRUNCATED, DECODER; MemoryError.
+    Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER; MemoryError.
     """
     file = keep_picture(data) if header.format == "PNG" else io.BytesIO(data)
     with OPENERS[header.format](file) as image:
@@ -84,22 +84,22 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
         size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
         if image.size != size:
             raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
-        image.info.pop("xmp", None)  # Pillow would look there for an orientation that nobody else applies
+        image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
         upright = reduce_depth(image)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
-        if upright.size != (header.width, header.height):  # a plug-in may learn it only now
-            told = f"{header.width}×{header.height}"
-            raise ImageError(Reason.HEADER, f"the header says {told}, the pixels are {upright.size}")
+        if upright.size != (header.width, header.height):  # some plug-ins know the size only now
+            stated = f"{header.width}×{header.height}"
+            raise ImageError(Reason.HEADER, f"the header says {stated}, the pixels are {upright.size}")
         _write_strips(upright, out)
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:
-    """A PNG of only the chunks that make its first picture. Texts, profiles and further frames are no pixels: whatever is wrong
-    with them, or too large in them, no decoder is to see it.
+    """A PNG with only the chunks of its first picture. Texts, profiles and other frames are not pixels: the decoder does not
+    get them, so it does not matter if they are damaged or too large.
 
-    Raises ImageError: TRUNCATED, and DECODER where the checksum of a chunk that is kept is wrong.
+    Raises ImageError: TRUNCATED, and DECODER if the checksum of a chunk that is kept is wrong.
     """
     picture = io.BytesIO()
     picture.write(data[:8])
@@ -133,10 +133,10 @@ def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
 
 
 def reduce_depth(image: Image.Image) -> Image.Image:
-    """Bring more than 8 bits a channel down to 8; Pillow's own conversion would clip them to 255.
+    """Reduce more than 8 bits a channel to 8. Pillow's own conversion would clip values to 255.
 
-    16-bit grey keeps its full scale. Wider integers and floats have none that is agreed: theirs is what the
-    picture holds, darkest to brightest.
+    16-bit grey is scaled from its full range. Wider integers and floats have no standard range: they are scaled from the
+    darkest to the brightest value of the picture.
     """
     low: float
     high: float
@@ -150,7 +150,7 @@ def reduce_depth(image: Image.Image) -> Image.Image:
     scale = 255 / span if span > 0 and math.isfinite(span) else 0.0
     grey = image.convert("I") if image.mode.startswith("I;16") else image
     grey = grey.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
-    grey.info.pop("transparency", None)  # stated in the old scale
+    grey.info.pop("transparency", None)  # it is in the old scale
     return grey
 
 
@@ -167,6 +167,6 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
     white = Image.new("RGB", image.size, "white")
-    see_through = image.convert("RGBA")
-    white.paste(see_through, mask=see_through)
+    transparent = image.convert("RGBA")
+    white.paste(transparent, mask=transparent)
     return white

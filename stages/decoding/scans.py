@@ -1,8 +1,8 @@
-"""Checks whether a JPEG has its compressed pixels, or zeros instead, as after a broken download or on a failing disk.
+"""Checks whether zeros have replaced the compressed pixels of a JPEG, as after a broken download or on a failing disk.
 
-Every decoder reads zeros as code, makes grey or striped blocks of them, and reports no error to us. A search for a
-run of zeros costs microseconds, and most whole files have none. A flat picture may have long ones; so where one is found, the
-Huffman tables tell how many blocks it would stand for: no encoder writes more than the picture has, nor several in a row
+Every decoder reads zeros as codes, makes grey or striped blocks of them, and reports no error. A search for a run of zeros
+takes microseconds, and most complete files have none. A flat picture may have long ones. So if one is found, the Huffman
+tables show how many blocks it would be: no encoder writes more blocks than the picture has, and none writes several in a row
 with every coefficient set.
 
 Source of the bit stream: ITU-T T.81, annexes B, C, F and G.
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 
 from stages.base import ImageError, Reason
 
-SHORTEST_RUN = 64  # zero bytes that are looked at
+SHORTEST_RUN = 64  # zero bytes; shorter runs are not checked
 ZEROS = re.compile(rb"\x00{%d,}" % SHORTEST_RUN)
-MARKER = re.compile(rb"\xff[^\xff\x00\xd0-\xd7]")  # within a scan: neither a stuffed zero nor a restart
-SEGMENTS = 1 << 16  # most that are walked; a progressive file has some dozens
+MARKER = re.compile(rb"\xff[^\xff\x00\xd0-\xd7]")  # in a scan: not a stuffed zero and not a restart
+SEGMENTS = 1 << 16  # most that are read; a progressive file has some dozens
 DHT, SOS, DRI, EOI = 0xC4, 0xDA, 0xDD, 0xD9
 SEQUENTIAL, PROGRESSIVE = frozenset((0xC0, 0xC1)), frozenset((0xC2,))
-LEVELS = 4096  # more than a DC coefficient of 8-bit pixels can move by, up or down
-FULL_BLOCKS = 2  # with every coefficient the same, in a row: more than any encoder writes
+LEVELS = 4096  # more than the largest change of a DC coefficient of 8-bit pixels
+FULL_BLOCKS = 2  # in a row with all coefficients the same: more than any encoder writes
 
 Code = tuple[int, int]  # length in bits, and symbol, of the Huffman code that is all zeros
 
@@ -33,39 +33,39 @@ Code = tuple[int, int]  # length in bits, and symbol, of the Huffman code that i
 class Component:
     across: int  # sampling factors
     down: int
-    columns: int  # blocks, of a scan of this component alone
+    columns: int  # blocks, in a scan of this component alone
     rows: int
 
 
 @dataclass(slots=True)
 class Picture:
-    """What the segments read so far say."""
+    """The content of the segments read so far."""
 
     is_progressive: bool = False
     components: dict[int, Component] = field(default_factory=dict)
-    units: int = 0  # of a scan of all components
+    units: int = 0  # in a scan of all components
     codes: dict[int, Code] = field(default_factory=dict)  # table class and number → its all-zero code
     restart: int = 0
-    planes: dict[tuple[int, bool], int] = field(default_factory=dict)  # (component, is DC) → lowest bit that came
+    planes: dict[tuple[int, bool], int] = field(default_factory=dict)  # (component, is DC) → lowest bit so far
 
 
 def check_scans(data: memoryview, start: int) -> None:
     """Raises ImageError(TRUNCATED) if there are zeros instead of pixels. start: of the first scan's compressed data."""
     if gap := find_gap(data, start):
         at, size = gap
-        told = f"{size:,} of its {len(data):,} bytes are zeros, from byte {at:,} on, where its pixels should be"
-        raise ImageError(Reason.TRUNCATED, f"the JPEG is incomplete: {told}. Copy it again from its source")
+        problem = f"{size:,} of its {len(data):,} bytes are zeros, from byte {at:,} on, where its pixels should be"
+        raise ImageError(Reason.TRUNCATED, f"the JPEG is incomplete: {problem}. Copy it again from its source")
 
 
 def find_gap(data: memoryview, start: int) -> tuple[int, int] | None:
-    """Where there are zeros instead of pixels, and how many; None if the file is complete."""
+    """The position and number of zeros instead of pixels; None if the file is complete."""
     body = bytes(data[start:])
     at = body.find(bytes(SHORTEST_RUN))
-    if at < 0 or body.find(b"\xff\xd9", 0, at) >= 0:  # what follows the end marker is no pixel
+    if at < 0 or body.find(b"\xff\xd9", 0, at) >= 0:  # no pixels follow the end marker
         return None
     try:
         return _walk(data)
-    except (struct.error, IndexError, KeyError, ValueError):  # malformed or unheard of: the decoder's to judge
+    except (struct.error, IndexError, KeyError, ValueError):  # malformed or unknown: the decoder decides
         return None
 
 
@@ -101,7 +101,7 @@ def _walk(data: memoryview) -> tuple[int, int] | None:
                 if size > most:
                     return run.start(), size
             at = end
-    if picture.is_progressive and longest[0] and not _is_complete(picture):  # the scans to come are among the zeros
+    if picture.is_progressive and longest[0] and not _is_complete(picture):  # the remaining scans are among the zeros
         return longest[1], longest[0]
     return None
 
@@ -122,7 +122,7 @@ def _over(size: int, step: int) -> int:
 
 
 def _read_codes(segment: memoryview) -> Iterator[tuple[int, Code]]:
-    """For each table the code of only zeros: the first of the shortest codes."""
+    """For each table the code that is all zeros, which is the first of the shortest codes."""
     at = 0
     while at < len(segment):
         counts = segment[at + 1 : at + 17]
@@ -132,14 +132,14 @@ def _read_codes(segment: memoryview) -> Iterator[tuple[int, Code]]:
 
 
 def _longest_run(picture: Picture, header: memoryview) -> int:
-    """The most zero bytes in a row that a scan may have."""
+    """The most zero bytes in a row that a scan can have."""
     count = header[0]
     parts = [(header[1 + 2 * i], header[2 + 2 * i]) for i in range(count)]
     first, last, bits = header[1 + 2 * count : 4 + 2 * count]
     for number, _ in parts:
         if picture.is_progressive:
             picture.planes[number, first == 0] = bits & 15
-    refines = bits >> 4 > 0  # a bit for each coefficient that is there
+    refines = bits >> 4 > 0  # one bit for each coefficient that is not zero
     units, unit_bits = picture.units, 0
     for number, tables in parts:
         component = picture.components[number]
@@ -156,23 +156,23 @@ def _longest_run(picture: Picture, header: memoryview) -> int:
 
 
 def _cost(picture: Picture, tables: int, first: int, last: int) -> tuple[int, int]:
-    """How many zero bits make a block, and how many of these blocks may follow each other; 0: any number."""
+    """The number of zero bits in a block, and the most such blocks in a row; 0: any number."""
     block_bits = most = 0
     if first == 0:
         length, size = picture.codes[tables >> 4]
         block_bits = length + size
-        most = _over(LEVELS, (1 << size) - 1)  # each block is darker than the last by so many levels
+        most = _over(LEVELS, (1 << size) - 1)  # each block is darker than the last one by this number of levels
     if first > 0 or not picture.is_progressive:
         length, symbol = picture.codes[0x10 | tables & 15]
         skipped, size = symbol >> 4, symbol & 15
-        if size or skipped == 15:  # a coefficient, or sixteen that are 0
+        if size or skipped == 15:  # a coefficient, or sixteen zeros
             block_bits += _over(last - max(first, 1) + 1, skipped + 1) * (length + size)
             most = FULL_BLOCKS
-        else:  # the block's end or, in a progressive scan, that of the next 2^skipped blocks
+        else:  # the end of the block or, in a progressive scan, of the next 2^skipped blocks
             block_bits += _over(length + skipped, 1 << skipped)
     return block_bits, most
 
 
 def _is_complete(picture: Picture) -> bool:
-    """Whether a progressive picture's scans have brought the last bit of everything."""
+    """Whether the scans of a progressive picture have contained the last bit of all components."""
     return all(picture.planes.get((number, is_dc)) == 0 for number in picture.components for is_dc in (True, False))

@@ -1,7 +1,6 @@
-"""Which system calls a decoder's child keeps, by seccomp(2); all others fail with EPERM.
+"""Limits a decoder's child to the system calls that it needs, by seccomp(2). All others fail with EPERM.
 
-With these no file can be opened, made or removed, no socket be had, no program or process be started and no other process
-be touched.
+The child can then not open, create or remove a file, make a socket, start a program or a process, or reach another process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FIRST_AT, SECOND_AT = 16, 24  # the low half of an argument
 CLONE_THREAD = 0x10000
 X32 = 0x40000000  # from here on, the numbers of x86-64's second set of system calls
 
-MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as linux/audit.h calls them
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # from linux/audit.h
 # What the interpreter, its allocator and the image libraries' threads need: numbers on x86-64 and on 64-bit ARM.
 KEPT = {
     **{
@@ -53,17 +52,17 @@ KEPT = {
     **{"clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "nanosleep": (35, 101), "restart_syscall": (219, 128)},
     **{"getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94)},
 }
-# Kept for some of what they do: where the argument that tells lies, the test that it must pass, and against what.
+# Allowed for some arguments only: the position of the argument, the test that it must pass, and the operands of the test.
 KEPT_IN_PART = {
-    (56, 220): (FIRST_AT, JUMP_IF_ANY_BIT, (CLONE_THREAD,)),  # clone: threads, and no process, which would outlive this one
-    (302, 261): (FIRST_AT, JUMP_IF_EQUAL, (0,)),  # prlimit64: of this process
+    (56, 220): (FIRST_AT, JUMP_IF_ANY_BIT, (CLONE_THREAD,)),  # clone: threads, but no process, which would outlive this one
+    (302, 261): (FIRST_AT, JUMP_IF_EQUAL, (0,)),  # prlimit64: of this process only
     (72, 25): (SECOND_AT, JUMP_IF_EQUAL, (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)),  # no F_SETOWN
 }
-CLONE3 = (435, 435)  # its flags lie in memory, out of a filter's sight; told that there is none, the C library takes clone
+CLONE3 = (435, 435)  # its flags are in memory, which a filter cannot read; with ENOSYS the C library uses clone
 
 
 def keep_system_calls() -> None:
-    """Give up all but KEPT, for good, where the kernel lets us. Needs PR_SET_NO_NEW_PRIVS, and no thread beside this one."""
+    """Give up all system calls except KEPT for good, if the kernel can. Needs PR_SET_NO_NEW_PRIVS and a single thread."""
     machine = os.uname().machine
     if machine not in MACHINES:
         return
@@ -74,7 +73,7 @@ def keep_system_calls() -> None:
 
 
 def compile_filter(machine: int, column: int) -> list[tuple[int, int, int, int]]:
-    """Instructions of classic BPF: code, steps to skip if true, if false, and the operand."""
+    """Instructions of classic BPF: code, instructions to skip if true, if false, and the operand."""
     steps = [
         (LOAD, 0, 0, MACHINE_AT),
         (JUMP_IF_EQUAL, 1, 0, machine),

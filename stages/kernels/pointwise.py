@@ -1,4 +1,4 @@
-"""Device code for layers that look at one pixel, or one row, at a time; see convolution.py for the form of maps."""
+"""Triton kernels for layers that need one pixel or one row at a time. convolution.py explains the layout of maps."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -6,235 +6,269 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stages.kernels.convolution import find_limit
+from stages.kernels.convolution import load_width
 
-GELU_REACH = tl.constexpr(4.2)
+GELU_CLAMP = tl.constexpr(4.2)
 
 
 @triton.jit
 def gelu(x):
-    """x · Φ(x), Φ the normal distribution's: half of one and an odd polynomial, fitted for the least greatest error of the
-    product: 2e-5, and beyond the fit's reach 1e-5 of x. The error function costs twice as much."""
-    near = tl.minimum(tl.maximum(x, -GELU_REACH), GELU_REACH)
-    square = near * near
-    odd = 4.9238127e-11 * square - 4.7956572e-9
-    odd = odd * square + 2.0724750e-7
-    odd = odd * square - 5.2895621e-6
-    odd = odd * square + 8.9835921e-5
-    odd = odd * square - 1.0864589e-3
-    odd = odd * square + 9.7409403e-3
-    odd = odd * square - 6.6222079e-2
-    odd = odd * square + 0.39883459
-    return x * (0.5 + near * odd)
+    """F.gelu(x) = x · Φ(x), with Φ(x) ≈ 1/2 + an odd polynomial in x, x clamped to ±GELU_CLAMP.
+
+    A minimax fit of the product: its error is at most 2e-5, and 1e-5 · x beyond the clamp. erf takes twice as long.
+    """
+    clamped = tl.minimum(tl.maximum(x, -GELU_CLAMP), GELU_CLAMP)
+    square = clamped * clamped
+    polynomial = 4.9238127e-11 * square - 4.7956572e-9
+    polynomial = polynomial * square + 2.0724750e-7
+    polynomial = polynomial * square - 5.2895621e-6
+    polynomial = polynomial * square + 8.9835921e-5
+    polynomial = polynomial * square - 1.0864589e-3
+    polynomial = polynomial * square + 9.7409403e-3
+    polynomial = polynomial * square - 6.6222079e-2
+    polynomial = polynomial * square + 0.39883459
+    return x * (0.5 + clamped * polynomial)
 
 
-@triton.jit(do_not_specialize=["height", "width", "tiles"])
-def excite_kernel(
-    sums,
-    first,
-    first_bias,
-    second,
-    second_bias,
-    gates,
-    widths,
-    tiles,
+@triton.jit(do_not_specialize=["height", "width", "num_tiles"])
+def squeeze_excitation_kernel(
+    sums_ptr,
+    w1_ptr,
+    b1_ptr,
+    w2_ptr,
+    b2_ptr,
+    gates_ptr,
+    widths_ptr,
+    num_tiles,
     height,
     width,
     CHANNELS: tl.constexpr,
     SQUEEZED: tl.constexpr,
     SLOPE: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):
+    """The gates of a squeeze-and-excitation block, from the sums over the tiles of each image.
+
+    gates = clamp(SLOPE · (w2 @ relu(w1 @ mean + b1) + b2) + 0.5, 0, 1), + 1 with RESIDUAL (then x · gate is x + x · gate),
+    where mean = sums.sum(dim=1) / (height · width), with an image's own width where widths are given.
+    sums: float32 [N, num_tiles, CHANNELS]. w1, w2: float32 [SQUEEZED, CHANNELS] (w2 transposed). b1: float32 [SQUEEZED],
+    b2: float32 [CHANNELS]. gates: float32 [N, CHANNELS]. Grid: (N,).
+    """
     image = tl.program_id(0)
-    channel = tl.arange(0, BLOCK)
-    told = channel < CHANNELS
-    total = tl.zeros([TILES, BLOCK], dtype=tl.float32)
-    for start in range(0, tiles, TILES):
-        tile = start + tl.arange(0, TILES)
-        kept = (tile < tiles)[:, None] & told[None, :]
-        total += tl.load(sums + (image * tiles + tile)[:, None] * CHANNELS + channel[None, :], mask=kept, other=0.0)
-    limit = find_limit(widths, image, width)
-    mean = tl.sum(total, axis=0) / (height * limit)
-    gate = tl.load(second_bias + channel, mask=told, other=0.0)
-    for start in range(0, SQUEEZED, ROWS):
-        row = start + tl.arange(0, ROWS)
-        place = row[:, None] * CHANNELS + channel[None, :]
-        kept = (row < SQUEEZED)[:, None] & told[None, :]
-        squeezed = tl.sum(tl.load(first + place, mask=kept, other=0.0) * mean[None, :], axis=1)
-        squeezed = tl.maximum(squeezed + tl.load(first_bias + row, mask=row < SQUEEZED, other=0.0), 0.0)
-        gate += tl.sum(tl.load(second + place, mask=kept, other=0.0) * squeezed[:, None], axis=0)
+    offs_c = tl.arange(0, BLOCK_C)
+    c_mask = offs_c < CHANNELS
+    total = tl.zeros([BLOCK_T, BLOCK_C], dtype=tl.float32)
+    for start in range(0, num_tiles, BLOCK_T):
+        offs_t = start + tl.arange(0, BLOCK_T)
+        mask = (offs_t < num_tiles)[:, None] & c_mask[None, :]
+        total += tl.load(sums_ptr + (image * num_tiles + offs_t)[:, None] * CHANNELS + offs_c[None, :], mask=mask, other=0.0)
+    valid_width = load_width(widths_ptr, image, width)
+    mean = tl.sum(total, axis=0) / (height * valid_width)
+    gate = tl.load(b2_ptr + offs_c, mask=c_mask, other=0.0)
+    for start in range(0, SQUEEZED, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        offs = offs_s[:, None] * CHANNELS + offs_c[None, :]
+        mask = (offs_s < SQUEEZED)[:, None] & c_mask[None, :]
+        hidden = tl.sum(tl.load(w1_ptr + offs, mask=mask, other=0.0) * mean[None, :], axis=1)
+        hidden = tl.maximum(hidden + tl.load(b1_ptr + offs_s, mask=offs_s < SQUEEZED, other=0.0), 0.0)
+        gate += tl.sum(tl.load(w2_ptr + offs, mask=mask, other=0.0) * hidden[:, None], axis=0)
     gate = tl.minimum(tl.maximum(gate * SLOPE + 0.5, 0.0), 1.0)
     if RESIDUAL:
         gate += 1.0
-    tl.store(gates + image * CHANNELS + channel, gate, mask=told)
+    tl.store(gates_ptr + image * CHANNELS + offs_c, gate, mask=c_mask)
 
 
-@triton.jit(do_not_specialize=["places"])
-def mix_kernel(
-    pixels,
-    gates,
-    first,
-    first_bias,
-    second,
-    second_bias,
-    out,
-    places,
-    INPUTS: tl.constexpr,
+@triton.jit(do_not_specialize=["num_pixels"])
+def pointwise_mlp_kernel(
+    x_ptr,
+    gates_ptr,
+    w1_ptr,
+    b1_ptr,
+    w2_ptr,
+    b2_ptr,
+    out_ptr,
+    num_pixels,
+    IN_CHANNELS: tl.constexpr,
     HIDDEN: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    PIXELS: tl.constexpr,
-    STEP: tl.constexpr,
-    PART_IN: tl.constexpr,
-    PART_OUT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_HIDDEN: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
 ):
-    """The channels are taken in parts, as Triton's tensors are powers of two wide and the layers three times that: all inputs
-    and all sums stay with the program, and the hidden units pass by STEP at a time."""
-    image, start = tl.program_id(1).to(tl.int64), tl.program_id(0) * PIXELS
-    place = tl.arange(0, PIXELS)
-    inside = (start + place < places)[:, None]
-    pixels += (image * places + start) * INPUTS
-    out += (image * places + start) * OUTPUTS
-    lane, output = tl.arange(0, PART_IN), tl.arange(0, PART_OUT)
-    values, results = (), ()
-    for part in tl.static_range(INPUTS // PART_IN):
-        channel = part * PART_IN + lane
-        value = tl.load(pixels + place[:, None] * INPUTS + channel[None, :], mask=inside, other=0.0)
-        if gates is not None:
-            value = (value.to(tl.float32) * tl.load(gates + image * INPUTS + channel)[None, :]).to(tl.float16)
-        values += (value,)
-    for part in tl.static_range(OUTPUTS // PART_OUT):
-        result = tl.zeros([PIXELS, PART_OUT], dtype=tl.float32) + tl.load(second_bias + part * PART_OUT + output)[None, :]
-        if RESIDUAL:  # there are as many outputs as inputs, in the same parts
-            result += values[part].to(tl.float32)
-        results += (result,)
-    for step in tl.range(0, HIDDEN, STEP, num_stages=2):
-        unit = step + tl.arange(0, STEP)
-        hidden = tl.zeros([PIXELS, STEP], dtype=tl.float32) + tl.load(first_bias + unit)[None, :]
-        for part in tl.static_range(INPUTS // PART_IN):
-            hidden = tl.dot(values[part], tl.load(first + (part * PART_IN + lane)[:, None] * HIDDEN + unit[None, :]), hidden)
+    """out = w2ᵀ gelu(w1ᵀ (x · gates) + b1) + b2, + x · gates with RESIDUAL, for each pixel.
+
+    x: float16 [N, num_pixels, IN_CHANNELS]. gates: None, or float32 [N, IN_CHANNELS]. w1: float16 [IN_CHANNELS, HIDDEN],
+    b1: float32 [HIDDEN], w2: float16 [HIDDEN, OUT_CHANNELS], b2: float32 [OUT_CHANNELS]. out: float16
+    [N, num_pixels, OUT_CHANNELS].
+    Triton's tensors have powers of two as their sizes, and the layers are three times a power of two wide, so channels are
+    split into blocks of BLOCK_IN and BLOCK_OUT. All inputs and accumulators stay in registers; hidden units are computed
+    BLOCK_HIDDEN at a time. Grid: (blocks of BLOCK_M pixels, N).
+    """
+    image, start_m = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK_M
+    offs_m = tl.arange(0, BLOCK_M)
+    mask = (start_m + offs_m < num_pixels)[:, None]
+    x_ptr += (image * num_pixels + start_m) * IN_CHANNELS
+    out_ptr += (image * num_pixels + start_m) * OUT_CHANNELS
+    offs_in, offs_out = tl.arange(0, BLOCK_IN), tl.arange(0, BLOCK_OUT)
+    xs, accs = (), ()
+    for i in tl.static_range(IN_CHANNELS // BLOCK_IN):
+        offs_c = i * BLOCK_IN + offs_in
+        x = tl.load(x_ptr + offs_m[:, None] * IN_CHANNELS + offs_c[None, :], mask=mask, other=0.0)
+        if gates_ptr is not None:
+            x = (x.to(tl.float32) * tl.load(gates_ptr + image * IN_CHANNELS + offs_c)[None, :]).to(tl.float16)
+        xs += (x,)
+    for i in tl.static_range(OUT_CHANNELS // BLOCK_OUT):
+        acc = tl.zeros([BLOCK_M, BLOCK_OUT], dtype=tl.float32) + tl.load(b2_ptr + i * BLOCK_OUT + offs_out)[None, :]
+        if RESIDUAL:  # then outputs and inputs have the same blocks
+            acc += xs[i].to(tl.float32)
+        accs += (acc,)
+    for start_hidden in tl.range(0, HIDDEN, BLOCK_HIDDEN, num_stages=2):
+        offs_hidden = start_hidden + tl.arange(0, BLOCK_HIDDEN)
+        hidden = tl.zeros([BLOCK_M, BLOCK_HIDDEN], dtype=tl.float32) + tl.load(b1_ptr + offs_hidden)[None, :]
+        for i in tl.static_range(IN_CHANNELS // BLOCK_IN):
+            hidden = tl.dot(xs[i], tl.load(w1_ptr + (i * BLOCK_IN + offs_in)[:, None] * HIDDEN + offs_hidden[None, :]), hidden)
         hidden = gelu(hidden).to(tl.float16)
-        summed = ()
-        for part in tl.static_range(OUTPUTS // PART_OUT):
-            weight = tl.load(second + unit[:, None] * OUTPUTS + (part * PART_OUT + output)[None, :])
-            summed += (tl.dot(hidden, weight, results[part]),)
-        results = summed
-    for part in tl.static_range(OUTPUTS // PART_OUT):
-        target = out + place[:, None] * OUTPUTS + (part * PART_OUT + output)[None, :]
-        tl.store(target, results[part].to(tl.float16), mask=inside)
+        updated = ()
+        for i in tl.static_range(OUT_CHANNELS // BLOCK_OUT):
+            w2 = tl.load(w2_ptr + offs_hidden[:, None] * OUT_CHANNELS + (i * BLOCK_OUT + offs_out)[None, :])
+            updated += (tl.dot(hidden, w2, accs[i]),)
+        accs = updated
+    for i in tl.static_range(OUT_CHANNELS // BLOCK_OUT):
+        out_ptrs = out_ptr + offs_m[:, None] * OUT_CHANNELS + (i * BLOCK_OUT + offs_out)[None, :]
+        tl.store(out_ptrs, accs[i].to(tl.float16), mask=mask)
 
 
-@triton.jit(do_not_specialize=["places"])
-def gate_kernel(pixels, gates, places, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr):
-    """Each channel of an image times its gate, in place."""
+@triton.jit(do_not_specialize=["num_pixels"])
+def scale_channels_kernel(x_ptr, gates_ptr, num_pixels, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    """x *= gates, in place. x: float16 [N, num_pixels, CHANNELS]. gates: float32 [N, CHANNELS].
+
+    Grid: (blocks of BLOCK_M pixels, N).
+    """
     image = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.arange(0, BLOCK)
-    kept = (place < places)[:, None] & (channel < CHANNELS)[None, :]
-    target = pixels + image * places * CHANNELS + place[:, None] * CHANNELS + channel[None, :]
-    gate = tl.load(gates + image * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
-    values = tl.load(target, mask=kept, other=0.0).to(tl.float32)
-    tl.store(target, (values * gate[None, :]).to(tl.float16), mask=kept)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_c = tl.arange(0, BLOCK_C)
+    mask = (offs_m < num_pixels)[:, None] & (offs_c < CHANNELS)[None, :]
+    x_ptrs = x_ptr + image * num_pixels * CHANNELS + offs_m[:, None] * CHANNELS + offs_c[None, :]
+    gate = tl.load(gates_ptr + image * CHANNELS + offs_c, mask=offs_c < CHANNELS, other=0.0)
+    x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(x_ptrs, (x * gate[None, :]).to(tl.float16), mask=mask)
 
 
-@triton.jit(do_not_specialize=["total"])
-def project_kernel(
-    pixels,
-    weight,
-    bias,
-    residual,
-    out,
-    total,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+@triton.jit(do_not_specialize=["M"])
+def pointwise_linear_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    M,
+    K: tl.constexpr,
+    N: tl.constexpr,
     GELU: tl.constexpr,
-    PIXELS: tl.constexpr,
-    STEP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """One pointwise layer of `total` pixels. residual: None, or what is added. Programs that read the same pixels run side by
-    side, so that they are read from memory once."""
-    blocks: tl.constexpr = OUTPUTS // BLOCK
-    start, place = (tl.program_id(0) // blocks).to(tl.int64) * PIXELS, tl.arange(0, PIXELS)
-    inside = (place < total - start)[:, None]
-    pixels += start * INPUTS
-    output = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    result = tl.zeros([PIXELS, BLOCK], dtype=tl.float32)
-    for first in range(0, INPUTS, STEP):
-        unit = first + tl.arange(0, STEP)
-        values = tl.load(pixels + place[:, None] * INPUTS + unit[None, :], mask=inside, other=0.0)
-        result = tl.dot(values, tl.load(weight + unit[:, None] * OUTPUTS + output[None, :]), result)
-    result += tl.load(bias + output)[None, :]
+    """out = x @ weight + bias, then gelu with GELU, then + residual.
+
+    x: float16 [M, K]. weight: float16 [K, N]. bias: float32 [N]. residual: None, or float16 [M, N]. out: float16 [M, N].
+    K is a multiple of BLOCK_K, and N of BLOCK_N. Programs that read the same rows of x have adjacent numbers, so that x is
+    read from memory once. Grid: (blocks of M · blocks of N,).
+    """
+    num_pid_n: tl.constexpr = N // BLOCK_N
+    start_m, offs_m = (tl.program_id(0) // num_pid_n).to(tl.int64) * BLOCK_M, tl.arange(0, BLOCK_M)
+    mask = (offs_m < M - start_m)[:, None]
+    x_ptr += start_m * K
+    offs_n = tl.program_id(0) % num_pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for start_k in range(0, K, BLOCK_K):
+        offs_k = start_k + tl.arange(0, BLOCK_K)
+        x = tl.load(x_ptr + offs_m[:, None] * K + offs_k[None, :], mask=mask, other=0.0)
+        acc = tl.dot(x, tl.load(weight_ptr + offs_k[:, None] * N + offs_n[None, :]), acc)
+    acc += tl.load(bias_ptr + offs_n)[None, :]
     if GELU:
-        result = gelu(result)
-    target = place[:, None] * OUTPUTS + output[None, :]
-    if residual is not None:
-        result += tl.load(residual + start * OUTPUTS + target, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + start * OUTPUTS + target, result.to(tl.float16), mask=inside)
+        acc = gelu(acc)
+    offs = offs_m[:, None] * N + offs_n[None, :]
+    if residual_ptr is not None:
+        acc += tl.load(residual_ptr + start_m * N + offs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + start_m * N + offs, acc.to(tl.float16), mask=mask)
 
 
-@triton.jit(do_not_specialize=["count"])
-def choose_kernel(logits, classes, probabilities, count, BLOCK: tl.constexpr):
-    """Twice over a row, the second time from the cache, so that no exponential is taken in vain."""
+@triton.jit(do_not_specialize=["num_classes"])
+def argmax_softmax_kernel(logits_ptr, classes_ptr, probabilities_ptr, num_classes, BLOCK: tl.constexpr):
+    """classes, probabilities = logits.argmax(dim=-1), logits.float().softmax(dim=-1).amax(dim=-1); the first of equal maxima.
+
+    logits: float16 or float32 [rows, num_classes]. classes: int64 [rows]. probabilities: float32 [rows]. The row is read twice,
+    the second time from the cache, so that each logit costs one exponential. Grid: (rows,).
+    """
     row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, BLOCK)
-    most = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
-    where = tl.zeros([BLOCK], dtype=tl.int32)
-    for start in range(0, count, BLOCK):
-        place = start + lane
-        value = tl.load(logits + row * count + place, mask=place < count, other=float("-inf")).to(tl.float32)
-        where = tl.where(value > most, place, where)
-        most = tl.maximum(most, value)
-    best = tl.max(most, axis=0)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, count, BLOCK):
-        place = start + lane
-        value = tl.load(logits + row * count + place, mask=place < count, other=float("-inf")).to(tl.float32)
-        total += tl.exp(value - best)
-    tl.store(classes + row, tl.min(tl.where(most == best, where, count), axis=0).to(tl.int64))
-    tl.store(probabilities + row, 1.0 / tl.sum(total, axis=0))
+    lanes = tl.arange(0, BLOCK)
+    maxima = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
+    argmaxima = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, num_classes, BLOCK):
+        offs = start + lanes
+        logit = tl.load(logits_ptr + row * num_classes + offs, mask=offs < num_classes, other=float("-inf")).to(tl.float32)
+        argmaxima = tl.where(logit > maxima, offs, argmaxima)
+        maxima = tl.maximum(maxima, logit)
+    maximum = tl.max(maxima, axis=0)
+    exp_sum = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, num_classes, BLOCK):
+        offs = start + lanes
+        logit = tl.load(logits_ptr + row * num_classes + offs, mask=offs < num_classes, other=float("-inf")).to(tl.float32)
+        exp_sum += tl.exp(logit - maximum)
+    tl.store(classes_ptr + row, tl.min(tl.where(maxima == maximum, argmaxima, num_classes), axis=0).to(tl.int64))
+    tl.store(probabilities_ptr + row, 1.0 / tl.sum(exp_sum, axis=0))
 
 
 @triton.jit
-def add_norm_kernel(
-    hidden,
-    update,
-    weight,
-    bias,
-    total,
-    normed,
-    rows,
-    EPSILON: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+def add_layer_norm_kernel(
+    hidden_ptr,
+    update_ptr,
+    weight_ptr,
+    bias_ptr,
+    total_ptr,
+    normed_ptr,
+    M,
+    EPS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """A residual connection and the layer norm behind it. The sum is rounded before it is normed, as torch's is."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, BLOCK)
-    told = lane < WIDTH
-    kept = (row < rows)[:, None] & told[None, :]
-    place = row[:, None] * WIDTH + lane[None, :]
-    value = tl.load(hidden + place, mask=kept, other=0.0).to(tl.float32)
-    value += tl.load(update + place, mask=kept, other=0.0).to(tl.float32)
-    value = value.to(normed.dtype.element_ty)
-    tl.store(total + place, value, mask=kept)
-    value = value.to(tl.float32)
-    centred = tl.where(kept, value - (tl.sum(value, axis=1) / WIDTH)[:, None], 0.0)
-    deviation = tl.sqrt(tl.sum(centred * centred, axis=1) / WIDTH + EPSILON)
-    scale, shift = tl.load(weight + lane, mask=told, other=0.0), tl.load(bias + lane, mask=told, other=0.0)
-    value = centred / deviation[:, None] * scale[None, :].to(tl.float32) + shift[None, :].to(tl.float32)
-    tl.store(normed + place, value.to(normed.dtype.element_ty), mask=kept)
+    """total = hidden + update; normed = F.layer_norm(total, [N], weight, bias, EPS).
+
+    hidden, update, total, normed: [M, N] of one dtype; weight, bias: [N]. The arithmetic is in float32, but total is rounded
+    to its dtype before it is normalized, as PyTorch does. Grid: (blocks of BLOCK_M rows,).
+    """
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    n_mask = offs_n < N
+    mask = (offs_m < M)[:, None] & n_mask[None, :]
+    offs = offs_m[:, None] * N + offs_n[None, :]
+    x = tl.load(hidden_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    x += tl.load(update_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    x = x.to(normed_ptr.dtype.element_ty)
+    tl.store(total_ptr + offs, x, mask=mask)
+    x = x.to(tl.float32)
+    centred = tl.where(mask, x - (tl.sum(x, axis=1) / N)[:, None], 0.0)
+    std = tl.sqrt(tl.sum(centred * centred, axis=1) / N + EPS)
+    scale, shift = tl.load(weight_ptr + offs_n, mask=n_mask, other=0.0), tl.load(bias_ptr + offs_n, mask=n_mask, other=0.0)
+    x = centred / std[:, None] * scale[None, :].to(tl.float32) + shift[None, :].to(tl.float32)
+    tl.store(normed_ptr + offs, x.to(normed_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["count"])
-def bias_silu_kernel(values, bias, count, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
-    """A convolution's bias and SiLU in place, the channels last. The sum is rounded before the SiLU, as torch's is."""
-    start, lane = tl.program_id(0).to(tl.int64) * BLOCK, tl.arange(0, BLOCK)
-    place, channel = start + lane, ((start % CHANNELS).to(tl.int32) + lane) % CHANNELS
-    value = tl.load(values + place, mask=place < count, other=0.0)
-    value = (value.to(tl.float32) + tl.load(bias + channel).to(tl.float32)).to(value.dtype).to(tl.float32)
-    tl.store(values + place, (value * tl.sigmoid(value)).to(values.dtype.element_ty), mask=place < count)
+@triton.jit(do_not_specialize=["num_elements"])
+def add_bias_silu_kernel(x_ptr, bias_ptr, num_elements, CHANNELS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """x = F.silu(x + bias), in place. x: num_elements values with the channels last in memory. bias: [CHANNELS].
+
+    x + bias is rounded to x's dtype before the SiLU, as PyTorch does. Grid: (blocks of BLOCK_SIZE elements,).
+    """
+    start, lanes = tl.program_id(0).to(tl.int64) * BLOCK_SIZE, tl.arange(0, BLOCK_SIZE)
+    offs, offs_c = start + lanes, ((start % CHANNELS).to(tl.int32) + lanes) % CHANNELS
+    x = tl.load(x_ptr + offs, mask=offs < num_elements, other=0.0)
+    x = (x.to(tl.float32) + tl.load(bias_ptr + offs_c).to(tl.float32)).to(x.dtype).to(tl.float32)
+    tl.store(x_ptr + offs, (x * tl.sigmoid(x)).to(x_ptr.dtype.element_ty), mask=offs < num_elements)

@@ -1,1 +1,1 @@
-"""OCR: PP-OCRv6, its networks, and the kernels that speed them up."""
+"""OCR: PP-OCRv6, its two networks, and their fast versions for GPUs."""

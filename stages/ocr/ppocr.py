@@ -1,8 +1,8 @@
 """PP-OCRv6 small: text detection and text recognition, transformers' modules filled from the rapidocr wheel's ONNX files.
 
-Both networks take RGB. The published ones take BGR, so their first convolution's input channels are turned round here.
-Batch norms are folded into their convolutions, and the forward passes are this file's own: the recogniser's keeps what
-lies right of a line out of its answer, and both write in place where that saves a pass over memory.
+Both networks take RGB. The published ones take BGR, so the input channels of their first convolution are reversed here.
+Batch norms are folded into their convolutions. The forward passes are written here: the recognizer's masks what is to the
+right of a line, and both work in place where that saves a pass over memory.
 
 Reference: PaddleOCR's PP-OCRv6; transformers' pp_lcnet_v4, pp_ocrv6_small_det and pp_ocrv6_small_rec.
 """
@@ -30,24 +30,24 @@ from stages.ocr.onnxfile import OnnxFile, WeightsError, read_onnx
 
 # The published weights where they differ from transformers' defaults.
 DETECTOR_STEM = [3, 24, 48]
-DETECTOR_BLOCKS = [  # a list a stage: kernel, channels in, channels out, stride, squeeze and excitation
+DETECTOR_BLOCKS = [  # a list for each stage: kernel, channels in, channels out, stride, squeeze and excitation
     [[3, 48, 48, 1, True], [3, 48, 48, 1, False]],
     [[3, 48, 96, 2, False], [3, 96, 96, 1, True], [3, 96, 96, 1, False]],
     [[3, 96, 192, 2, False], *[[3, 192, 192, 1, excited] for excited in (True, False, True, False)]],
     [[3, 192, 384, 2, False], [3, 384, 384, 1, True], [3, 384, 384, 1, False]],
 ]
 DETECTOR_CHANNELS = [48, 96, 192, 384]
-SVTR_EPSILON = 1e-5  # of the norms inside the two SVTR blocks; the last norm has transformers' 1e-6
+SVTR_EPSILON = 1e-5  # of the norms in the two SVTR blocks; the last norm has transformers' 1e-6
 
-LINE_HEIGHT = 48  # rows of the recogniser's input
+LINE_HEIGHT = 48  # rows of the recognizer's input
 BLANK = 0  # CTC's blank class
-GROUP_CHANNELS = 32  # of a depthwise convolution that is run as one of groups
+GROUP_CHANNELS = 32  # in a group, for a depthwise convolution that is run as a grouped one
 
 KINDS = {"Conv": nn.Conv2d, "ConvTranspose": nn.ConvTranspose2d, "MatMul": nn.Linear, "LayerNorm": nn.LayerNorm}
 
 
 class Detector(nn.Module):
-    """Where there is text."""
+    """Text detection: where there is text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,9 +56,9 @@ class Detector(nn.Module):
         network = PPOCRV6SmallDetForObjectDetection(config)
         self.encoder, self.neck, self.head = network.model.backbone.encoder, network.model.neck, network.head
 
-    def look(self, pages: Tensor) -> Tensor:
-        """forward, from uint8 [N, H, W, 3]."""
-        probabilities: Tensor = self(normalise(pages, self.encoder.convolution.stem4.convolution.weight.dtype))
+    def infer(self, pages: Tensor) -> Tensor:
+        """`forward` on pages, uint8 [N, H, W, 3]."""
+        probabilities: Tensor = self(normalize(pages, self.encoder.convolution.stem4.convolution.weight.dtype))
         return probabilities
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Detector(nn.Module):
         return probabilities.squeeze(1)
 
     def layers(self) -> Iterator[nn.Module]:
-        """The weighted modules in the ONNX file's order: there the neck goes from its smallest map to its largest."""
+        """The modules with weights in the ONNX file's order, where the neck goes from its smallest map to its largest."""
         yield from encoder_layers(self.encoder)
         for insert in reversed(self.neck.insert_conv):
             yield insert.in_conv
@@ -88,11 +88,11 @@ class Detector(nn.Module):
 
 
 class Recognizer(nn.Module):
-    """What a line of text says.
+    """Text recognition: what a line of text says.
 
-    The network's convolutions, means and attention see the padding right of a line, so a line's answer depends on the
-    width it is padded to. For lines of unlike padded widths to share a tensor, `widths` gives each line's own: whatever
-    lies right of it is kept out, and the answer is the one that a tensor of just that width would get.
+    The network's convolutions, means and attention see the padding to the right of a line, so a line's answer depends on its
+    padded width. So that lines of different padded widths can share a tensor, `widths` has each line's own: whatever is to
+    the right of it is masked, and the answer is the same as from a tensor of exactly that width.
     """
 
     def __init__(self, classes: int) -> None:
@@ -103,18 +103,18 @@ class Recognizer(nn.Module):
         for block in self.svtr.svtr_block:
             block.layer_norm1.eps = block.layer_norm2.eps = SVTR_EPSILON
 
-    def look(self, lines: Tensor, resized: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
-        """forward, from uint8 [N, 48, W, 3]. resized, padded: int64 [N], a line's own columns, and those with its padding."""
-        pixels = normalise(lines, self.head.weight.dtype)
+    def infer(self, lines: Tensor, resized: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`forward` on lines, uint8 [N, 48, W, 3]. resized, padded: int64 [N], columns without and with padding."""
+        pixels = normalize(lines, self.head.weight.dtype)
         columns = torch.arange(lines.shape[2], device=lines.device)
         answers: tuple[Tensor, Tensor] = self(pixels.masked_fill_(columns >= resized[:, None, None, None], 0), padded)
         return answers
 
     def forward(self, pixels: Tensor, widths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The likeliest class at each step and its probability, both [N, W // 8]; BLANK right of a line's own width.
+        """The most likely class at each step and its probability, both [N, W // 8]; BLANK beyond a line's own width.
 
-        pixels: [N, 3, 48, W], RGB in -1..1, zeros right of each line.
-        widths: int64 [N], what each line is padded to, at most W; None when all are W.
+        pixels: [N, 3, 48, W], RGB in -1..1, zeros to the right of each line.
+        widths: int64 [N], the padded width of each line, at most W; None when all are W.
         """
         probabilities, classes = self.head(self.encode(pixels, widths)).softmax(dim=-1, dtype=torch.float32).max(dim=-1)
         if widths is not None:
@@ -128,9 +128,10 @@ class Recognizer(nn.Module):
         hidden = run_stem(self.encoder.convolution, pixels, halves)
         for block in (block for stage in self.encoder.blocks for block in stage.blocks):
             hidden = run_block(block, hidden, quarters)
-        return self.read(F.avg_pool2d(hidden, (3, 2)), steps)
+        return self.run_svtr(F.avg_pool2d(hidden, (3, 2)), steps)
 
-    def read(self, hidden: Tensor, steps: Tensor | None) -> Tensor:
+    def run_svtr(self, hidden: Tensor, steps: Tensor | None) -> Tensor:
+        """hidden: [N, channels, 1, W // 8]. steps: the mask of the steps. Returns the last hidden states."""
         skip, reduce, local = self.svtr.conv_block
         residual = skip(hidden)
         hidden = mask(reduce(hidden), steps)
@@ -142,7 +143,7 @@ class Recognizer(nn.Module):
         return states
 
     def layers(self) -> Iterator[nn.Module]:
-        """The weighted modules in the ONNX file's order."""
+        """The modules with weights in the ONNX file's order."""
         yield from encoder_layers(self.encoder)
         for layer in self.svtr.conv_block:
             yield layer.convolution
@@ -153,18 +154,18 @@ class Recognizer(nn.Module):
         yield self.head
 
 
-def normalise(levels: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 [N, height, width, 3] to -1..1, [N, 3, height, width] with the channels last in memory."""
+def normalize(levels: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 [N, height, width, 3] to -1..1, [N, 3, height, width], channels last in memory."""
     return levels.float().mul_(2 / 255).sub_(1).to(dtype).permute(0, 3, 1, 2)
 
 
 def count_steps(widths: Tensor) -> Tensor:
-    """How many steps of the output belong to lines of `widths` columns: halved three times, up, up and down."""
+    """The number of output steps of lines of `widths` columns: halved three times, rounded up, up and down."""
     return ((widths + 1) // 2 + 1) // 4
 
 
 def masks_of(widths: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    """What belongs to each line at a half, a quarter and an eighth of the width: ones, then zeros, [N, 1, 1, columns]."""
+    """Masks of each line at 1/2, 1/4 and 1/8 of the width, [N, 1, 1, columns]: 1 in the line, 0 to the right of it."""
     if widths is None:
         return None, None, None
     halves, whole = (widths + 1) // 2, (width + 1) // 2
@@ -178,7 +179,7 @@ def mask(hidden: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def run_stem(stem: Any, pixels: Tensor, kept: Tensor | None = None) -> Tensor:
-    """The stem pads right and bottom only. Padding all round and slicing the surplus off spares two copies."""
+    """The stem pads right and bottom only. Padding all sides and slicing off the surplus saves two copies."""
     hidden = mask(stem.stem1(pixels), kept)
     pooled = F.max_pool2d(hidden, 2, stride=1, padding=1)[..., 1:, 1:]
     detail = F.relu_(F.conv2d(hidden, stem.stem2a.convolution.weight, stem.stem2a.convolution.bias, padding=1))
@@ -195,12 +196,12 @@ def run_block(block: Any, hidden: Tensor, kept: Tensor | None = None) -> Tensor:
     hidden = block.token_conv(mask(hidden, kept))
     if not isinstance(block.token_squeeze_excitation, nn.Identity):
         hidden = hidden.mul_(excite(block.token_squeeze_excitation.convolutions, hidden, kept))
-    mixed: Tensor = block.channel_conv2(torch.ops.aten.gelu_(block.channel_conv1(hidden)))
-    return mixed.add_(hidden) if block.has_residual else mixed
+    out: Tensor = block.channel_conv2(torch.ops.aten.gelu_(block.channel_conv1(hidden)))
+    return out.add_(hidden) if block.has_residual else out
 
 
 def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor:
-    """A gate for each channel from its mean over the line. Sums of so many values would not fit into float16."""
+    """A gate for each channel from its mean over the line, mean(hidden · kept) / mean(kept): sums would overflow float16."""
     if kept is None:
         gate = hidden.mean(dim=(2, 3), keepdim=True)
     else:
@@ -212,7 +213,7 @@ def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor
 
 
 def run_neck(neck: Any, features: Sequence[Tensor]) -> Tensor:
-    """The feature maps of the four stages, coarser ones added to finer ones, side by side at the finest's size."""
+    """The feature maps of the four stages, coarser ones added to finer ones, concatenated at the finest one's size."""
     maps = [insert(feature) for insert, feature in zip(neck.insert_conv, features, strict=True)]
     for finer, coarser in ((2, 3), (1, 2), (0, 1)):
         maps[finer].add_(F.interpolate(maps[coarser], scale_factor=2))
@@ -228,8 +229,8 @@ def smooth(layer: Any, hidden: Tensor) -> Tensor:
 def attend(attention: Any, hidden: Tensor, kept: Tensor | None) -> Tensor:
     query, key, value = attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
     allowed = None if kept is None else kept.bool()
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=attention.scale)
-    states: Tensor = attention.projection(mixed.transpose(1, 2).flatten(2))
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=attention.scale)
+    states: Tensor = attention.projection(attended.transpose(1, 2).flatten(2))
     return states
 
 
@@ -250,7 +251,7 @@ def excitation_layers(module: Any) -> Iterator[nn.Module]:
 
 
 def load_detector(path: Path | str) -> Detector:
-    """The network with a file's weights, in float32 on the CPU. Raises WeightsError if they are not PP-OCRv6 small's."""
+    """The network with a file's weights, in float32 on the CPU. Raises WeightsError if they are not those of PP-OCRv6 small."""
     with torch.device("meta"):
         network = Detector()
     fill(network, read_onnx(path), path)
@@ -261,7 +262,7 @@ def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
     """The network with a file's weights, and the text of each of its classes. Raises WeightsError."""
     file = read_onnx(path)
     if "character" not in file.metadata:
-        raise WeightsError(f'{path} has no "character" entry in its metadata: it is no text recogniser of rapidocr\'s.')
+        raise WeightsError(f'{path} has no "character" entry in its metadata: it is not one of rapidocr\'s text recognizers.')
     characters = ["", *file.metadata["character"].split("\n"), " "]
     with torch.device("meta"):
         network = Recognizer(len(characters))
@@ -270,26 +271,28 @@ def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
 
 
 def group_depthwise(network: Detector) -> None:
-    """Make the neck's 7×7 depthwise convolutions a GPU's tensor cores' work: the same, as convolutions of groups.
+    """Run the neck's 7×7 depthwise convolutions as grouped ones, which use a GPU's tensor cores; the results are the same.
 
-    In a group of 32 channels all weights but the diagonal are zero. In half precision with the channels last, cuDNN on
-    an H200 takes 0.16 ms for such a one on a page of 1280×960, for the depthwise one 0.99 ms.
+    In a group of 32 channels all weights except the diagonal are zero. In half precision with the channels last, cuDNN on
+    an H200 takes 0.16 ms for the grouped convolution on a page of 1280×960, and 0.99 ms for the depthwise one.
     """
     for layer in network.neck.input_conv:
-        narrow = layer.depthwise_convolution
-        count = narrow.out_channels
-        wide = nn.Conv2d(count, count, narrow.kernel_size, padding=narrow.padding, groups=count // GROUP_CHANNELS)
-        wide.weight = freeze(np.zeros(wide.weight.shape, dtype=np.float32))
-        wide.weight[torch.arange(count), torch.arange(count) % GROUP_CHANNELS] = narrow.weight[:, 0]
-        wide.bias = narrow.bias
-        layer.depthwise_convolution = wide
+        depthwise = layer.depthwise_convolution
+        count = depthwise.out_channels
+        grouped = nn.Conv2d(count, count, depthwise.kernel_size, padding=depthwise.padding, groups=count // GROUP_CHANNELS)
+        grouped.weight = freeze(np.zeros(grouped.weight.shape, dtype=np.float32))
+        grouped.weight[torch.arange(count), torch.arange(count) % GROUP_CHANNELS] = depthwise.weight[:, 0]
+        grouped.bias = depthwise.bias
+        layer.depthwise_convolution = grouped
 
 
 def fill(network: Detector | Recognizer, file: OnnxFile, path: Path | str) -> None:
-    """Give each weighted module the layer that has its place in the file; drop the norms that those have taken in."""
+    """Copy the file's layers into the network's modules, in order, and remove the batch norms that are folded into them."""
     modules: list[Any] = list(network.layers())
     if [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers] != [(type(m), m.weight.shape) for m in modules]:
-        raise WeightsError(f"{path} is not PP-OCRv6 small for a {type(network).__name__.lower()}: it has other layers.")
+        raise WeightsError(
+            f"{path} does not hold the {type(network).__name__.lower()} of PP-OCRv6 small: its layers are different."
+        )
     for module, layer in zip(modules, file.layers, strict=True):
         module.weight = freeze(layer.weight)
         module.bias = None if layer.bias is None else freeze(layer.bias)

@@ -1,14 +1,14 @@
 """OCR: the lines of text in an image, by PP-OCRv6 small.
 
-The answers are rapidocr's, which the tests hold this stage against: the same boxes and texts, scores within 1e-3. What
-differs: there is no classifier that turns lines round by 180° (of 312 upright lines it turned one the wrong way; the option
-`orientation` turns whole pages instead), and bounds that rapidocr lacks keep thin images and lines from taking minutes:
+The answers are rapidocr's: the tests check that boxes and texts are the same, and scores within 1e-3. Two things differ.
+There is no classifier that turns single lines by 180°: of 312 upright lines it turned one the wrong way. The option
+`orientation` turns whole pages instead. And limits that rapidocr lacks keep thin images and lines from taking minutes:
 LONGEST_MAP, WIDEST_LINE, and pages between 32 pixels and max_side.
 
-rapidocr recognises an image's lines in groups of six of similar shape and pads a group to its widest line; the network
-sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which only its own image
-decides, but is recognised beside lines of any image: in a tensor of just that width on the CPU, and on a GPU in one of
-a few widths, where ppocr.Recognizer keeps apart what lies right of each line's own.
+rapidocr recognizes an image's lines in groups of six of similar shape, and pads a group to its widest line. The network
+sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which depends on its own image
+alone, but it is recognized together with lines of any image: on the CPU in a tensor of exactly that width, on a GPU in one
+of a few widths, where ppocr.Recognizer masks what is beyond each line's own width.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT
-from stages.ocr.turning import guess_way, is_sure, order_lines, turn_corners, weigh
-from stages.ocr.warp import TALL, Lines, cut, interleave, join, resize
+from stages.ocr.turning import guess_turns, is_sure, order_lines, score_reading, turn_corners
+from stages.ocr.warp import VERTICAL_RATIO, Lines, concatenate, crop_lines, interleave, resize
 from stages.options import read_options
 
 WARM_WIDTHS = (320, 640, 1024)
-STRIDE = 32  # the detector's; the sides of its maps are multiples
-FLATTEST, LOWEST = 8, 30  # width / height above which, and height up to which, a page is padded
-LONGEST_MAP = 8 * 736  # pixels: what rapidocr's rule makes of the flattest page without padding
-LINES_PADDED_ALIKE = 6
+STRIDE = 32  # of the detector; the sides of its maps are multiples of it
+MAX_RATIO, MIN_HEIGHT = 8, 30  # a page is padded above this width / height, or up to this height
+LONGEST_MAP = 8 * 736  # pixels: by rapidocr's rule, for a page of the greatest ratio without padding
+LINES_IN_GROUP = 6
 NARROWEST_LINE, WIDEST_LINE = 320, 3200  # columns
 
-# What goes through a network at once on a GPU. On the CPU an image or a few lines at a time are fastest.
+# Batch sizes on a GPU, in pixels and columns. On the CPU one image or a few lines at a time are fastest.
 MAP_PIXELS, LINE_COLUMNS = 1 << 26, 1 << 18
 LINE_COLUMNS_CPU = 1 << 12
 
-# Of 1,123 drawn lines that were read right, this marks 5, all of which lack a letter; of 813 that were read wrong, 650.
+# Of 1,123 rendered lines that were read correctly this marks 5, each without one of its letters; of 813 read wrongly, 650.
 SURE_SHARE = 0.8
 
 Box = tuple[Point, Point, Point, Point]
 
 
 class Reading(NamedTuple):
-    """What a line says, how sure, and whether that is mostly guessed."""
+    """A line's text, its score, and whether the text is mostly guessed."""
 
     text: str
     score: float
@@ -62,11 +62,11 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The sizes that an image takes on its way to the detector: rapidocr's rules. Width before height, in pixels."""
+    """The sizes of an image on its way to the detector, by rapidocr's rules. Width before height, in pixels."""
 
     image: tuple[int, int]
     page: tuple[int, int]  # without the padding
-    padding: int  # black rows above, and as many below
+    padding: int  # black rows above, and the same number below
     map: tuple[int, int]
 
     @classmethod
@@ -77,8 +77,8 @@ class Plan:
         if min(page) < options.min_side:
             page = scale(page, min(options.min_side / min(page), options.max_side / max(page)))
         padding = 0
-        if page[1] <= LOWEST or page[0] / page[1] > FLATTEST:
-            padding = abs(2 * max(page[0] // FLATTEST, LOWEST) - page[1]) // 2
+        if page[1] <= MIN_HEIGHT or page[0] / page[1] > MAX_RATIO:
+            padding = abs(2 * max(page[0] // MAX_RATIO, MIN_HEIGHT) - page[1]) // 2
         padded = (page[0], page[1] + 2 * padding)
         ratio = max(options.map_side / min(padded), 1.0)
         return cls((width, height), page, padding, scale(padded, min(ratio, LONGEST_MAP / max(padded))))
@@ -91,7 +91,7 @@ class Plan:
 
 
 def scale(size: tuple[int, int], ratio: float) -> tuple[int, int]:
-    """Both sides by a ratio, cut off, then to the nearest multiple of the stride."""
+    """Both sides times a ratio, rounded down, then to the nearest multiple of the stride."""
     width, height = (max(round(int(side * ratio) / STRIDE), 1) * STRIDE for side in size)
     return width, height
 
@@ -100,7 +100,7 @@ class OcrStage(Stage):
     def load(self) -> None:
         files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
         if set(files) != {"det", "rec"}:
-            raise WeightsError(f"ocr: there should be weights for det and rec, but there are some for {', '.join(files)}.")
+            raise WeightsError(f"ocr: the weights must be det and rec, but these are given: {', '.join(files)}.")
         self.options = read_options(self.spec, OcrOptions)
         self.dtype, self.on_cpu = dtype_of(self.spec), torch.device(self.device).type == "cpu"
         self.networks = NetworkLoader(files, self.device, self.dtype, self._try_out)
@@ -117,7 +117,7 @@ class OcrStage(Stage):
         return [self._describe(*page) for page in zip(plans, quads, readings, strict=True)]
 
     def _find(self, networks: Networks, images: Sequence[Image], plans: Sequence[Plan]) -> tuple[list[Tensor], list[Quads]]:
-        """Each image's page, on the device, and the boxes of its lines, in pixels of the padded page."""
+        """Each image's page, on the device, and the boxes of its lines in pixels of the padded page."""
         options, pixels = self.options, pixels_of(images)
         pages: dict[int, Tensor] = {}
         quads: dict[int, Quads] = {}
@@ -131,15 +131,15 @@ class OcrStage(Stage):
         return [pages[i] for i in range(len(images))], [quads[i] for i in range(len(images))]
 
     def _batch_maps(self, plans: Sequence[Plan]) -> Iterator[Sequence[int]]:
-        """Places of images whose maps are of one size, as many as go through the detector at once."""
+        """Batches for the detector: indices of images whose maps have one size."""
         for (width, height), places in group_places(plan.map for plan in plans).items():
             most = 1 if self.on_cpu else min(self.spec.batch_size, MAP_PIXELS // (width * height))
             parts = -(-len(places) // max(most, 1))
             yield from split_batches(places, -(-len(places) // parts))
 
     def _detect(self, networks: Networks, pages: Sequence[Tensor], size: tuple[int, int]) -> NDArray[Any]:
-        """Probabilities of text in pages whose maps are of one size, on the host; from a GPU as bytes, for fewer to copy."""
-        probabilities = networks.detector.look(torch.stack([resize(page, *size) for page in pages]))
+        """Probabilities of text in pages whose maps have one size, on the host; from a GPU as bytes, so that less is copied."""
+        probabilities = networks.detector.infer(torch.stack([resize(page, *size) for page in pages]))
         if probabilities.dtype != torch.uint8:
             probabilities = probabilities.float()
             if not self.on_cpu and self.dtype != torch.float32:
@@ -149,23 +149,23 @@ class OcrStage(Stage):
     def _read_turned(
         self, networks: Networks, pages: Sequence[Tensor], quads: Sequence[Quads]
     ) -> tuple[list[Quads], list[list[Reading]]]:
-        """Pages whichever way round they stand: each page's boxes, as the text is read, and what they say."""
-        ways = [guess_way(boxes) for boxes in quads]
-        readings = self._read_pages(networks, pages, [turn_corners(*page) for page in zip(quads, ways, strict=True)])
+        """Pages of any orientation: each page's boxes in reading direction and order, and their readings."""
+        turns = [guess_turns(boxes) for boxes in quads]
+        readings = self._read_pages(networks, pages, [turn_corners(*page) for page in zip(quads, turns, strict=True)])
         doubtful = [i for i, texts in enumerate(readings) if not is_sure([text[:2] for text in texts])]
-        turned = [turn_corners(quads[i], ways[i] + 2) for i in doubtful]
+        turned = [turn_corners(quads[i], turns[i] + 2) for i in doubtful]
         for i, texts in zip(doubtful, self._read_pages(networks, [pages[i] for i in doubtful], turned), strict=True):
-            if weigh([text[:2] for text in texts]) > weigh([text[:2] for text in readings[i]]):
-                ways[i], readings[i] = ways[i] + 2, texts
-        orders = [order_lines(*page) for page in zip(quads, ways, strict=True)]
+            if score_reading([text[:2] for text in texts]) > score_reading([text[:2] for text in readings[i]]):
+                turns[i], readings[i] = turns[i] + 2, texts
+        orders = [order_lines(*page) for page in zip(quads, turns, strict=True)]
         readings = [[texts[place] for place in order] for texts, order in zip(readings, orders, strict=True)]
         return [boxes[order] for boxes, order in zip(quads, orders, strict=True)], readings
 
     def _read_pages(self, networks: Networks, pages: Sequence[Tensor], quads: Sequence[Quads]) -> list[list[Reading]]:
-        """What each page's boxes say. Text begins at a box's first corner."""
+        """The reading of each page's boxes. Text begins at a box's first corner."""
         if not pages:
             return []
-        texts = iter(self._read(networks, pages, join([lay_out(i, boxes) for i, boxes in enumerate(quads)])))
+        texts = iter(self._read(networks, pages, concatenate([plan_lines(i, boxes) for i, boxes in enumerate(quads)])))
         return [list(islice(texts, len(boxes))) for boxes in quads]
 
     def _read(self, networks: Networks, pages: Sequence[Tensor], lines: Lines) -> list[Reading]:
@@ -178,7 +178,7 @@ class OcrStage(Stage):
         return readings
 
     def _batch_lines(self, lines: Lines) -> Iterator[tuple[Sequence[int], int]]:
-        """Places of lines that go through the recogniser at once, and how wide their tensor is."""
+        """Batches for the recognizer: indices of lines, and the width of their tensor."""
         columns = lines.padded if self.on_cpu else bucket(lines.padded)
         for width in np.unique(columns).tolist():
             most = max((LINE_COLUMNS_CPU if self.on_cpu else LINE_COLUMNS) // width, 1)
@@ -188,28 +188,29 @@ class OcrStage(Stage):
     def _recognize(
         self, networks: Networks, pages: Sequence[Tensor], lines: Lines, columns: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The likeliest class of each step and its probability, [N, steps] on the host."""
+        """The most likely class of each step and its probability, [N, steps] on the host."""
         resized = torch.from_numpy(lines.resized).to(self.device)
         padded = None if self.on_cpu else torch.from_numpy(lines.padded).to(self.device)
-        answers = networks.recognizer.look(cut(pages, lines, LINE_HEIGHT, columns), resized, padded)
+        crops = crop_lines(pages, lines, LINE_HEIGHT, columns)
+        answers = networks.recognizer.infer(crops, resized, padded)
         classes, probabilities = to_host(torch.stack([answer.float() for answer in answers]))
         return classes.astype(np.int64), probabilities
 
     def _describe(self, plan: Plan, quads: Quads, readings: Sequence[Reading]) -> Ocr:
-        told = [i for i, (text, score, _) in enumerate(readings) if text.strip() and score >= self.options.text_score]
-        boxes = plan.to_image(quads[told])
+        kept = [i for i, (text, score, _) in enumerate(readings) if text.strip() and score >= self.options.text_score]
+        boxes = plan.to_image(quads[kept])
         corners = [cast(Box, tuple(map(tuple, box))) for box in boxes.tolist()]
-        lines = [Line(*readings[i][:2], box, readings[i].guessed) for i, box in zip(told, corners, strict=True)]
+        lines = [Line(*readings[i][:2], box, readings[i].guessed) for i, box in zip(kept, corners, strict=True)]
         ratio = float(area(boxes).sum()) / (plan.image[0] * plan.image[1])
         return Ocr(lines, len(lines), min(ratio, 1.0))
 
     def _try_out(self, networks: Networks) -> None:
-        """A page of the commonest size and a line of each of a few widths."""
+        """Run a page of the most common size, and a line of each of a few widths."""
         page = torch.zeros(960, 1280, 3, dtype=torch.uint8, device=self.device)
         self._detect(networks, [page], (1280, 960))
         for width in WARM_WIDTHS:
             line = np.array([[[0, 0], [width, 0], [width, LINE_HEIGHT], [0, LINE_HEIGHT]]], dtype=np.float32)
-            self._recognize(networks, [page], lay_out(0, line), width)
+            self._recognize(networks, [page], plan_lines(0, line), width)
 
 
 def make_page(pixels: Tensor, plan: Plan) -> Tensor:
@@ -218,47 +219,49 @@ def make_page(pixels: Tensor, plan: Plan) -> Tensor:
     return F.pad(page, (0, 0, 0, 0, plan.padding, plan.padding)) if plan.padding else page
 
 
-def lay_out(page: int, quads: Quads) -> Lines:
-    """One page's lines as rapidocr crops, resizes and pads them."""
+def plan_lines(page: int, quads: Quads) -> Lines:
+    """The crops of one page's lines, with rapidocr's sizes and padding."""
     edges = np.linalg.norm(quads - quads[:, [1, 2, 3, 0]], axis=2)  # top, right, bottom, left
     width, height = np.maximum(edges[:, 0], edges[:, 2]).astype(np.int64), np.maximum(edges[:, 1], edges[:, 3]).astype(np.int64)
-    ratio = np.where(height >= TALL * width, height / width, width / height)
+    ratio = np.where(height >= VERTICAL_RATIO * width, height / width, width / height)
     padded = np.empty(len(quads), dtype=np.int64)
-    for group in split_batches(np.argsort(ratio).tolist(), LINES_PADDED_ALIKE):
+    for group in split_batches(np.argsort(ratio).tolist(), LINES_IN_GROUP):
         padded[group] = min(max(int(LINE_HEIGHT * ratio[group].max()), NARROWEST_LINE), WIDEST_LINE)
     resized = np.minimum(np.ceil(LINE_HEIGHT * ratio).astype(np.int64), padded)
     return Lines(np.full(len(quads), page), quads, width, height, resized, padded)
 
 
 def bucket(columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Widths rounded up to the few that a GPU is given: multiples of 64, above 1024 of 256."""
+    """Widths rounded up to the few that are used on a GPU: multiples of 64, above 1024 of 256."""
     step = np.where(columns > 1024, 256, 64)
     return -(-columns // step) * step
 
 
 def decode(classes: NDArray[np.int64], probabilities: NDArray[np.float32], characters: Sequence[str]) -> Iterator[Reading]:
-    """Each row's text, repeats and blanks left out (greedy CTC), and the mean probability of what is left; "" and 0.
+    """Each row's text by greedy CTC (without repeats and blanks), and the mean probability of its characters, or 0.
 
-    A row is guessed if its characters' probabilities add up to little for their number, for the doubt at the steps between
-    them, where a letter that is no class is left out, and for words of which only the spaces round them are left.
+    A row counts as guessed if the sum of its characters' probabilities is small, compared with the number of characters, plus
+    the doubt at the steps between them (a letter that is not among the classes is left out there), plus surplus spaces (a word
+    of such letters leaves only the spaces around it).
     """
     kept = classes != BLANK
     kept[:, 1:] &= classes[:, 1:] != classes[:, :-1]
     counts = kept.sum(axis=1).tolist()
     sums = np.where(kept, probabilities, 0.0).sum(axis=1, dtype=np.float64).tolist()
-    ends = kept.shape[1] - kept[:, ::-1].argmax(axis=1)  # behind the last character; what a GPU's rows have there means nothing
+    # The step after the last character. On a GPU the steps after it can contain anything.
+    ends = kept.shape[1] - kept[:, ::-1].argmax(axis=1)
     between = ~kept & (np.arange(kept.shape[1]) < ends[:, None])
     doubts = np.where(between, 1 - probabilities, 0.0).sum(axis=1, dtype=np.float64).tolist()
     read = iter([characters[place] for place in classes[kept].tolist()])
     for count, total, doubt in zip(counts, sums, doubts, strict=True):
         text = "".join(islice(read, count))
-        spare = len(text) - len(" ".join(text.split()))
-        guessed = count > 0 and total < SURE_SHARE * (count + doubt + spare)
+        surplus_spaces = len(text) - len(" ".join(text.split()))
+        guessed = count > 0 and total < SURE_SHARE * (count + doubt + surplus_spaces)
         yield Reading(text, round(total / max(count, 1), 5), guessed)
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:
-    """A tensor's values on the host; from a GPU by way of page-locked memory, which is several times faster."""
+    """A tensor's values on the host; from a GPU through page-locked memory, which is several times faster."""
     if tensor.device.type == "cpu":
         return tensor.numpy()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""Device code that warp.py starts: crops of lines of text, and pictures from planes to pixels."""
+"""Triton kernels that warp.py starts: crops of text lines, and images from planar to interleaved."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -7,120 +7,127 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "count"])
-def cut_kernel(places, scales, out, count, rows, columns, UNIT: tl.constexpr, PIXELS: tl.constexpr):
-    """Upright lines from pages that lie anywhere, by cv2's bilinear resize, in bytes.
+@triton.jit(do_not_specialize=["out_height", "out_width", "count"])
+def crop_lines_kernel(
+    table_ptr, scales_ptr, out_ptr, count, out_height, out_width, WEIGHT_UNIT: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Crops of axis-aligned lines, resized as by cv2.resize (bilinear), in the same integer arithmetic.
 
-    places: int64 [8, N]; the address of each line's page, uint8 [height, width, 3], that height and width, the line's left,
-    top, width and height there, and 1 where it runs down and is to be turned. scales: float64 [2, N]; by what it is shrunk
-    across and down once it is upright.
+    table: int64 [8, count], for each line: the address of its page, uint8 [height, width, 3]; the page's height and width; the
+        line's left, top, width and height there; and 1 if the line is vertical and must be turned counterclockwise.
+    scales: float64 [2, count], source pixels for one output pixel, horizontally and vertically, after the turn.
+    out: uint8 [count, out_height, out_width, 3]. Grid: (blocks of BLOCK_M output pixels, count).
     """
     line = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    row, column = place // columns, place % columns
-    places += line
-    page = tl.load(places).to(tl.pointer_type(tl.uint8))
-    height, width = tl.load(places + count).to(tl.int32), tl.load(places + 2 * count).to(tl.int32)
-    left, top = tl.load(places + 3 * count).to(tl.int32), tl.load(places + 4 * count).to(tl.int32)
-    wide, tall = tl.load(places + 5 * count).to(tl.int32), tl.load(places + 6 * count).to(tl.int32)
-    turned = tl.load(places + 7 * count) > 0
-    across, down = tl.where(turned, tall, wide), tl.where(turned, wide, tall)
-    first, first_weight, second_weight = find_tap(column, across, tl.load(scales + line), UNIT, True)
-    upper, upper_weight, lower_weight = find_tap(row, down, tl.load(scales + count + line), UNIT, False)
-    channel = tl.arange(0, 4)
-    levels = tl.zeros([PIXELS, 4], dtype=tl.int32)
-    for below in tl.static_range(2):
-        y = tl.minimum(tl.maximum(upper + below, 0), down - 1)
-        blended = tl.zeros([PIXELS, 4], dtype=tl.int32)
-        for beside in tl.static_range(2):
-            x = tl.minimum(tl.maximum(first + beside, 0), across - 1)
-            page_x, page_y = left + tl.where(turned, wide - 1 - y, x), top + tl.where(turned, x, y)
-            inside_x, inside_y = tl.minimum(tl.maximum(page_x, 0), width - 1), tl.minimum(tl.maximum(page_y, 0), height - 1)
-            source = page + (inside_y * width + inside_x)[:, None] * 3 + channel[None, :]
-            level = tl.load(source, mask=(channel < 3)[None, :], other=0).to(tl.int32)
-            weight = second_weight if beside else first_weight
-            blended += level * weight[:, None]
-        weight = lower_weight if below else upper_weight
-        levels += (blended >> 4) * weight[:, None] >> 16
-    target = out + (line * rows * columns + place)[:, None] * 3 + channel[None, :]
-    tl.store(target, (levels + 2 >> 2).to(tl.uint8), mask=(place < rows * columns)[:, None] & (channel < 3)[None, :])
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_h, offs_w = offs_m // out_width, offs_m % out_width
+    table_ptr += line
+    page_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
+    height, width = tl.load(table_ptr + count).to(tl.int32), tl.load(table_ptr + 2 * count).to(tl.int32)
+    left, top = tl.load(table_ptr + 3 * count).to(tl.int32), tl.load(table_ptr + 4 * count).to(tl.int32)
+    line_width, line_height = tl.load(table_ptr + 5 * count).to(tl.int32), tl.load(table_ptr + 6 * count).to(tl.int32)
+    is_vertical = tl.load(table_ptr + 7 * count) > 0
+    source_width, source_height = tl.where(is_vertical, line_height, line_width), tl.where(is_vertical, line_width, line_height)
+    left_tap, left_weight, right_weight = bilinear_tap(offs_w, source_width, tl.load(scales_ptr + line), WEIGHT_UNIT, True)
+    upper_tap, upper_weight, lower_weight = bilinear_tap(
+        offs_h, source_height, tl.load(scales_ptr + count + line), WEIGHT_UNIT, False
+    )
+    offs_c = tl.arange(0, 4)
+    acc = tl.zeros([BLOCK_M, 4], dtype=tl.int32)
+    for dy in tl.static_range(2):
+        y = tl.minimum(tl.maximum(upper_tap + dy, 0), source_height - 1)
+        row_acc = tl.zeros([BLOCK_M, 4], dtype=tl.int32)
+        for dx in tl.static_range(2):
+            x = tl.minimum(tl.maximum(left_tap + dx, 0), source_width - 1)
+            page_x, page_y = left + tl.where(is_vertical, line_width - 1 - y, x), top + tl.where(is_vertical, x, y)
+            clamped_x, clamped_y = tl.minimum(tl.maximum(page_x, 0), width - 1), tl.minimum(tl.maximum(page_y, 0), height - 1)
+            ptrs = page_ptr + (clamped_y * width + clamped_x)[:, None] * 3 + offs_c[None, :]
+            value = tl.load(ptrs, mask=(offs_c < 3)[None, :], other=0).to(tl.int32)
+            weight = right_weight if dx else left_weight
+            row_acc += value * weight[:, None]
+        weight = lower_weight if dy else upper_weight
+        acc += (row_acc >> 4) * weight[:, None] >> 16
+    out_ptrs = out_ptr + (line * out_height * out_width + offs_m)[:, None] * 3 + offs_c[None, :]
+    tl.store(out_ptrs, (acc + 2 >> 2).to(tl.uint8), mask=(offs_m < out_height * out_width)[:, None] & (offs_c < 3)[None, :])
 
 
 @triton.jit(do_not_specialize=["count"])
-def warp_kernel(places, maps, out, count, PIXELS: tl.constexpr):
-    """Lines by cv2's perspective crop, bicubic, in bytes, one behind the other.
+def warp_kernel(table_ptr, matrices_ptr, out_ptr, count, BLOCK_M: tl.constexpr):
+    """Crops of quadrilaterals, as by cv2.warpPerspective (bicubic, border replicated).
 
-    places: int64 [6, N]; the address of each line's page, uint8 [height, width, 3], that height and width, the crop's width and
-    height, and where in `out` it begins, in pixels. maps: float64 [9, N]; from the crop's pixels to the page's.
+    table: int64 [6, count], for each line: the address of its page, uint8 [height, width, 3]; the page's height and width; the
+        crop's width and height; and the crop's first pixel in `out`.
+    matrices: float64 [9, count], perspective transforms from the crop's pixels to the page's.
+    out: uint8 [pixels of all crops, 3], one crop after the other. Grid: (blocks of BLOCK_M crop pixels, count).
     """
     line = tl.program_id(1).to(tl.int64)
-    places += line
-    maps += line
-    page = tl.load(places).to(tl.pointer_type(tl.uint8))
-    height, width = tl.load(places + count).to(tl.int32), tl.load(places + 2 * count).to(tl.int32)
-    wide, tall = tl.load(places + 3 * count).to(tl.int32), tl.load(places + 4 * count).to(tl.int32)
-    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    x, y = (place % wide).to(tl.float64), (place // wide).to(tl.float64)
-    across = tl.load(maps) * x + tl.load(maps + count) * y + tl.load(maps + 2 * count)
-    down = tl.load(maps + 3 * count) * x + tl.load(maps + 4 * count) * y + tl.load(maps + 5 * count)
-    depth = tl.load(maps + 6 * count) * x + tl.load(maps + 7 * count) * y + tl.load(maps + 8 * count)
-    channel = tl.arange(0, 4)
-    levels = sample_bicubic(page, height, width, across / depth, down / depth, channel)
-    target = out + (tl.load(places + 5 * count) + place)[:, None] * 3 + channel[None, :]
-    tl.store(target, levels.to(tl.uint8), mask=(place < wide * tall)[:, None] & (channel < 3)[None, :])
+    table_ptr += line
+    matrices_ptr += line
+    page_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
+    height, width = tl.load(table_ptr + count).to(tl.int32), tl.load(table_ptr + 2 * count).to(tl.int32)
+    crop_width, crop_height = tl.load(table_ptr + 3 * count).to(tl.int32), tl.load(table_ptr + 4 * count).to(tl.int32)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    x, y = (offs_m % crop_width).to(tl.float64), (offs_m // crop_width).to(tl.float64)
+    page_x = tl.load(matrices_ptr) * x + tl.load(matrices_ptr + count) * y + tl.load(matrices_ptr + 2 * count)
+    page_y = tl.load(matrices_ptr + 3 * count) * x + tl.load(matrices_ptr + 4 * count) * y + tl.load(matrices_ptr + 5 * count)
+    w = tl.load(matrices_ptr + 6 * count) * x + tl.load(matrices_ptr + 7 * count) * y + tl.load(matrices_ptr + 8 * count)
+    offs_c = tl.arange(0, 4)
+    values = sample_bicubic(page_ptr, height, width, page_x / w, page_y / w, offs_c)
+    out_ptrs = out_ptr + (tl.load(table_ptr + 5 * count) + offs_m)[:, None] * 3 + offs_c[None, :]
+    tl.store(out_ptrs, values.to(tl.uint8), mask=(offs_m < crop_width * crop_height)[:, None] & (offs_c < 3)[None, :])
 
 
 @triton.jit
-def find_tap(output, source, scale, UNIT: tl.constexpr, CLAMP: tl.constexpr):
-    """The first of the two inputs that an output of a bilinear resize blends, and both weights; see warp.find_taps."""
-    position = ((output.to(tl.float64) + 0.5) * scale - 0.5).to(tl.float32)
+def bilinear_tap(index, source_size, scale, WEIGHT_UNIT: tl.constexpr, CLAMP: tl.constexpr):
+    """The first of the two inputs that a bilinear resize blends for an output, and both int32 weights; see warp.py."""
+    position = ((index.to(tl.float64) + 0.5) * scale - 0.5).to(tl.float32)
     first = tl.floor(position)
     fraction = position - first
     if CLAMP:
-        fraction = tl.where((first < 0) | (first >= source - 1), 0.0, fraction)
+        fraction = tl.where((first < 0) | (first >= source_size - 1), 0.0, fraction)
     # Ties are rounded to even, as torch and cv2 do.
-    return first.to(tl.int32), round_half_even((1.0 - fraction) * UNIT), round_half_even(fraction * UNIT)
+    return first.to(tl.int32), round_half_even((1.0 - fraction) * WEIGHT_UNIT), round_half_even(fraction * WEIGHT_UNIT)
 
 
 @triton.jit
 def round_half_even(value):
-    """Of 0 ≤ value < 2²²: float32 has no digits behind the point beyond 2²³."""
+    """round(value) as int32, for 0 ≤ value < 2²²: a float32 from 2²³ on has no fraction."""
     return (value + 8388608.0 - 8388608.0).to(tl.int32)
 
 
 @triton.jit
-def sample_bicubic(page, height, width, x, y, channel):
-    """The page between its pixels, bicubic (a = -0.75), its edge repeated without end: levels [pixels, 4]."""
+def sample_bicubic(page_ptr, height, width, x, y, offs_c):
+    """The page at fractional x, y [pixels]: bicubic (a = -0.75), edges replicated. Returns int32 [pixels, 4], 0..255."""
     x, y = x.to(tl.float32), y.to(tl.float32)
     left, top = tl.floor(x), tl.floor(y)
     x -= left
     y -= top
-    total = tl.zeros([x.shape[0], 4], dtype=tl.float32)
-    for down in tl.static_range(4):
-        row = tl.minimum(tl.maximum(top.to(tl.int32) + (down - 1), 0), height - 1)
-        part = tl.zeros([x.shape[0], 4], dtype=tl.float32)
-        for across in tl.static_range(4):
-            column = tl.minimum(tl.maximum(left.to(tl.int32) + (across - 1), 0), width - 1)
-            source = page + (row * width + column)[:, None] * 3 + channel[None, :]
-            level = tl.load(source, mask=(channel < 3)[None, :], other=0).to(tl.float32)
-            part += level * weigh(tl.abs(x - (across - 1)))[:, None]
-        total += part * weigh(tl.abs(y - (down - 1)))[:, None]
-    return round_half_even(tl.minimum(tl.maximum(total, 0.0), 255.0))
+    acc = tl.zeros([x.shape[0], 4], dtype=tl.float32)
+    for dy in tl.static_range(4):
+        row = tl.minimum(tl.maximum(top.to(tl.int32) + (dy - 1), 0), height - 1)
+        row_acc = tl.zeros([x.shape[0], 4], dtype=tl.float32)
+        for dx in tl.static_range(4):
+            column = tl.minimum(tl.maximum(left.to(tl.int32) + (dx - 1), 0), width - 1)
+            ptrs = page_ptr + (row * width + column)[:, None] * 3 + offs_c[None, :]
+            value = tl.load(ptrs, mask=(offs_c < 3)[None, :], other=0).to(tl.float32)
+            row_acc += value * cubic_weight(tl.abs(x - (dx - 1)))[:, None]
+        acc += row_acc * cubic_weight(tl.abs(y - (dy - 1)))[:, None]
+    return round_half_even(tl.minimum(tl.maximum(acc, 0.0), 255.0))
 
 
 @triton.jit
-def weigh(distance):
-    """Keys' cubic with a = -0.75, of distances up to 2."""
+def cubic_weight(distance):
+    """Keys' cubic convolution kernel with a = -0.75, for distances 0..2."""
     near = (1.25 * distance - 2.25) * distance * distance + 1.0
     far = ((-0.75 * distance + 3.75) * distance - 6.0) * distance + 3.0
     return tl.where(distance <= 1.0, near, far)
 
 
 @triton.jit(do_not_specialize=["area"])
-def interleave_kernel(planes, out, area, PIXELS: tl.constexpr):
-    """A picture's three planes of bytes, one behind the other, as pixels of three bytes."""
-    place = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.arange(0, 4)
-    kept = (place < area)[:, None] & (channel < 3)[None, :]
-    levels = tl.load(planes + channel[None, :].to(tl.int64) * area + place[:, None], mask=kept)
-    tl.store(out + place[:, None] * 3 + channel[None, :], levels, mask=kept)
+def interleave_kernel(x_ptr, out_ptr, area, BLOCK_M: tl.constexpr):
+    """out = x.permute(1, 2, 0). x: uint8 [3, area]. out: uint8 [area, 3]. Grid: (blocks of BLOCK_M pixels,)."""
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_c = tl.arange(0, 4)
+    mask = (offs_m < area)[:, None] & (offs_c < 3)[None, :]
+    values = tl.load(x_ptr + offs_c[None, :].to(tl.int64) * area + offs_m[:, None], mask=mask)
+    tl.store(out_ptr + offs_m[:, None] * 3 + offs_c[None, :], values, mask=mask)

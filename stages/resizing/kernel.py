@@ -1,6 +1,6 @@
-"""Device code that letterbox.py and resize.py start: pictures from planes of bytes to what a network looks at.
+"""Triton kernels that letterbox.py and resize.py start: from planar uint8 images to a network's input.
 
-The pictures of a batch may lie anywhere and be of any sizes; nothing is compiled anew for those.
+The images of a batch may have any addresses and sizes; no kernel is compiled again for those.
 """
 
 # mypy: ignore-errors
@@ -9,131 +9,151 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stages.ocr.warpkernel import find_tap
+from stages.ocr.warpkernel import bilinear_tap
 
 
 @triton.jit(do_not_specialize=["count", "height", "width"])
 def letterbox_kernel(
-    places,
-    scales,
-    out,
+    table_ptr,
+    scales_ptr,
+    out_ptr,
     count,
     height,
     width,
-    UNIT: tl.constexpr,
+    WEIGHT_UNIT: tl.constexpr,
     PADDING: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_W: tl.constexpr,
 ):
-    """Pictures by cv2's bilinear resize, in bytes, onto grey canvases of height × width pixels, as 0..1, channels last.
+    """Images resized as by cv2.resize (bilinear, in the same integer arithmetic) onto grey canvases, divided by 255.
 
-    places: int64 [7, N]; the address of each picture, uint8 [3, height, width], that height and width, and the top, left,
-    height and width of its place on the canvas. scales: float64 [2, N]; by what it is shrunk across and down.
+    table: int64 [7, count], for each image: the address of its uint8 [3, in_height, in_width], that height and width, and the
+        top, left, height and width of its place on the canvas.
+    scales: float64 [2, count], source pixels for one output pixel, horizontally and vertically.
+    out: [count, 3, height, width] of any float dtype, the channels last in memory; PADDING / 255 outside the image's place.
+    Grid: (tiles of BLOCK_H × BLOCK_W output pixels, count).
     """
     image = tl.program_id(1).to(tl.int64)
-    places += image
-    tall, wide = tl.load(places + count).to(tl.int32), tl.load(places + 2 * count).to(tl.int32)
-    tiles = tl.cdiv(width, COLUMNS)
-    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
-    y, x = row - tl.load(places + 3 * count).to(tl.int32), column - tl.load(places + 4 * count).to(tl.int32)
-    in_rows = (y >= 0) & (y < tl.load(places + 5 * count).to(tl.int32))
-    in_columns = (x >= 0) & (x < tl.load(places + 6 * count).to(tl.int32))
-    left, left_weight, right_weight = find_tap(x, wide, tl.load(scales + image), UNIT, True)
-    top, upper_weight, lower_weight = find_tap(y, tall, tl.load(scales + count + image), UNIT, False)
-    right, bottom = tl.minimum(tl.maximum(left + 1, 0), wide - 1), tl.minimum(tl.maximum(top + 1, 0), tall - 1)
-    left, top = tl.minimum(tl.maximum(left, 0), wide - 1), tl.minimum(tl.maximum(top, 0), tall - 1)
-    plane = tl.load(places).to(tl.pointer_type(tl.uint8))
-    area = tall.to(tl.int64) * wide
-    target = out + (image * height + row[:, None]) * width * 3 + column[None, :] * 3
-    kept = (row < height)[:, None] & (column < width)[None, :]
+    table_ptr += image
+    in_height, in_width = tl.load(table_ptr + count).to(tl.int32), tl.load(table_ptr + 2 * count).to(tl.int32)
+    tiles_w = tl.cdiv(width, BLOCK_W)
+    offs_h = tl.program_id(0) // tiles_w * BLOCK_H + tl.arange(0, BLOCK_H)
+    offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
+    y, x = offs_h - tl.load(table_ptr + 3 * count).to(tl.int32), offs_w - tl.load(table_ptr + 4 * count).to(tl.int32)
+    row_mask = (y >= 0) & (y < tl.load(table_ptr + 5 * count).to(tl.int32))
+    column_mask = (x >= 0) & (x < tl.load(table_ptr + 6 * count).to(tl.int32))
+    left, left_weight, right_weight = bilinear_tap(x, in_width, tl.load(scales_ptr + image), WEIGHT_UNIT, True)
+    top, upper_weight, lower_weight = bilinear_tap(y, in_height, tl.load(scales_ptr + count + image), WEIGHT_UNIT, False)
+    right, bottom = tl.minimum(tl.maximum(left + 1, 0), in_width - 1), tl.minimum(tl.maximum(top + 1, 0), in_height - 1)
+    left, top = tl.minimum(tl.maximum(left, 0), in_width - 1), tl.minimum(tl.maximum(top, 0), in_height - 1)
+    plane_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
+    area = in_height.to(tl.int64) * in_width
+    out_ptrs = out_ptr + (image * height + offs_h[:, None]) * width * 3 + offs_w[None, :] * 3
+    mask = (offs_h < height)[:, None] & (offs_w < width)[None, :]
     for channel in tl.static_range(3):
-        upper = blend_columns(plane + top.to(tl.int64) * wide, left, right, left_weight, right_weight)
-        lower = blend_columns(plane + bottom.to(tl.int64) * wide, left, right, left_weight, right_weight)
-        total = ((upper >> 4) * upper_weight[:, None] >> 16) + ((lower >> 4) * lower_weight[:, None] >> 16)
-        level = tl.where(in_rows[:, None] & in_columns[None, :], total + 2 >> 2, PADDING).to(tl.float32)
-        # torch too divides by a number like this on a GPU: its reciprocal is rounded to float32 first.
-        tl.store(target + channel, (level * (1 / 255)).to(out.dtype.element_ty), mask=kept)
-        plane += area
+        upper = blend_columns(plane_ptr + top.to(tl.int64) * in_width, left, right, left_weight, right_weight)
+        lower = blend_columns(plane_ptr + bottom.to(tl.int64) * in_width, left, right, left_weight, right_weight)
+        blended = ((upper >> 4) * upper_weight[:, None] >> 16) + ((lower >> 4) * lower_weight[:, None] >> 16)
+        value = tl.where(row_mask[:, None] & column_mask[None, :], blended + 2 >> 2, PADDING).to(tl.float32)
+        # As torch does on a GPU: it multiplies by the reciprocal, rounded to float32.
+        tl.store(out_ptrs + channel, (value * (1 / 255)).to(out_ptr.dtype.element_ty), mask=mask)
+        plane_ptr += area
 
 
 @triton.jit
-def blend_columns(rows, left, right, left_weight, right_weight):
-    """Between two columns of each row, of which `rows` holds the addresses: UNIT times too bright, [rows, columns]."""
-    first = tl.load(rows[:, None] + left[None, :]).to(tl.int32) * left_weight[None, :]
-    return first + tl.load(rows[:, None] + right[None, :]).to(tl.int32) * right_weight[None, :]
+def blend_columns(row_ptrs, left, right, left_weight, right_weight):
+    """x[row, left] · left_weight + x[row, right] · right_weight, int32 [rows, columns]: WEIGHT_UNIT times the pixel value.
+
+    row_ptrs: the addresses of the rows.
+    """
+    left_part = tl.load(row_ptrs[:, None] + left[None, :]).to(tl.int32) * left_weight[None, :]
+    return left_part + tl.load(row_ptrs[:, None] + right[None, :]).to(tl.int32) * right_weight[None, :]
 
 
-@triton.jit(do_not_specialize=["count", "columns"])
-def across_kernel(places, out, count, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TAPS: tl.constexpr):
-    """What is in use of each picture, resized across: bytes [rows, columns], one plane behind the other.
+@triton.jit(do_not_specialize=["count", "out_width"])
+def resize_width_kernel(
+    table_ptr, out_ptr, count, out_width, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_TAPS: tl.constexpr
+):
+    """The first of the resize's two passes: the crop of each image that is in use, resized horizontally.
 
-    places: int64 [11, N]; the address of what is in use of each picture, its bytes from plane to plane and from row to row,
-    how many rows it has, with which row of `out` it begins; and of resize.Axis the table's address, taps and shift, across
-    and then down. `columns` is no constant, else Triton would give a thread neighbouring outputs for the sake of `out`.
+    table: int64 [11, count], for each image: the address of its crop, the bytes from plane to plane and from row to row, its
+        number of rows, and its first row in `out`; then of its horizontal and its vertical resize.Axis the table's address,
+        taps and shift.
+    out: uint8 [rows of all images, out_width], one plane after the other.
+    out[y, x] = clamp((sum of x[y, first[x] + tap] · weight[tap, x] + half) >> shift, 0, 255).
+    out_width is not a constant: as one, Triton would give each thread adjacent outputs to make the stores wider.
+    Grid: (tiles of BLOCK_H × BLOCK_W for the tallest image, 3 · count).
     """
     image, channel = tl.program_id(1) // 3, (tl.program_id(1) % 3).to(tl.int64)
-    places += image
-    rows, tiles = tl.load(places + 3 * count).to(tl.int32), tl.cdiv(columns, COLUMNS)
-    start = tl.program_id(0) // tiles * ROWS
-    if start >= rows:  # others of the batch are taller
+    table_ptr += image
+    in_height, tiles_w = tl.load(table_ptr + 3 * count).to(tl.int32), tl.cdiv(out_width, BLOCK_W)
+    start_h = tl.program_id(0) // tiles_w * BLOCK_H
+    if start_h >= in_height:  # other images of the batch are taller
         return
-    pitch = tl.load(places + 2 * count)
-    table = tl.load(places + 5 * count).to(tl.pointer_type(tl.int32))
-    taps, shift = tl.load(places + 6 * count).to(tl.int32), tl.load(places + 7 * count).to(tl.int32)
-    row, column = tl.arange(0, ROWS), tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
-    kept = column < columns
-    corner = tl.load(places).to(tl.pointer_type(tl.uint8)) + channel * tl.load(places + count) + start * pitch
-    first = tl.load(table + column, mask=kept, other=0)
-    # Within a program 32 bits are enough, and take half the arithmetic.
-    sources = corner + (tl.minimum(row, rows - 1 - start)[:, None] * pitch.to(tl.int32) + first[None, :])
-    weights = table + columns + column
-    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.int32) + (1 << shift - 1)
-    for _ in range(0, taps, TAPS):
-        for tap in tl.static_range(TAPS):
-            weight = tl.load(weights + tap * columns, mask=kept, other=0)
-            sums += tl.load(sources + tap).to(tl.int32) * weight[None, :]
-        sources += TAPS
-        weights += TAPS * columns
-    levels = tl.minimum(tl.maximum(sums >> shift, 0), 255).to(tl.uint8)
-    target = out + (tl.load(places + 4 * count) + channel * rows + start) * columns
-    tl.store(target + (row[:, None] * columns + column[None, :]), levels, mask=(row < rows - start)[:, None] & kept[None, :])
+    row_stride = tl.load(table_ptr + 2 * count)
+    axis_ptr = tl.load(table_ptr + 5 * count).to(tl.pointer_type(tl.int32))
+    taps, shift = tl.load(table_ptr + 6 * count).to(tl.int32), tl.load(table_ptr + 7 * count).to(tl.int32)
+    offs_h, offs_w = tl.arange(0, BLOCK_H), tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
+    mask = offs_w < out_width
+    image_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8)) + channel * tl.load(table_ptr + count) + start_h * row_stride
+    first = tl.load(axis_ptr + offs_w, mask=mask, other=0)
+    # 32 bits are enough within a program, and cost half the arithmetic of 64.
+    ptrs = image_ptr + (tl.minimum(offs_h, in_height - 1 - start_h)[:, None] * row_stride.to(tl.int32) + first[None, :])
+    weight_ptrs = axis_ptr + out_width + offs_w
+    acc = tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32) + (1 << shift - 1)
+    for _ in range(0, taps, BLOCK_TAPS):
+        for tap in tl.static_range(BLOCK_TAPS):
+            weight = tl.load(weight_ptrs + tap * out_width, mask=mask, other=0)
+            acc += tl.load(ptrs + tap).to(tl.int32) * weight[None, :]
+        ptrs += BLOCK_TAPS
+        weight_ptrs += BLOCK_TAPS * out_width
+    values = tl.minimum(tl.maximum(acc >> shift, 0), 255).to(tl.uint8)
+    out_ptrs = out_ptr + (tl.load(table_ptr + 4 * count) + channel * in_height + start_h) * out_width
+    tl.store(
+        out_ptrs + (offs_h[:, None] * out_width + offs_w[None, :]),
+        values,
+        mask=(offs_h < in_height - start_h)[:, None] & mask[None, :],
+    )
 
 
 @triton.jit(do_not_specialize=["count"])
-def down_kernel(
-    places,
-    wide,
-    mean,
-    deviation,
-    out,
+def resize_height_kernel(
+    table_ptr,
+    x_ptr,
+    mean_ptr,
+    std_ptr,
+    out_ptr,
     count,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TAPS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_TAPS: tl.constexpr,
 ):
-    """across_kernel's bytes, resized down and normalised: [N, 3, HEIGHT, WIDTH]. places: as there."""
+    """The second pass: resize_width_kernel's output resized vertically, and normalized: (value - mean) / std.
+
+    table: as there. x: its output. mean, std: float32 [3]. out: [count, 3, HEIGHT, WIDTH] of any float dtype.
+    Grid: (tiles of BLOCK_H × BLOCK_W, 3 · count).
+    """
     image, channel = tl.program_id(1) // 3, tl.program_id(1) % 3
-    places += image
-    table = tl.load(places + 8 * count).to(tl.pointer_type(tl.int32))
-    taps, shift = tl.load(places + 9 * count).to(tl.int32), tl.load(places + 10 * count).to(tl.int32)
-    tiles: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
-    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
-    inside, kept = tl.minimum(row, HEIGHT - 1), (column < WIDTH)[None, :]
-    line = tl.load(places + 4 * count) + channel * tl.load(places + 3 * count) + tl.load(table + inside)
-    sources = wide + line[:, None] * WIDTH + column[None, :]
-    weights = table + HEIGHT + inside
-    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.int32) + (1 << shift - 1)
-    for _ in range(0, taps, TAPS):
-        for tap in tl.static_range(TAPS):
-            weight = tl.load(weights + tap * HEIGHT)
-            sums += tl.load(sources + tap * WIDTH, mask=kept, other=0).to(tl.int32) * weight[:, None]
-        sources += TAPS * WIDTH
-        weights += TAPS * HEIGHT
-    levels = tl.minimum(tl.maximum(sums >> shift, 0), 255).to(tl.float32)
-    normal = tl.div_rn(levels - tl.load(mean + channel), tl.load(deviation + channel))
-    target = (tl.program_id(1).to(tl.int64) * HEIGHT + row)[:, None] * WIDTH + column[None, :]
-    tl.store(out + target, normal.to(out.dtype.element_ty), mask=(row < HEIGHT)[:, None] & kept)
+    table_ptr += image
+    axis_ptr = tl.load(table_ptr + 8 * count).to(tl.pointer_type(tl.int32))
+    taps, shift = tl.load(table_ptr + 9 * count).to(tl.int32), tl.load(table_ptr + 10 * count).to(tl.int32)
+    tiles_w: tl.constexpr = (WIDTH + BLOCK_W - 1) // BLOCK_W
+    offs_h = tl.program_id(0) // tiles_w * BLOCK_H + tl.arange(0, BLOCK_H)
+    offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
+    clamped_h, mask = tl.minimum(offs_h, HEIGHT - 1), (offs_w < WIDTH)[None, :]
+    first_row = tl.load(table_ptr + 4 * count) + channel * tl.load(table_ptr + 3 * count) + tl.load(axis_ptr + clamped_h)
+    ptrs = x_ptr + first_row[:, None] * WIDTH + offs_w[None, :]
+    weight_ptrs = axis_ptr + HEIGHT + clamped_h
+    acc = tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32) + (1 << shift - 1)
+    for _ in range(0, taps, BLOCK_TAPS):
+        for tap in tl.static_range(BLOCK_TAPS):
+            weight = tl.load(weight_ptrs + tap * HEIGHT)
+            acc += tl.load(ptrs + tap * WIDTH, mask=mask, other=0).to(tl.int32) * weight[:, None]
+        ptrs += BLOCK_TAPS * WIDTH
+        weight_ptrs += BLOCK_TAPS * HEIGHT
+    values = tl.minimum(tl.maximum(acc >> shift, 0), 255).to(tl.float32)
+    normalized = tl.div_rn(values - tl.load(mean_ptr + channel), tl.load(std_ptr + channel))
+    offs = (tl.program_id(1).to(tl.int64) * HEIGHT + offs_h)[:, None] * WIDTH + offs_w[None, :]
+    tl.store(out_ptr + offs, normalized.to(out_ptr.dtype.element_ty), mask=(offs_h < HEIGHT)[:, None] & mask)

@@ -1,9 +1,9 @@
-"""What CLIP's and BLIP's image processors do, on the device and only for the pixels that are kept.
+"""The preprocessing of CLIP's and BLIP's image processors, on the device and only for the pixels that the crop keeps.
 
-On the CPU torch resizes bytes, as the stock processors have it do. On a GPU, where torch knows no such resize, two kernels do
-torch's sums in integers, across and then down, so that no pixel differs there either; without kernels torch does the same
-sums tap by tap. So it does on the CPU for images so long that the stock processor, which resizes the whole image and then
-crops it, would make 8 GB of a PNG of 1×20000 pixels.
+On the CPU torch resizes bytes, as the stock processors do. torch has no such resize on a GPU: there two kernels do the same
+integer arithmetic, horizontally and then vertically, so that no pixel differs. Without kernels torch does that arithmetic tap
+by tap. The CPU does so too for very long images: the stock processor resizes the whole image before it crops it, and would
+need 8 GB for a PNG of 1×20000 pixels.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from stages.devices import group_places, has_kernels_for, split_batches
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-MOST_CUT = 16  # as many times the pixels that are kept may be resized and cut off
-ALIKE_PIXELS = 1 << 25  # of pictures of one size that torch resizes together, where there are no kernels
-KEPT_AXES = 512  # whose tables stay on the device, mostly some 20 kB each
+MAX_RESIZED_RATIO = 16  # pixels that are resized before the crop / pixels that are kept
+PIXELS_AT_ONCE = 1 << 25  # of images of one size that torch resizes together, where there are no kernels
+CACHED_AXES = 512  # their tables stay on the device, about 20 kB each
 
-TAPS = 2  # that a kernel sums at once; tables are padded to a multiple
-ACROSS_TILE = {"ROWS": 16, "COLUMNS": 128}  # bytes that one program makes, in each a column of them one thread
-DOWN_TILE = {"ROWS": 8, "COLUMNS": 128}
+BLOCK_TAPS = 2  # taps that a kernel adds at once; tables are padded to a multiple
+WIDTH_TILE = {"BLOCK_H": 16, "BLOCK_W": 128}  # outputs of one program; each thread computes a column
+HEIGHT_TILE = {"BLOCK_H": 8, "BLOCK_W": 128}
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """How the kept outputs of one axis of a picture are made of its inputs `start` to `end`.
+    """How the kept outputs of one axis of an image are computed from its inputs `start` to `end`.
 
-    table: int32 [1 + taps, outputs], on the device; the first input of each output, counted from `start`, and the weights
-    of the `taps` inputs from there on, which sum to about 1 << shift. Where a picture has fewer inputs than there are taps,
-    `end` lies beyond it.
+    table: int32 [1 + taps, outputs], on the device; the first input of each output, counted from `start`, and the weights of
+    the `taps` inputs from there on. The weights sum to about 1 << shift. Where an image has fewer inputs than taps, `end` is
+    beyond the image.
     """
 
     table: Tensor
@@ -54,41 +54,42 @@ class Axis:
         return len(self.table) - 1
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """As the kernels take it."""
+    def entry(self) -> tuple[int, int, int]:
+        """As in the table of the kernels: address, taps, shift."""
         return self.table.data_ptr(), self.taps, self.shift
 
 
 def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "cpu") -> Axis:
-    """A resize from `size` to `resized` pixels, outputs `start` to `start + kept` alone, by torch's integers for bytes.
+    """A resize from `size` to `resized` pixels, only outputs `start` to `start + kept`, in torch's integer arithmetic.
 
-    Those are _compute_index_ranges_int16_weights in ATen's UpSampleKernel.cpp: as many bits for the weights as let the
-    greatest of all outputs fit 16. Where an axis grows that is the first output's, which lacks its neighbour on one side.
+    That is _compute_index_ranges_int16_weights in ATen's UpSampleKernel.cpp: the weights have as many bits as the largest
+    weight of all outputs allows in 16 bits. Where an axis grows, the largest weight is the first output's, which has no
+    neighbour on one side.
     """
     if resized <= size:
-        everywhere, inputs = weigh(size, resized, np.arange(resized))
-        weights, inputs = everywhere[start : start + kept], inputs[start : start + kept]
+        all_weights, inputs = compute_weights(size, resized, np.arange(resized))
+        weights, inputs = all_weights[start : start + kept], inputs[start : start + kept]
     else:
-        everywhere, _ = weigh(size, resized, np.arange(1))
-        weights, inputs = weigh(size, resized, np.arange(start, start + kept))
-    shift = next(bits for bits in range(23) if bits == 22 or everywhere.max() * (2 << bits) + 0.5 >= 1 << 15)
+        all_weights, _ = compute_weights(size, resized, np.arange(1))
+        weights, inputs = compute_weights(size, resized, np.arange(start, start + kept))
+    shift = next(bits for bits in range(23) if bits == 22 or all_weights.max() * (2 << bits) + 0.5 >= 1 << 15)
     scaled = weights * (1 << shift)
     rounded = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32)
     outputs, taps = rounded.nonzero()
-    count = -(-(int(taps.max()) + 1) // TAPS) * TAPS
-    first = np.minimum(inputs[:, 0], max(size - count, 0))  # so that all taps lie in the picture
+    count = -(-(int(taps.max()) + 1) // BLOCK_TAPS) * BLOCK_TAPS
+    first = np.minimum(inputs[:, 0], max(size - count, 0))  # so that all taps are in the image
     table = np.zeros((1 + count, kept), dtype=np.int32)
     table[0] = first - first[0]
     table[1 + inputs[outputs, taps] - first[outputs], outputs] = rounded[outputs, taps]
     return Axis(torch.from_numpy(table).to(device), shift, int(first[0]), int(first[-1]) + count)
 
 
-def weigh(size: int, resized: int, outputs: Integers) -> tuple[Floats, Integers]:
-    """The weights of the inputs within reach of some outputs, which sum to 1, and those inputs: [outputs, taps] each.
+def compute_weights(size: int, resized: int, outputs: Integers) -> tuple[Floats, Integers]:
+    """The inputs that each output depends on, and their weights, which sum to 1: [outputs, taps] each.
 
     Output i is a weighted mean of the inputs around its centre, `(i + 0.5) * size / resized`, by Keys' cubic (a = -0.5,
     "Cubic convolution interpolation for digital image processing", 1981), stretched by the scale when shrinking, as
-    Pillow and torch (interpolate with antialias=True) do. The sums are in their order, as roundings depend on it.
+    Pillow and torch (interpolate with antialias=True) do. Terms are added in their order, because rounding depends on it.
     """
     scale = size / resized
     reach = 2 * max(scale, 1.0)
@@ -102,7 +103,7 @@ def weigh(size: int, resized: int, outputs: Integers) -> tuple[Floats, Integers]
 
 
 def cubic(distance: Floats) -> Floats:
-    """Keys' cubic with a = -0.5, zero from a distance of 2 on."""
+    """Keys' cubic with a = -0.5; zero for distances from 2 on."""
     far = np.abs(distance)
     near = (1.5 * far - 2.5) * far * far + 1
     tail = ((-0.5 * far + 2.5) * far - 4) * far + 2
@@ -110,7 +111,7 @@ def cubic(distance: Floats) -> Floats:
 
 
 def crop(image: Tensor, rows: Axis, columns: Axis) -> Tensor:
-    """What is in use of a picture [..., height, width]; what it lacks weighs nothing."""
+    """The part of an image [..., height, width] that the outputs depend on, padded if it is too small; padding has weight 0."""
     below, beside = max(rows.end - image.shape[-2], 0), max(columns.end - image.shape[-1], 0)
     if below or beside:
         image = F.pad(image, (0, beside, 0, below))
@@ -118,13 +119,13 @@ def crop(image: Tensor, rows: Axis, columns: Axis) -> Tensor:
 
 
 def resize_in_torch(image: Tensor, rows: Axis, columns: Axis) -> Tensor:
-    """uint8 [..., height, width] to [..., rows' outputs, columns' outputs]."""
-    wide = sum_taps(crop(image, rows, columns), columns)
-    return sum_taps(wide.mT, rows).mT
+    """uint8 [..., height, width] to uint8 [..., rows' outputs, columns' outputs]."""
+    resized = sum_taps(crop(image, rows, columns), columns)
+    return sum_taps(resized.mT, rows).mT
 
 
 def sum_taps(levels: Tensor, axis: Axis) -> Tensor:
-    """uint8 [..., inputs in use] to [..., outputs]."""
+    """uint8 [..., inputs of the axis] to uint8 [..., outputs]."""
     first, *weights = axis.table
     total = torch.full((*levels.shape[:-1], len(first)), 1 << axis.shift - 1, dtype=torch.int32, device=levels.device)
     for tap, weight in enumerate(weights):
@@ -135,38 +136,38 @@ def sum_taps(levels: Tensor, axis: Axis) -> Tensor:
 def resize_with_kernels(
     pixels: Sequence[Tensor], axes: Sequence[tuple[Axis, Axis]], mean: Tensor, deviation: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """uint8 [3, height, width] each, by its rows and columns, to [images, 3, rows' outputs, columns' outputs], normalised."""
-    from stages.resizing.kernel import across_kernel, down_kernel
+    """uint8 [3, height, width] each, with the axes of its rows and columns, to [images, 3, height, width], normalized."""
+    from stages.resizing.kernel import resize_height_kernel, resize_width_kernel
 
     used = [crop(image.contiguous(), *pair) for image, pair in zip(pixels, axes, strict=True)]
     count, (height, width) = len(used), (axis.table.shape[1] for axis in axes[0])
     lines = np.array([image.shape[1] for image in used])
     starts = 3 * (lines.cumsum() - lines)
-    table = [
-        (image.data_ptr(), *image.stride()[:2], image.shape[1], start, *columns.place, *rows.place)
+    entries = [
+        (image.data_ptr(), *image.stride()[:2], image.shape[1], start, *columns.entry, *rows.entry)
         for image, start, (rows, columns) in zip(used, starts.tolist(), axes, strict=True)
     ]
-    places = torch.from_numpy(np.ascontiguousarray(np.array(table, dtype=np.int64).T)).to(mean.device)
-    wide = used[0].new_empty(3 * int(lines.sum()), width)
-    across_kernel[count_tiles(int(lines.max()), width, ACROSS_TILE), 3 * count](
-        places, wide, count, width, **ACROSS_TILE, TAPS=TAPS
+    table = torch.from_numpy(np.ascontiguousarray(np.array(entries, dtype=np.int64).T)).to(mean.device)
+    resized = used[0].new_empty(3 * int(lines.sum()), width)
+    resize_width_kernel[count_tiles(int(lines.max()), width, WIDTH_TILE), 3 * count](
+        table, resized, count, width, **WIDTH_TILE, BLOCK_TAPS=BLOCK_TAPS
     )
-    out = wide.new_empty(count, 3, height, width, dtype=dtype)
-    down_kernel[count_tiles(height, width, DOWN_TILE), 3 * count](
-        places, wide, mean, deviation, out, count, HEIGHT=height, WIDTH=width, **DOWN_TILE, TAPS=TAPS
+    out = resized.new_empty(count, 3, height, width, dtype=dtype)
+    resize_height_kernel[count_tiles(height, width, HEIGHT_TILE), 3 * count](
+        table, resized, mean, deviation, out, count, HEIGHT=height, WIDTH=width, **HEIGHT_TILE, BLOCK_TAPS=BLOCK_TAPS
     )
     return out
 
 
 def count_tiles(height: int, width: int, tile: dict[str, int]) -> int:
-    return -(-height // tile["ROWS"]) * -(-width // tile["COLUMNS"])
+    return -(-height // tile["BLOCK_H"]) * -(-width // tile["BLOCK_W"])
 
 
 class ImageProcessor:
-    """Images of any size to one batch [images, 3, height, width], the very pixels of a stock CLIP or BLIP processor."""
+    """Images of any size to one batch [images, 3, height, width]: exactly the pixels of a stock CLIP or BLIP processor."""
 
     def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
-        """settings: a transformers CLIPImageProcessor or BlipImageProcessor. Raises ValueError when it does something else."""
+        """settings: a transformers CLIPImageProcessor or BlipImageProcessor. Raises ValueError if it asks for anything else."""
         self.dtype = dtype
         self.size, self.edge = settings.size, settings.size.shortest_edge
         kept = settings.crop_size if settings.do_center_crop else settings.size
@@ -174,30 +175,30 @@ class ImageProcessor:
         known = self.height and self.width and settings.resample == PIL.Image.Resampling.BICUBIC
         if not known or min(self._scale(1, 1)) < max(self.height, self.width):
             raise ValueError(
-                "preprocessor_config.json asks for what is not supported: only a bicubic resize, to a fixed size or to a "
-                "shortest edge with a centre crop no larger than that."
+                "preprocessor_config.json asks for preprocessing that is not supported: it must be a bicubic resize, to a "
+                "fixed size or to a shortest edge with a centre crop that is not larger."
             )
         mean = torch.tensor(settings.image_mean, device=device) * 255
         deviation = torch.tensor(settings.image_std, device=device) * 255
         self.mean, self.deviation = mean.view(3, 1, 1), deviation.view(3, 1, 1)
-        self._prepare_axis = lru_cache(KEPT_AXES)(prepare_axis)
+        self._prepare_axis = lru_cache(CACHED_AXES)(prepare_axis)
         self._device = device
         self.stock = device == "cpu"
 
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
-        """pixels: uint8 [3, height, width] each, on the device, of unlike sizes."""
+        """pixels: uint8 [3, height, width] each, on the device, of any sizes."""
         if has_kernels_for(pixels[0]):
             axes = [self._axes(*image.shape[1:]) for image in pixels]
             return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
         batch = torch.empty(len(pixels), 3, self.height, self.width, device=self._device)
         for (height, width), places in group_places(image.shape[1:] for image in pixels).items():
             resized = self._scale(height, width)
-            if self.stock and math.prod(resized) <= MOST_CUT * self.height * self.width:
+            if self.stock and math.prod(resized) <= MAX_RESIZED_RATIO * self.height * self.width:
                 alike = torch.stack([pixels[place] for place in places])
                 batch[places] = self._crop(F.interpolate(alike, resized, mode="bicubic", antialias=True)).float()
             else:
                 rows, columns = self._axes(height, width)
-                for part in split_batches(places, max(ALIKE_PIXELS // (height * width), 1)):
+                for part in split_batches(places, max(PIXELS_AT_ONCE // (height * width), 1)):
                     batch[part] = resize_in_torch(torch.stack([pixels[place] for place in part]), rows, columns).float()
         return ((batch - self.mean) / self.deviation).to(self.dtype)
 
@@ -206,18 +207,18 @@ class ImageProcessor:
         return resized[:, :, top : top + self.height, left : left + self.width]
 
     def _axes(self, height: int, width: int) -> tuple[Axis, Axis]:
-        """A picture's rows and columns."""
+        """The axes of an image's rows and columns."""
         resized_height, resized_width = self._scale(height, width)
         top, left = self._corner(resized_height, resized_width)
         rows = self._prepare_axis(height, resized_height, top, self.height, self._device)
         return rows, self._prepare_axis(width, resized_width, left, self.width, self._device)
 
     def _corner(self, height: int, width: int) -> tuple[int, int]:
-        """Where in a resized image the kept pixels begin: top, left."""
+        """The first kept pixel of a resized image: top, left."""
         return (height - self.height) // 2, (width - self.width) // 2
 
     def _scale(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the whole resized image; the longer side is cut off to whole pixels."""
+        """Height and width of the whole resized image; the longer side is rounded down."""
         if self.edge is None:
             return self.size.height, self.size.width
         if height <= width:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BlipForConditionalGeneration, CLIPModel, PreTrainedModel, PreTrainedTokenizerFast
 
+from stages.blip.vision import speed_up_attention
 from stages.clip.descriptor import ClipOptions
-from stages.clip.towers import speed_up_attention
 from stages.training.dataset import MOST_SPOTS, NO_SPOT, Examples
 from stages.training.examples import Example
 
@@ -46,7 +46,7 @@ class Learner(nn.Module):
         self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(CLIP_DEVIATION).view(3, 1, 1), persistent=False)
 
-    def normalise(self, pixels: Tensor) -> Tensor:
+    def normalize(self, pixels: Tensor) -> Tensor:
         return (pixels - self.mean) / self.deviation
 
     def add_grounding(self, losses: dict[str, Tensor], patches: Tensor, spots: Tensor) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class BlipLearner(Learner):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """batch: pixels, spots, tokens [images, words] from the beginning of text to its end, padded."""
         tokens = batch["tokens"]
-        states = self.model.vision_model(pixel_values=self.normalise(batch["pixels"])).last_hidden_state
+        states = self.model.vision_model(pixel_values=self.normalize(batch["pixels"])).last_hidden_state
         scores = self.model.text_decoder(input_ids=tokens[:, :-1], encoder_hidden_states=states).logits.float()
         targets = tokens[:, 1:]
         errors = F.cross_entropy(
@@ -134,7 +134,7 @@ class ClipLearner(Learner):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """batch: pixels, spots, tokens [images, words], tags [images, tags] that sum up to 1, keys [images]."""
         model, count = self.model, len(batch["tokens"])
-        seen = model.vision_model(pixel_values=self.normalise(batch["pixels"]))
+        seen = model.vision_model(pixel_values=self.normalize(batch["pixels"]))
         read = model.text_model(input_ids=torch.cat([batch["tokens"], self.prompts])).pooler_output
         images, texts = model.visual_projection(seen.pooler_output), model.text_projection(read)
         with torch.autocast(images.device.type, enabled=False):

@@ -179,7 +179,7 @@ def judge(
     seconds: Mapping[str, float],
     seed: int,
 ) -> Scores:
-    from stages.clip.stage import decode_embedding
+    from stages.clip.embeddings import decode_embedding
 
     pairs = list(zip(truths, results, strict=True))
     marks: dict[str, list[bool]] = defaultdict(list)
@@ -293,7 +293,7 @@ def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
     from transformers import CLIPModel
 
     from stages.checkpoints import load_model
-    from stages.clip.stage import TextTower
+    from stages.clip.embeddings import TextTower
 
     tower = TextTower(load_model(CLIPModel, str(pack / "clip"), torch.float32, "cpu"), str(pack / "clip"))
     captions = list(dict.fromkeys(truth.captions[0] for truth in truths))

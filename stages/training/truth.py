@@ -145,7 +145,7 @@ VOCABULARY: tuple[str, ...] = tuple(
 )
 
 
-def _normalise(text: str) -> str:
+def _normalize(text: str) -> str:
     """Lower case, single spaces, none before a comma: what tokenisers change."""
     return " ".join(text.lower().replace(" ,", ",").split())
 
@@ -155,7 +155,7 @@ def parse_caption(text: str) -> set[Group]:
 
     Spacing and case are free. ValueError when the text is no sentence of the grammar.
     """
-    sentence = _normalise(text)
+    sentence = _normalize(text)
     if sentence in _WITHOUT_OBJECTS:
         return set()
     place = next((place for place in _PLACES if sentence.endswith(place)), None)
@@ -169,4 +169,4 @@ def parse_caption(text: str) -> set[Group]:
 
 def caption_is_true(text: str, truth: Truth) -> bool:
     """Whether a caption says what is there and where: every group (of four or more: any three, "and more")."""
-    return _normalise(text) in truth.captions
+    return _normalize(text) in truth.captions

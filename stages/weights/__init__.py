@@ -1,1 +1,1 @@
-"""Packs of weights: found, recognised, verified, pulled and made."""
+"""Packs of weights: finding, recognizing, verifying, pulling and making them."""

@@ -1,14 +1,16 @@
-"""Which weights each stage runs on, where they lie, and whether they are still what they were. Imports no torch.
+"""Finds the weights of each stage, and checks that they have not changed. Imports no torch.
 
-A pack is a folder with a manifest.json (manifest.py). "mini" lies inside this package; "standard" is pulled from the
-model hub once (hub.py); any other is a folder, with a manifest or in the hub's own layout, whose digests are then
-recorded at first sight under the models folder, in locks/.
+A pack is a folder with a manifest.json (manifest.py). "mini" is inside this package; "standard" is pulled once from the
+model hub (hub.py). Any other is a folder, either with a manifest or in the layout of the hub. In the second case its digests
+are recorded in locks/ under the models folder when it is used for the first time.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import msgspec
 
 from stages import recognition, registry
 from stages.base import StageSpec
-from stages.descriptor import Backend
+from stages.descriptor import Backend, find_nothing
 from stages.manifest import (
     MANIFEST,
     Manifest,
@@ -37,15 +39,17 @@ STANDARD = "standard"
 
 @dataclass(frozen=True)
 class Pack:
-    """A folder of weights and what is known of it.
+    """A folder of weights.
 
-    record: the file that its digests stand in. models_folder: where locks of folders without a manifest are kept.
+    record: the file with its digests. models_folder: where locks of folders without a manifest are kept.
+    plain: the folder or file that was named, if it has no manifest.
     """
 
     folder: Path
     manifest: Manifest
     record: Path
     models_folder: Path
+    plain: Path | None = None
 
     @property
     def name(self) -> str:
@@ -53,20 +57,26 @@ class Pack:
 
     @property
     def notice(self) -> str:
-        """To be shown wherever its stages' results are; empty for weights that mean something."""
+        """Shown wherever results of its stages are shown; empty if there is nothing to warn of."""
         return self.manifest.notice or " ".join(sorted({entry.notice for entry in self.manifest.stages.values()} - {""}))
 
     @property
     def size_bytes(self) -> int:
-        """Of its files that stages may read; of a folder without a manifest, which may hold anything, only of those named."""
+        """The size of the files that stages may read; in a folder without a manifest only of those that were recognized."""
         named = [self.folder / file for entry in self.manifest.stages.values() for file in entry.files.values()]
-        places = [self.folder] if self.record.parent == self.folder else named
+        places = named if self.plain else [self.folder]
         return sum(file.stat().st_size for file in {file for place in places for file in list_files(place)})
 
 
-def open_pack(name_or_path: str | Path, models_folder: Path, *, record: bool = True) -> Pack:
-    """Find a pack by name or by folder. record: whether to record the digests of a folder that is new and has no manifest.
-    Raises UnknownName, or PackError when there is none or it cannot be used."""
+def open_pack(
+    name_or_path: str | Path, models_folder: Path, *, record: bool = True, stage: str = "", backend: str = ""
+) -> Pack:
+    """Find a pack by name or by folder.
+
+    record: whether to record the digests of a folder that is new and has no manifest. stage, backend: if both are named, such a
+    folder is recognized by that backend of that stage, whichever other backends could use it.
+    Raises UnknownName, or PackError when there is none or it cannot be used.
+    """
     name = str(name_or_path)
     known = {"mini": MINI, STANDARD: models_folder / STANDARD, **find_packs(models_folder)}
     path = known.get(name, Path(name).expanduser())
@@ -77,20 +87,22 @@ def open_pack(name_or_path: str | Path, models_folder: Path, *, record: bool = T
     if not path.exists():
         if "/" in name:
             raise PackError(f"there is no folder {name}; name a pack or a folder with weights.")
-        raise registry.UnknownName("pack", name, known, ", and a folder is told by the slash in its path")
+        raise registry.UnknownName("pack", name, known, "; a folder must have a slash in its path")
     path = path.absolute()
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder)
+    if backend and not is_default(path, models_folder, stage, backend):
+        return open_plain(path, models_folder, record=record, stage=stage, backend=backend)
     return open_plain(path, models_folder, record=record)
 
 
 def list_packs(models_folder: Path) -> list[str]:
-    """The names of the packs that are there."""
+    """The names of all packs."""
     return ["mini", *find_packs(models_folder)]
 
 
 def pull_standard(models_folder: Path, progress: Callable[[str], None] = print, hub: Hub | None = None) -> Pack:
-    """Fetch the standard pack, unless it is there. Raises PackError."""
+    """Fetch the standard pack, unless it exists already. Raises PackError."""
     pull(models_folder / STANDARD, progress, hub)
     return open_pack(STANDARD, models_folder)
 
@@ -100,15 +112,17 @@ def find_packs(models_folder: Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(models_folder.glob(f"*/{MANIFEST}"))}
 
 
-def open_plain(path: Path, models_folder: Path, *, record: bool) -> Pack:
-    """A folder or file of weights without a manifest: recognise it, and record its digests when it is new, or have none."""
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    lock = models_folder / "locks" / f"{path.name}-{digest}.json"
+def open_plain(path: Path, models_folder: Path, *, record: bool, stage: str = "", backend: str = "") -> Pack:
+    """A folder or file of weights without a manifest: recognize it and record its digests, unless that has been done before.
+
+    stage, backend: as in `recognize`. What is recognized for these alone has a separate lock.
+    """
+    lock = lock_of(path, models_folder, stage, backend)
     folder = path if path.is_dir() else path.parent
     if not lock.is_file():
-        stages = recognise(path)
-        if not record:
-            return Pack(folder, Manifest(name=path.name, stages=stages), lock, models_folder)
+        stages = recognize(path, stage, backend)
+        if not record or not stages:
+            return Pack(folder, Manifest(name=path.name, stages=stages), lock, models_folder, path)
         named = [folder / file for entry in stages.values() for file in entry.files.values()]
         files = sorted({file for place in named for file in list_files(place)})
         digests = {file.relative_to(folder).as_posix(): digest_file(file) for file in files}
@@ -116,31 +130,85 @@ def open_plain(path: Path, models_folder: Path, *, record: bool) -> Pack:
             write_manifest(lock, Manifest(name=path.name, stages=stages, digests=digests))
         except OSError as error:
             raise PackError(f"{lock} cannot be written: {error.strerror}. Make {models_folder} writable.") from error
-    return Pack(folder, read_manifest(lock), lock, models_folder)
+    return Pack(folder, read_manifest(lock), lock, models_folder, path)
 
 
-def recognise(path: Path) -> dict[str, StageEntry]:
+def lock_of(path: Path, models_folder: Path, stage: str = "", backend: str = "") -> Path:
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    return models_folder / "locks" / f"{'-'.join(part for part in (path.name, digest, stage, backend) if part)}.json"
+
+
+def is_default(path: Path, models_folder: Path, stage: str, backend: str) -> bool:
+    """Whether a folder without a manifest is recognized by this backend of a stage when none is named."""
+    lock = lock_of(path, models_folder)
+    if lock.is_file() and (entry := read_manifest(lock).stages.get(stage)):
+        return entry.backend == backend
+    return backend == next(iter(registry.find_stage(stage).backends))
+
+
+def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, StageEntry]:
     """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors, or one model by itself.
 
-    Raises PackError when it provides none, or one that no stage takes.
+    stage: look for this one alone, and return {} if the folder does not provide it. backend: use this backend's rule alone.
+    A plug-in that fails on the folder is left out with a warning, unless its stage is the one that is looked for.
+    Raises PackError when no stage is found, or a model that no stage takes.
     """
-    found: dict[str, tuple[str, Backend, dict[str, str]]] = {}
-    for stage, described in registry.STAGES.items():
-        for name, backend in described.backends.items():
-            if stage not in found and (files := backend.find(path)):
-                shared = {role: found[other][2].get(part) for role, (other, part) in backend.shares.items() if other in found}
-                found[stage] = name, backend, {**files, **{role: file for role, file in shared.items() if file}}
-    if not found:
-        raise PackError(describe_unknown(path))
     folder = path if path.is_dir() else path.parent
-    for _, backend, files in found.values():
-        backend.check({role: folder / file for role, file in files.items()}, allow_pickle=True)
-    return {stage: StageEntry(name, files) for stage, (name, _, files) in found.items()}
+    found: dict[str, tuple[str, Backend, dict[str, str]]] = {}
+    problems: dict[str, PackError] = {}
+    for name, described in registry.STAGES.items():
+        try:
+            with plugin_errors(name, path):
+                if match := find_weights(path, described.backends, backend if name == stage else ""):
+                    by, kind, files = match
+                    files = {**files, **shared_files(kind, {other: found[other][2] for other in found})}
+                    if stage in ("", name):
+                        kind.check({role: folder / file for role, file in files.items()}, allow_pickle=True)
+                    found[name] = by, kind, files
+        except PackError as error:
+            problems[name] = error
+    for name, problem in problems.items():
+        if name == stage or (not stage and name not in registry.SOURCES):
+            raise problem
+    recognized = {name: StageEntry(by, files) for name, (by, _, files) in found.items() if stage in ("", name)}
+    if not recognized and not stage:
+        raise next(iter(problems.values()), None) or PackError(describe_unknown(path))
+    if not stage:
+        for problem in problems.values():
+            warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
+    return recognized
+
+
+def find_weights(path: Path, backends: Mapping[str, Backend], wanted: str) -> tuple[str, Backend, dict[str, str]] | None:
+    """The first of the backends that knows what is in a folder, or the wanted one; and the files by role."""
+    for name, backend in backends.items():
+        if wanted in ("", name) and (files := backend.find(path)):
+            return name, backend, files
+    return None
+
+
+def shared_files(backend: Backend, others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The files that a backend shares with other stages. others: stage → their files by role."""
+    shares = backend.shares.items()
+    return {role: others[other][part] for role, (other, part) in shares if part in others.get(other, {})}
+
+
+@contextmanager
+def plugin_errors(stage: str, path: Path) -> Iterator[None]:
+    """Turns every error of a plug-in's `find` or `check` into a PackError that names the plug-in."""
+    try:
+        yield
+    except Exception as error:  # a plug-in's code may raise anything
+        if stage not in registry.SOURCES:
+            raise
+        what = str(error) if isinstance(error, PackError) else f"{type(error).__name__}: {error}"
+        plugin = f'the stage "{stage}" of the plug-in {registry.SOURCES[stage]}'
+        raise PackError(f"{plugin} cannot use {path}: {what.rstrip('.')}.") from error
 
 
 def describe_unknown(path: Path) -> str:
     if path.is_file():
-        return f"{path} is to be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
+        return f"{path} must be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
     if (path / "config.json").is_file():
         model_type, name = recognition.name_model(path)
         taken = {stage: [b.takes for b in kind.backends.values() if b.takes] for stage, kind in registry.STAGES.items()}
@@ -149,15 +217,15 @@ def describe_unknown(path: Path) -> str:
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
     return (
-        f"{path} has no weights that visiond knows: there should be a {MANIFEST}, or clip/, blip/ or yolo.safetensors with "
+        f"{path} has no weights that visiond knows: it must have a {MANIFEST}, or clip/, blip/ or yolo.safetensors with "
         "yolo.json."
     )
 
 
 def verify(pack: Pack, names: Iterable[str] | None = None) -> None:
-    """Hold files (all, or those named by relative path) against their digests.
+    """Compare files (all, or those named by relative path) with their digests.
 
-    Raises PackError with every file that is missing or altered.
+    Raises PackError that lists every missing or changed file.
     """
     wrong = []
     for name in pack.manifest.digests if names is None else names:
@@ -166,10 +234,10 @@ def verify(pack: Pack, names: Iterable[str] | None = None) -> None:
         elif digest_file(pack.folder / name) != pack.manifest.digests[name]:
             wrong.append(f"{name} is altered")
     if wrong:
-        mend = "Copy or pull the pack again"
-        if pack.record.parent != pack.folder:
-            mend += f", or, if you changed it yourself, delete {pack.record}"
-        raise PackError(f"{pack.folder}: {', '.join(wrong)}. {mend}.")
+        fix = "Copy or pull the pack again"
+        if pack.plain:
+            fix += f", or, if you changed it yourself, delete {pack.record}"
+        raise PackError(f"{pack.folder}: {', '.join(wrong)}. {fix}.")
 
 
 def resolve(
@@ -183,16 +251,21 @@ def resolve(
     """A stage with its verified files, its fingerprint and the notice of its weights.
 
     overrides: backend, model (another pack or folder of weights for this stage), dtype, batch_size and options, as in
-        [stages.*]; what is missing, empty, 0 or "auto" is the pack's.
-    files: role → path, in place of the pack's. notice: theirs, which is told where the pack has none.
-    Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, altered or not what the stage takes.
+        [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto".
+    files: role → path, instead of the pack's. notice: of those files, shown where the pack has none.
+    Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, changed or not what the stage takes.
     """
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
+    name = wanted.get("backend", "")
+    named = registry.find_backend(stage, name) if name else None
+    without_weights = named is not None and not named.needs_weights
     if "model" in wanted:
-        pack = open_pack(wanted["model"], pack.models_folder)
-    name = wanted.get("backend") or find_entry(pack, stage).backend
+        pack = open_pack(wanted["model"], pack.models_folder, stage=stage, backend="" if without_weights else name)
+    pack, entry = (pack, StageEntry(name)) if without_weights else find_entry(pack, stage, name)
+    name = entry.backend
     backend = registry.find_backend(stage, name)
-    entry = find_entry(pack, stage) if backend.needs_weights else StageEntry(name)
+    if not backend.needs_weights:
+        entry = StageEntry(name)
     paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
     digests = {role: check_files(pack, path) for role, path in paths.items()}
     dtype = wanted.get("dtype") or entry.dtype or "float32"
@@ -212,8 +285,8 @@ def resolve(
 
 
 def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mapping[str, Any]]) -> list[StageSpec]:
-    """Every stage in turn. Where a stage shares files with an earlier one, as the captions' CLIP does, they are the earlier
-    one's, so that the answers of both can be compared."""
+    """Every stage in turn. Where a stage shares files with an earlier one, as the captions' CLIP does, it gets the earlier
+    stage's, so that the answers of both can be compared."""
     specs: dict[str, StageSpec] = {}
     for stage in stages:
         described = registry.find_stage(stage)
@@ -225,33 +298,54 @@ def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mappi
                     shared[role], notice = Path(specs[other].files[part]), specs[other].notice
         spec = resolve(pack, stage, overrides.get(stage), files=shared, notice=notice)
         used = [specs[name].fingerprint for name in described.uses if name in specs]
-        if used and described not in registry.BUILT_IN:  # visiond's own know what to share
+        if used and described not in registry.BUILT_IN:  # visiond's own stages share files instead
             spec = msgspec.structs.replace(spec, fingerprint=digest([spec.fingerprint, *used]))
         specs[stage] = spec
     return list(specs.values())
 
 
-def find_entry(pack: Pack, stage: str) -> StageEntry:
-    """As the pack has it; else by the first backend of the stage that brings its weights or needs none."""
-    if stage in pack.manifest.stages:
-        return pack.manifest.stages[stage]
-    for name, backend in registry.find_stage(stage).backends.items():
-        if backend.bundled:
-            return StageEntry(name, backend.bundled())
-        if not backend.needs_weights:
-            return StageEntry(name)
-    raise PackError(f"{pack.folder} has no weights for {stage}; it has {', '.join(pack.manifest.stages) or 'none'}.")
+def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEntry]:
+    """A stage's weights, for one backend if it is named; and the pack that they are in.
+
+    They are the pack's; else those that a backend brings along, or none if a backend needs none; else what the backend finds in
+    the pack's folder.
+    """
+    entry = pack.manifest.stages.get(stage)
+    if entry and backend in ("", entry.backend):
+        return pack, entry
+    described = registry.find_stage(stage)
+    for name, kind in described.backends.items():
+        if backend in ("", name):
+            if kind.bundled:
+                return pack, StageEntry(name, kind.bundled())
+            if not kind.needs_weights:
+                return pack, StageEntry(name)
+    named = described.backends.get(backend)
+    if named and named.find is find_nothing and entry:
+        return pack, msgspec.structs.replace(entry, backend=backend)
+    if pack.plain:
+        plain = open_plain(pack.plain, pack.models_folder, record=True, stage=stage, backend=backend)
+        if stage in plain.manifest.stages:
+            return plain, plain.manifest.stages[stage]
+    elif named:
+        with plugin_errors(stage, pack.folder):
+            files = named.find(pack.folder)
+        if files:
+            others = {name: other.files for name, other in pack.manifest.stages.items()}
+            return pack, StageEntry(backend, {**files, **shared_files(named, others)})
+    by = f' that the backend "{backend}" takes' if backend else ""
+    raise PackError(f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(pack.manifest.stages) or 'none'}.")
 
 
 def check_files(pack: Pack, path: Path) -> dict[str, str]:
-    """Digests of a file or of all files in a folder, held against the pack's record where they are part of it."""
+    """Digests of a file or of all files in a folder, compared with the pack's record if they are part of the pack."""
     if not path.exists():
         raise PackError(f"{path} is missing. Copy or pull the pack again.")
     if not path.is_relative_to(pack.folder):
         return {file.name: digest_file(file) for file in list_files(path)}
     files = [file.relative_to(pack.folder).as_posix() for file in list_files(path)]
     if strange := [file for file in files if file not in pack.manifest.digests]:
-        raise PackError(f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; take it out of the folder.")
+        raise PackError(f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; remove it from the folder.")
     prefix = "" if path == pack.folder else path.relative_to(pack.folder).as_posix()
     known = [name for name in pack.manifest.digests if name == prefix or not prefix or name.startswith(f"{prefix}/")]
     verify(pack, known)
@@ -261,11 +355,11 @@ def check_files(pack: Pack, path: Path) -> dict[str, str]:
 def fingerprint(
     stage: str, backend: str, digests: Mapping[str, Mapping[str, str]], dtype: str, options: Mapping[str, Any]
 ) -> str:
-    """Sixteen hexadecimal digits that change whenever the stage's answers may; where files lie does not matter."""
+    """Sixteen hexadecimal digits that change whenever the stage's answers may change. Where the files are does not matter."""
     contents = {role: sorted(files.values()) for role, files in digests.items()}
     described = registry.find_backend(stage, backend)
-    telling = {key: value for key, value in options.items() if key not in described.silent}
-    identity = [stage, backend, described.version, contents, dtype, telling]
+    relevant = {key: value for key, value in options.items() if key not in described.silent}
+    identity = [stage, backend, described.version, contents, dtype, relevant]
     return digest(identity)
 
 

@@ -1,8 +1,8 @@
-"""Images of any size onto the grey canvases that YOLO networks look at.
+"""Letterboxing: images of any size onto the grey canvases that YOLO networks take.
 
-As ultralytics' LetterBox with auto=True: the longer side becomes the network's size, the shorter one is padded on
-both sides to the next multiple of the stride. On the CPU cv2 resizes, as there; a GPU does cv2's sums in integers, so that
-no pixel differs.
+As ultralytics' LetterBox with auto=True: the longer side becomes the network's size, and the shorter side is padded on both
+sides to the next multiple of the stride. On the CPU cv2 resizes, as in ultralytics. A GPU does cv2's arithmetic in integers,
+so that no pixel differs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from stages.devices import has_kernels_for
 from stages.ocr.warp import WEIGHT_UNIT, interleave, resize
 
 PADDING = 114  # ultralytics' grey
-TILE = {"ROWS": 4, "COLUMNS": 128}  # pixels of a canvas that one program of the kernel makes
+TILE = {"BLOCK_H": 4, "BLOCK_W": 128}  # pixels of a canvas that one program of the kernel computes
 
 
 @dataclass(frozen=True, slots=True)
 class Letterbox:
-    """Where an image comes to lie on its canvas of height × width pixels."""
+    """The place of an image on its canvas of height × width pixels."""
 
     height: int
     width: int
@@ -47,12 +47,12 @@ class Letterbox:
         return self.height, self.width
 
     def place(self, canvas: Tensor, image: Tensor) -> None:
-        """Both [..., height, width]; the image of image_height × image_width."""
+        """Copy an image of image_height × image_width to its place. Both are [..., height, width]."""
         canvas[..., self.top : self.top + self.image_height, self.left : self.left + self.image_width] = image
 
 
 def fill_canvases(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 [3, height, width] each, of unlike sizes but one canvas, to 0..1 [images, 3, height, width], channels last."""
+    """uint8 [3, height, width] each, of any sizes but one canvas size, to 0..1 [images, 3, height, width], channels last."""
     if has_kernels_for(pixels[0]):
         return fill_with_kernel(pixels, boxes, dtype)
     batch = torch.full((len(pixels), 3, *boxes[0].canvas), float(PADDING), device=pixels[0].device)
@@ -64,23 +64,23 @@ def fill_canvases(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: t
 def fill_with_kernel(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype) -> Tensor:
     from stages.resizing.kernel import letterbox_kernel
 
-    planes, (height, width) = [image.contiguous() for image in pixels], boxes[0].canvas
-    size = len(planes), 3, height, width
-    out = torch.empty(size, dtype=dtype, device=planes[0].device, memory_format=torch.channels_last)
-    table = [
+    planar, (height, width) = [image.contiguous() for image in pixels], boxes[0].canvas
+    size = len(planar), 3, height, width
+    out = torch.empty(size, dtype=dtype, device=planar[0].device, memory_format=torch.channels_last)
+    rows = [
         (image.data_ptr(), *image.shape[1:], box.top, box.left, box.image_height, box.image_width)
-        for image, box in zip(planes, boxes, strict=True)
+        for image, box in zip(planar, boxes, strict=True)
     ]
-    places = np.ascontiguousarray(np.array(table, dtype=np.int64).T)
-    scales = 1 / (places[[6, 5]] / places[[2, 1]])
-    letterbox_kernel[-(-height // TILE["ROWS"]) * -(-width // TILE["COLUMNS"]), len(planes)](
-        torch.from_numpy(places).to(out.device),
+    table = np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
+    scales = 1 / (table[[6, 5]] / table[[2, 1]])
+    letterbox_kernel[-(-height // TILE["BLOCK_H"]) * -(-width // TILE["BLOCK_W"]), len(planar)](
+        torch.from_numpy(table).to(out.device),
         torch.from_numpy(scales).to(out.device),
         out,
-        len(planes),
+        len(planar),
         height,
         width,
-        UNIT=WEIGHT_UNIT,
+        WEIGHT_UNIT=WEIGHT_UNIT,
         PADDING=PADDING,
         **TILE,
     )

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from stages.base import Image, ImageError, Result, Stage, StageUnusable
 from stages.binning import measure_dispersion
-from stages.devices import device_errors, dtype_of, group_places, has_kernels, hold_device, pixels_of, settle, split_batches
+from stages.devices import (
+    device_errors,
+    dtype_of,
+    group_places,
+    has_kernels,
+    hold_device,
+    pixels_of,
+    split_batches,
+    synchronize,
+)
 from stages.options import read_options
 from stages.yolo.descriptor import Detection, Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases
@@ -45,7 +54,7 @@ class YoloStage(Stage):
         count = self.spec.batch_size
         with hold_device(self.lock):
             self._forward([blank] * count, [Letterbox.fit(self.size, self.size, self.size, self.stride)] * count)
-            settle(self.device)
+            synchronize(self.device)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         boxes = [Letterbox.fit(image.height, image.width, self.size, self.stride) for image in images]

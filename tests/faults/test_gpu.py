@@ -31,13 +31,13 @@ BATCH = 256
 ASSERTING = """
 import os, torch
 from stages.base import DeviceLost
-from stages.devices import device_errors, settle
+from stages.devices import device_errors, synchronize
 
 for attempt in ("an index out of range", "and nothing works any more"):
     try:
         with device_errors():
             torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")]
-            settle("cuda")
+            synchronize("cuda")
     except DeviceLost:
         print(attempt, flush=True)
 os._exit(0)

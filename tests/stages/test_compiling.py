@@ -12,13 +12,13 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-from stages.kernels import convolution as kernels, launch, pointwise
+from stages.kernels import convolution, launch, pointwise
 from stages.yolo import letterbox
 from stages.resizing import resize, kernel as resizekernel
 from stages.ocr import warp, warpkernel
 from stages.ocr.fused import FusedDetector, FusedRecognizer
 from stages.yolo.letterbox import Letterbox
-from stages.ocr.stage import lay_out
+from stages.ocr.stage import plan_lines
 from stages.ocr.onnxfile import weight_files
 from stages.ocr.ppocr import load_detector, load_recognizer
 
@@ -45,23 +45,23 @@ class Compiling:
         pointers = [place for place, name in enumerate(self.kernel.arg_names) if types[name].startswith("*")]
         aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
         source = ASTSource(self.kernel, types | dict.fromkeys(constants, "constexpr"), constants, aligned)
-        widest = [constants.get(name) for name in ("INPUTS", "OUTPUTS", "TALL")]
+        widest = [constants.get(name) for name in ("IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "K", "N")]
         key = self.kernel.__name__, *widest, *sorted(flags.items(), key=str)
         calls[key] = max(calls.get(key, (0, None, None)), (size, source, options), key=lambda call: call[0])
 
-found = [(module, name) for module in (kernels, pointwise, warpkernel, resizekernel) for name in vars(module)
+found = [(module, name) for module in (convolution, pointwise, warpkernel, resizekernel) for name in vars(module)
          if name.endswith("_kernel") and isinstance(vars(module)[name], JITFunction)]
 for module, name in found:
     setattr(module, name, Compiling(getattr(module, name)))
 warp.has_kernels_for = lambda pixels: True
 files, lines = weight_files(), [[[30, 20], [230, 20], [230, 60], [30, 60]], [[30, 90], [230, 99], [229, 139], [29, 130]]]
-FusedDetector(load_detector(files["det"])).look(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
+FusedDetector(load_detector(files["det"])).infer(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
 widths = torch.tensor([40, 64])
-FusedRecognizer(load_recognizer(files["rec"])[0]).look(torch.zeros(2, 48, 64, 3, dtype=torch.uint8), widths, widths)
+FusedRecognizer(load_recognizer(files["rec"])[0]).infer(torch.zeros(2, 48, 64, 3, dtype=torch.uint8), widths, widths)
 page = warp.interleave(torch.zeros(3, 300, 400, dtype=torch.uint8))
-warp.cut_with_kernel([page], lay_out(0, torch.tensor(lines, dtype=torch.float32).numpy()), 48, 320)
+warp.crop_with_kernel([page], plan_lines(0, torch.tensor(lines, dtype=torch.float32).numpy()), 48, 320)
 hidden = torch.zeros(4, 768, dtype=torch.bfloat16)
-launch.add_norm(hidden, hidden, torch.nn.LayerNorm(768, dtype=torch.bfloat16))
+launch.add_layer_norm(hidden, hidden, torch.nn.LayerNorm(768, dtype=torch.bfloat16))
 launch.add_bias_silu(torch.zeros(1, 16, 8, 8, dtype=torch.bfloat16), hidden[0, :16])
 planes, axes = torch.zeros(3, 300, 400, dtype=torch.uint8), [2 * (resize.prepare_axis(300, 384, 0, 384),)]
 letterbox.fill_with_kernel([planes], [Letterbox.fit(300, 400, 640, 32)], torch.float16)

@@ -47,7 +47,7 @@ def test_an_unknown_dtype_is_refused_with_those_there_are() -> None:
 
 
 def test_an_image_without_pixels_is_refused() -> None:
-    with pytest.raises(ValueError, match="without its pixels"):
+    with pytest.raises(ValueError, match="not decoded"):
         pixels_of([Image(memoryview(b""), 1, 1)])
 
 
@@ -65,7 +65,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         raise error
 
     has_kernels.cache_clear()
-    monkeypatch.setattr(launch, "try_project", fail)
+    monkeypatch.setattr(launch, "try_pointwise_linear", fail)
 
 
 def test_kernels_are_used_where_one_has_run() -> None:
@@ -85,7 +85,7 @@ def test_where_kernels_cannot_be_compiled_that_is_said_and_all_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     break_kernels(monkeypatch, error)
-    with pytest.warns(RuntimeWarning, match="kernels for the GPU cannot be compiled"):
+    with pytest.warns(RuntimeWarning, match="GPU kernels cannot be compiled"):
         assert not has_kernels(DEVICE)
     has_kernels.cache_clear()
 

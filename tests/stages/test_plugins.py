@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -23,6 +24,7 @@ def describe(name: str, **fields: Any) -> Descriptor:
 FIRST, SECOND = describe("first", uses=("second", "ocr")), describe("second")
 OCR, RENAMED, BARE, HYPHEN = describe("ocr"), describe("renamed", key="other"), describe("bare", backends={}), describe("a-b")
 BIN, TEXT = describe("bin"), "not a stage"
+MISSPELT = describe("misspelt", uses=("clipp", "ocr", "zzz"))
 LISTED, UNUSED = describe("listed", backends=["b"]), describe("unused", uses=None)
 NOTHING, PLAIN = describe("nothing", result=None), describe("plain", backends={"b": Backend(place="x:y", options=dict)})
 
@@ -43,7 +45,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, **values: str) -> plugins.Gathered:
 def test_stages_of_plug_ins_run_after_visionds_own_and_after_those_that_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
     found = gather(monkeypatch, first=f"{__name__}:FIRST", second=f"{__name__}:SECOND")
     assert list(found.stages) == ["ocr", "yolo", "clip", "blip", "second", "first"]
-    assert found.broken == {}
+    assert found.problems == {}
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,9 @@ def test_stages_of_plug_ins_run_after_visionds_own_and_after_those_that_they_use
         ("text", f"{__name__}:TEXT", "is not a stages.descriptor.Descriptor"),
         ("renamed", f"{__name__}:RENAMED", 'name "renamed" and key "other" must both be "renamed"'),
         ("another", f"{__name__}:SECOND", 'name "second" and key "second" must both be "another"'),
-        ("a_b", f"{__name__}:HYPHEN", "small letters and digits"),
-        ("bin", f"{__name__}:BIN", "none that visiond uses itself"),
-        ("ocr", f"{__name__}:OCR", "visiond has a stage of that name itself"),
+        ("a_b", f"{__name__}:HYPHEN", "lowercase letters and digits"),
+        ("bin", f"{__name__}:BIN", "not one that visiond uses itself"),
+        ("ocr", f"{__name__}:OCR", "visiond itself has a stage with this name"),
         ("bare", f"{__name__}:BARE", "it has no backends"),
         ("listed", f"{__name__}:LISTED", "it has no backends"),
         ("unused", f"{__name__}:UNUSED", "must be a tuple"),
@@ -71,7 +73,7 @@ def test_what_cannot_be_used_is_named_and_stops_nothing_else(
 ) -> None:
     found = gather(monkeypatch, **{name: value}, second=f"{__name__}:SECOND")
     assert list(found.stages) == ["ocr", "yolo", "clip", "blip", "second"]
-    [problem] = found.broken.values()
+    [problem] = found.problems.values()
     assert problem.startswith(f'The stage "{name.replace("_", "-")}" of the plug-in {value} cannot be used: ')
     assert why in problem
 
@@ -81,4 +83,23 @@ def test_of_two_distributions_with_a_stage_of_one_name_neither_is_used(monkeypat
     monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
     found = plugins.gather(BUILT_IN)
     assert list(found.stages) == ["ocr", "yolo", "clip", "blip"]
-    assert "has a stage of that name too; uninstall one of them" in found.broken["second"]
+    assert "has a stage with this name too; uninstall one of them" in found.problems["second"]
+
+
+def test_an_unknown_stage_in_uses_is_named_with_the_nearest_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gather(monkeypatch, misspelt=f"{__name__}:MISSPELT")
+    assert "misspelt" in found.stages
+    assert found.problems["misspelt"] == (
+        f'The stage "misspelt" of the plug-in {__name__}:MISSPELT uses stages that are not installed: '
+        '"clipp" (did you mean "clip"?), "zzz".'
+    )
+
+
+def test_a_descriptor_that_imports_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "HEAVY", ("wave",))  # in place of torch, which the tests have imported already
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    monkeypatch.delitem(sys.modules, "tests.stages.heavy", raising=False)
+    found = gather(monkeypatch, heavy="tests.stages.heavy:HEAVY", second=f"{__name__}:SECOND")
+    assert list(found.problems) == ["heavy"]
+    assert "imports wave with its descriptor, which makes every command slow" in found.problems["heavy"]
+    assert "heavy" in found.stages

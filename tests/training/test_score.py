@@ -9,7 +9,7 @@ import torch
 
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip, Tag
-from stages.clip.stage import encode_embedding
+from stages.clip.embeddings import encode_embedding
 from stages.ocr.descriptor import Line, Ocr
 from stages.training.cache import draw
 from stages.training.score import choose_bin, count_read, groups_are_true, mark, pick_captions, score_pack

@@ -12,10 +12,11 @@ from stages.base import Image, ImageError, StageSpec
 from stages.blip.captioner import Captioner, GraphedStep
 from stages.blip.descriptor import Caption
 from stages.blip.stage import BlipStage
+from stages.blip.vision import speed_up_attention, speed_up_mlp
 from stages.checkpoints import load_model, load_tokenizer
 from stages.clip.descriptor import Clip, Embedding
-from stages.clip.stage import ClipStage, TextTower, decode_embedding, encode_embedding
-from stages.clip.towers import speed_up_attention, speed_up_mlp
+from stages.clip.embeddings import TextTower, decode_embedding, encode_embedding
+from stages.clip.stage import ClipStage
 from stages.devices import pixels_of
 from stages.weights.packs import Pack, resolve
 from tests.stages.pictures import draw_image
@@ -155,7 +156,7 @@ def test_batch_mates_change_no_caption(talkative: str, mixed_images: list[Image]
 def test_a_forced_caption_has_exactly_so_many_tokens(talkative: str, pictures: list[Image]) -> None:
     stage = make_stage(talkative, force_tokens=12)
     with torch.inference_mode():
-        tokens = stage._forward(pixels_of(pictures[:5]))
+        tokens = stage.forward(pixels_of(pictures[:5]))
     assert tokens.shape == (5, 12)
     assert not (tokens[:, :-1] == stage.captioner.end).any()
 

@@ -40,7 +40,7 @@ def blank_right_of(pixels: Tensor, widths: Tensor) -> Tensor:
 def test_a_convolution_takes_bias_relu_stride_and_bytes() -> None:
     module = nn.Conv2d(3, 24, 3, stride=2, padding=1).to(DEVICE)
     pixels = torch.randint(0, 256, (2, 6, 10, 3), dtype=torch.uint8, device=DEVICE)
-    ours, _ = launch.convolve(layers.Convolution.of(module), pixels)
+    ours, _ = launch.conv2d(layers.Convolution.of(module), pixels)
     agree(ours, F.relu(module(as_images(pixels) * (2 / 255) - 1)))
 
 
@@ -48,7 +48,7 @@ def test_a_convolution_takes_bias_relu_stride_and_bytes() -> None:
 def test_an_even_convolution_keeps_the_maps_size_and_stands_beside_the_greatest_of_each_neighbourhood() -> None:
     module, widths = nn.Conv2d(12, 24, 2).to(DEVICE), torch.tensor([4, 7], device=DEVICE)
     pixels, others = draw(2, 5, 7, 12), draw(2, 5, 7, 24).abs()
-    ours, _ = launch.convolve(layers.Convolution.of(module, padding=(0, 0)), pixels, widths, pooled=others)
+    ours, _ = launch.conv2d(layers.Convolution.of(module, padding=(0, 0)), pixels, widths, pooled=others)
     seen, pooled = (F.pad(blank_right_of(as_images(part), widths), (0, 1, 0, 1)) for part in (pixels, others))
     agree(ours[..., :24], F.max_pool2d(pooled, 2, stride=1))
     agree(ours[..., 24:], F.relu(module(seen)))
@@ -60,8 +60,8 @@ def test_what_lies_right_of_an_image_counts_as_zero() -> None:
     pixels = draw(2, 4, 8, 48)
     full, narrow = nn.Conv2d(48, 24, 3, padding=1).to(DEVICE), nn.Conv2d(48, 48, 3, padding=1, groups=48).to(DEVICE)
     blanked = blank_right_of(as_images(pixels), widths)
-    agree(launch.convolve(layers.Convolution.of(full), pixels, widths, relu=False)[0], full(blanked))
-    filtered, sums = launch.filter_channels(layers.Depthwise.of(narrow), pixels, widths, want_sums=True)
+    agree(launch.conv2d(layers.Convolution.of(full), pixels, widths, relu=False)[0], full(blanked))
+    filtered, sums = launch.depthwise_conv2d(layers.DepthwiseConvolution.of(narrow), pixels, widths, return_sums=True)
     agree(filtered, narrow(blanked))
     assert sums is not None
     torch.testing.assert_close(sums.sum(dim=1), blank_right_of(narrow(blanked), widths).sum(dim=(2, 3)), atol=0.1, rtol=1e-2)
@@ -72,7 +72,7 @@ def test_what_lies_right_of_an_image_counts_as_zero() -> None:
 def test_a_depthwise_convolution_of_any_kernel(kernel: tuple[int, int]) -> None:
     module = nn.Conv2d(40, 40, kernel, padding=(kernel[0] // 2, kernel[1] // 2), groups=40).to(DEVICE)
     pixels = draw(1, 9, 17, 40)
-    agree(launch.filter_channels(layers.Depthwise.of(module), pixels)[0], module(as_images(pixels)))
+    agree(launch.depthwise_conv2d(layers.DepthwiseConvolution.of(module), pixels)[0], module(as_images(pixels)))
 
 
 @torch.inference_mode()
@@ -80,8 +80,8 @@ def test_gates_come_from_the_means_of_what_a_layer_made() -> None:
     module, first, second = nn.Conv2d(48, 48, 1), nn.Conv2d(48, 6, 1), nn.Conv2d(6, 48, 1)
     for part in (module, first, second):
         part.to(DEVICE)
-    made, sums = launch.convolve(layers.Convolution.of(module), draw(2, 9, 30, 48), relu=False, want_sums=True)
-    gates = launch.excite(layers.Excitation.of(first, second, 0.2, residual=True), sums, (9, 30))
+    made, sums = launch.conv2d(layers.Convolution.of(module), draw(2, 9, 30, 48), relu=False, return_sums=True)
+    gates = launch.squeeze_excitation(layers.SqueezeExcitation.of(first, second, 0.2, residual=True), sums, (9, 30))
     means = as_images(made).mean(dim=(2, 3), keepdim=True)
     theirs = (0.2 * second(F.relu(first(means))) + 0.5).clamp(0, 1) + 1
     torch.testing.assert_close(gates, theirs[:, :, 0, 0], atol=1e-3, rtol=1e-3)
@@ -95,7 +95,7 @@ def test_two_pointwise_layers_are_one(inputs: int, outputs: int) -> None:
     pixels, gates = draw(2, 3, 5, inputs), torch.rand(2, inputs, device=DEVICE)
     gated = as_images(pixels) * gates[:, :, None, None]
     theirs = second(F.gelu(first(gated)))
-    ours = launch.mix(layers.Mixer.of(first, second, residual=inputs == outputs), pixels, gates)
+    ours = launch.pointwise_mlp(layers.PointwiseMlp.of(first, second, residual=inputs == outputs), pixels, gates)
     agree(ours, theirs + gated if inputs == outputs else theirs)
 
 
@@ -103,8 +103,8 @@ def test_two_pointwise_layers_are_one(inputs: int, outputs: int) -> None:
 def test_a_coarser_map_is_added_to_a_gated_one() -> None:
     pixels, gates, coarser = draw(2, 4, 6, 24), torch.rand(2, 24, device=DEVICE), draw(2, 2, 3, 24)
     gated = as_images(pixels) * gates[:, :, None, None]
-    agree(launch.merge(pixels, gates, coarser), gated + F.interpolate(as_images(coarser), scale_factor=2))
-    agree(launch.merge(pixels, gates, None), gated)
+    agree(launch.upsample_add(pixels, gates, coarser), gated + F.interpolate(as_images(coarser), scale_factor=2))
+    agree(launch.upsample_add(pixels, gates, None), gated)
 
 
 @torch.inference_mode()
@@ -113,14 +113,14 @@ def test_maps_of_four_sizes_stand_side_by_side() -> None:
     theirs = [
         F.interpolate(as_images(pixels) * gates[:, :, None, None], scale_factor=8 // pixels.shape[1]) for pixels, gates in parts
     ]
-    agree(launch.join(parts), torch.cat(theirs, dim=1))
+    agree(launch.upsample_concat(parts), torch.cat(theirs, dim=1))
 
 
 @torch.inference_mode()
 def test_the_head_makes_sixteen_probabilities_of_a_pixel() -> None:
     first, second = nn.ConvTranspose2d(24, 24, 2, stride=2).to(DEVICE), nn.ConvTranspose2d(24, 1, 2, stride=2).to(DEVICE)
     pixels = 3 * draw(2, 3, 5, 24)
-    ours = launch.enlarge(layers.Head.of(first, second), pixels)
+    ours = launch.deconv_head(layers.DeconvHead.of(first, second), pixels)
     theirs = torch.sigmoid(second(F.relu(first(as_images(pixels)))))[:, 0]
     assert (ours - 255 * theirs).abs().max() < 1
 
@@ -128,7 +128,7 @@ def test_the_head_makes_sixteen_probabilities_of_a_pixel() -> None:
 @torch.inference_mode()
 def test_the_likeliest_class_and_its_probability() -> None:
     logits = 4 * draw(3, 2, 5000)
-    classes, probabilities = launch.choose(logits)
+    classes, probabilities = launch.argmax_softmax(logits)
     theirs = logits.float().softmax(dim=-1).max(dim=-1)
     assert torch.equal(logits.gather(2, classes[..., None]), logits.max(dim=-1, keepdim=True).values)
     torch.testing.assert_close(probabilities, theirs.values, atol=1e-3, rtol=1e-2)
@@ -139,7 +139,7 @@ def test_a_residual_connection_and_its_norm() -> None:
     hidden, update, norm = draw(3, 5, 40), draw(3, 5, 40), nn.LayerNorm(40, eps=1e-5).to(DEVICE).half()
     norm.weight.copy_(draw(40))
     norm.bias.copy_(draw(40))
-    total, normed = launch.add_norm(hidden, update, norm)
+    total, normed = launch.add_layer_norm(hidden, update, norm)
     assert torch.equal(total, hidden + update)
     torch.testing.assert_close(normed, norm(hidden + update), atol=5e-3, rtol=5e-3)
 

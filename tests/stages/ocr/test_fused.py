@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes as long for a small program as for a large one."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(launch, "FILTERED_CHANNELS", 512)
+        monkeypatch.setattr(launch, "DEPTHWISE_BLOCK_C", 512)
 
 
 def draw(count: int, height: int, width: int) -> Tensor:
@@ -33,9 +33,9 @@ def draw(count: int, height: int, width: int) -> Tensor:
 @torch.inference_mode()
 def test_the_detector_sees_the_same_text() -> None:
     plain, pages = load_detector(weight_files()["det"]).to(DEVICE), draw(2, 32, 64)
-    theirs = plain.look(pages)
+    theirs = plain.infer(pages)
     assert theirs.max() > 0.3
-    torch.testing.assert_close(FusedDetector(plain).look(pages) / 255, theirs, atol=2e-2, rtol=0)
+    torch.testing.assert_close(FusedDetector(plain).infer(pages) / 255, theirs, atol=2e-2, rtol=0)
 
 
 @torch.inference_mode()
@@ -43,7 +43,7 @@ def test_the_recognizer_reads_the_same_in_a_line_and_nothing_right_of_it() -> No
     network, _ = load_recognizer(weight_files()["rec"])
     plain, lines = network.to(DEVICE), draw(2, 48, 32)
     resized, padded = torch.tensor([15, 27], device=DEVICE), torch.tensor([20, 32], device=DEVICE)
-    theirs, ours = plain.look(lines, resized, padded), FusedRecognizer(plain).look(lines, resized, padded)
+    theirs, ours = plain.infer(lines, resized, padded), FusedRecognizer(plain).infer(lines, resized, padded)
     inside = torch.arange(4, device=DEVICE) < count_steps(padded)[:, None]
     assert inside.sum() == 2 + 4
     sure = (theirs[1] > 0.4) | ~inside  # elsewhere rounding may choose

@@ -41,7 +41,7 @@ class Loader(NetworkLoader):
 
 @pytest.mark.parametrize("errors", [[], [OutOfMemory("for now")]], ids=["at once", "when there is room"])
 def test_plain_networks_read_until_the_kernels_are_compiled(errors: list[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.ocr.networks.REST_SECONDS", 0.0)
+    monkeypatch.setattr("stages.ocr.networks.RETRY_SECONDS", 0.0)
     loader = Loader(*errors)
     assert loader.latest() is loader.latest() is loader.plain
     loader.compiled.set()
@@ -61,7 +61,7 @@ def test_nothing_is_compiled_before_the_first_images_come() -> None:
 def test_kernels_that_cannot_be_compiled_leave_the_plain_networks_and_say_so() -> None:
     loader = Loader(RuntimeError("ptxas died of signal 11"))
     loader.compiled.set()
-    with pytest.warns(RuntimeWarning, match="kernels for the GPU cannot be compiled.*signal 11"):
+    with pytest.warns(RuntimeWarning, match="GPU kernels cannot be compiled.*signal 11"):
         wait_for(lambda: loader.latest() and not loader.errors and loader._fusing is None, "their end")
     assert loader.latest() is loader.plain
 
@@ -69,7 +69,7 @@ def test_kernels_that_cannot_be_compiled_leave_the_plain_networks_and_say_so() -
 def test_kernels_that_were_compiled_and_no_longer_run_leave_the_plain_networks_too() -> None:
     loader = Loader(RuntimeError("device kernel image is invalid"))
     loader.compiled.set()
-    with pytest.warns(RuntimeWarning, match="kernels for the GPU cannot be compiled.*invalid"):
+    with pytest.warns(RuntimeWarning, match="GPU kernels cannot be compiled.*invalid"):
         loader.load()
     assert loader.latest() is loader.latest()
 

@@ -57,7 +57,7 @@ def test_depthwise_convolutions_in_groups_find_the_same() -> None:
 
 
 @pytest.mark.parametrize("width", [320, 333, 777])
-def test_the_recogniser_is_the_onnx_file(recognizer: Recognizer, width: int) -> None:
+def test_the_recognizer_is_the_onnx_file(recognizer: Recognizer, width: int) -> None:
     pixels = draw_noise(2, 3, 48, width)
     pixels[1, :, :, 100:] = 0
     with torch.inference_mode():
@@ -93,9 +93,9 @@ def test_every_class_has_its_character() -> None:
 
 
 def test_the_files_swapped_are_refused() -> None:
-    with pytest.raises(WeightsError, match="not PP-OCRv6 small for a detector"):
+    with pytest.raises(WeightsError, match="does not hold the detector of PP-OCRv6 small"):
         load_detector(FILES["rec"])
-    with pytest.raises(WeightsError, match="no text recogniser"):
+    with pytest.raises(WeightsError, match="not one of rapidocr"):
         load_recognizer(FILES["det"])
 
 
@@ -104,7 +104,7 @@ def test_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
     weight = next(tensor for tensor in model.graph.initializer if tensor.name == "conv2d_112.w_0")
     weight.CopyFrom(onnx.numpy_helper.from_array(np.zeros((24, 3, 5, 5), np.float32), weight.name))
     onnx.save(model, str(tmp_path / "det.onnx"))
-    with pytest.raises(WeightsError, match="other layers"):
+    with pytest.raises(WeightsError, match="its layers are different"):
         load_detector(tmp_path / "det.onnx")
 
 

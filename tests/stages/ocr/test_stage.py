@@ -21,7 +21,7 @@ from daemon.workers import chain
 from stages.base import Image, Limits, StageSpec
 from stages.ocr.descriptor import Line, Ocr, OcrOptions
 from stages.ocr.onnxfile import WeightsError, weight_files
-from stages.ocr.stage import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, lay_out
+from stages.ocr.stage import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, plan_lines
 from tests.stages.pictures import read_photo, wrap_pixels
 
 PHOTOS = [Path(str(find_spec("ultralytics").origin)).parent / "assets" / name for name in ("bus.jpg", "zidane.jpg")]
@@ -151,7 +151,7 @@ def test_the_detectors_input_is_bounded(width: int, height: int) -> None:
 @given(st.lists(st.tuples(st.integers(5, 2000), st.integers(5, 2000)), max_size=20))
 def test_a_lines_width_is_bounded_and_is_at_least_what_it_needs(sizes: list[tuple[int, int]]) -> None:
     quads = [[[0, 0], [width, 0], [width, height], [0, height]] for width, height in sizes]
-    lines = lay_out(3, np.array(quads, dtype=np.float32).reshape(-1, 4, 2))
+    lines = plan_lines(3, np.array(quads, dtype=np.float32).reshape(-1, 4, 2))
     assert ((lines.padded >= 320) & (lines.padded <= WIDEST_LINE)).all()
     assert ((lines.resized > 0) & (lines.resized <= lines.padded)).all()
     assert ((lines.padded <= bucket(lines.padded)) & (bucket(lines.padded) < lines.padded + 256)).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stages.ocr.dbpost import order_corners
-from stages.ocr.turning import guess_way, is_sure, order_lines, turn_corners, weigh
+from stages.ocr.turning import guess_turns, is_sure, order_lines, score_reading, turn_corners
 
 SIZES = np.array([[90, 9], [35, 10], [30, 10]])
 LINES = np.array([[[0, 0]], [[5, 30]], [[50, 32]]]) + np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * SIZES[:, None]
@@ -21,7 +21,7 @@ def turn(quads: np.ndarray, way: int, degrees: float = 0.0) -> np.ndarray:
 @pytest.mark.parametrize("way", range(4))
 def test_boxes_are_seen_from_the_way_the_text_stands(way: int, degrees: float) -> None:
     quads = turn(LINES, way, degrees)
-    assert guess_way(quads) == way % 2
+    assert guess_turns(quads) == way % 2
     texts = turn_corners(quads, way)
     width, height = (np.linalg.norm(texts[:, 0] - texts[:, corner], axis=1) for corner in (1, 3))
     assert width.tolist() == pytest.approx([90, 35, 30], abs=0.01)
@@ -36,7 +36,7 @@ def test_lines_are_ordered_as_they_are_read(way: int) -> None:
 
 def test_no_boxes_are_no_trouble() -> None:
     nothing = np.empty((0, 4, 2), np.float32)
-    assert guess_way(nothing) == 0
+    assert guess_turns(nothing) == 0
     assert turn_corners(nothing, 2).shape == (0, 4, 2)
     assert order_lines(nothing, 3).tolist() == []
 
@@ -45,4 +45,9 @@ def test_a_reading_with_more_sure_characters_weighs_more() -> None:
     assert is_sure([("some text", 0.99), ("x", 0.3)])
     assert not is_sure([("bec oh oth", 0.72)])
     assert not is_sure([])
-    assert weigh([("before March 14th", 0.99)]) > weigh([("bec oh oth", 0.72)]) > weigh([("a lot of nothing at all", 0.4)]) == 0
+    assert (
+        score_reading([("before March 14th", 0.99)])
+        > score_reading([("bec oh oth", 0.72)])
+        > score_reading([("a lot of nothing at all", 0.4)])
+        == 0
+    )

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from stages.ocr import warp
-from stages.ocr.stage import lay_out
+from stages.ocr.stage import plan_lines
 from stages.ocr.warp import (
     Lines,
+    concatenate,
+    crop_in_torch,
     crop_quad,
-    cut_in_torch,
-    cut_with_cv2,
-    cut_with_kernel,
+    crop_with_cv2,
+    crop_with_kernel,
     frame,
     interleave,
-    join,
     resize_in_torch,
 )
 
@@ -37,12 +37,12 @@ def place_line(x: float, y: float, width: float, height: float, degrees: float) 
     return (np.array(corners) + np.array([x, y])).round().clip(0, (499, 299)).astype(np.float32)
 
 
-def lay_out_lines(scale: float = 1.0) -> Lines:
+def plan_slanted_lines(scale: float = 1.0) -> Lines:
     """On two pages: upright, slanting, one that runs down, one shrunk, one that leaves the page."""
     first = [(30, 20, 200, 40, 0), (40, 90, 180, 25, 4), (300, 20, 30, 200, 0)]
     second = [(20, 30, 300, 90, -3), (430 / scale, 250 / scale, 120, 60, 20), (100, 150, 160, 12, 30)]
     quads = [[place_line(*(scale * side for side in sides), degrees) for *sides, degrees in page] for page in (first, second)]
-    lines = join([lay_out(page, np.array(corners)) for page, corners in enumerate(quads)])
+    lines = concatenate([plan_lines(page, np.array(corners)) for page, corners in enumerate(quads)])
     return replace(lines, resized=np.minimum(lines.resized, 380))
 
 
@@ -63,9 +63,9 @@ def test_resizing_in_torch_is_cv2s_to_the_bit(source: tuple[int, int], target: t
 
 
 def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
-    pages, lines = [draw_page(500, 300, 0), draw_page(500, 300, 1)], lay_out_lines()
+    pages, lines = [draw_page(500, 300, 0), draw_page(500, 300, 1)], plan_slanted_lines()
     assert lines.height[2] > lines.width[2]
-    theirs, ours = cut_with_cv2(pages, lines, 48, 400).int(), cut_in_torch(pages, lines, 48, 400).int()
+    theirs, ours = crop_with_cv2(pages, lines, 48, 400).int(), crop_in_torch(pages, lines, 48, 400).int()
     inside = torch.arange(400) < torch.from_numpy(lines.resized)[:, None]
     off = (ours - theirs).abs()[inside[:, None].expand(-1, 48, -1)]
     assert theirs.float().std() > 5
@@ -75,9 +75,9 @@ def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
 
 def test_the_kernel_cuts_lines_as_torch_does() -> None:
     """At sizes that the interpreter can bear."""
-    pages, lines = [draw_page(500, 300, seed).to(DEVICE) for seed in (0, 1)], lay_out_lines(0.25)
+    pages, lines = [draw_page(500, 300, seed).to(DEVICE) for seed in (0, 1)], plan_slanted_lines(0.25)
     lines = replace(lines, resized=np.minimum(lines.resized, 50))
-    theirs, ours = cut_in_torch(pages, lines, 8, 64).int(), cut_with_kernel(pages, lines, 8, 64).int()
+    theirs, ours = crop_in_torch(pages, lines, 8, 64).int(), crop_with_kernel(pages, lines, 8, 64).int()
     inside = torch.arange(64) < torch.from_numpy(lines.resized)[:, None]
     off = (ours - theirs).abs().cpu()[inside[:, None].expand(-1, 8, -1)]
     assert off.max() <= 1

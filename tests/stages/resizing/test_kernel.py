@@ -26,9 +26,9 @@ KEPT = {"height": 20, "width": 24}
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes as long for a small program as for a large one."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(letterbox, "TILE", {"ROWS": 32, "COLUMNS": 32})
-        monkeypatch.setattr(resize, "ACROSS_TILE", {"ROWS": 64, "COLUMNS": 16})
-        monkeypatch.setattr(resize, "DOWN_TILE", {"ROWS": 16, "COLUMNS": 32})
+        monkeypatch.setattr(letterbox, "TILE", {"BLOCK_H": 32, "BLOCK_W": 32})
+        monkeypatch.setattr(resize, "WIDTH_TILE", {"BLOCK_H": 64, "BLOCK_W": 16})
+        monkeypatch.setattr(resize, "HEIGHT_TILE", {"BLOCK_H": 16, "BLOCK_W": 32})
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import struct
@@ -9,8 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from stages import registry
+from stages.descriptor import Backend, Descriptor
 from stages.manifest import MANIFEST, Manifest, NotPulled, PackError, StageEntry, digest_folder, read_manifest, write_manifest
 from stages.ocr.descriptor import bundled_weights
+from stages.options import FakeOptions
 from stages.registry import ORDER, UnknownName
 from stages.weights.packs import MINI, Pack, open_pack, resolve, resolve_all, verify
 
@@ -67,7 +71,7 @@ def test_the_pack_inside_the_package_is_whole_and_small(tmp_path: Path) -> None:
 def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> None:
     with pytest.raises(UnknownName, match='there is no pack "smal"; did you mean "small"'):
         open_pack("smal", pack.models_folder)
-    with pytest.raises(UnknownName, match=r'there is no pack "folder"; there are mini, .*told by the slash in its path'):
+    with pytest.raises(UnknownName, match=r'there is no pack "folder"; choose one of mini, .*must have a slash in its path'):
         open_pack("folder", pack.models_folder)
     with pytest.raises(PackError, match=r"there is no folder \./nowhere"):
         open_pack("./nowhere", pack.models_folder)
@@ -165,6 +169,78 @@ def test_an_unknown_backend_is_refused(pack: Pack) -> None:
         resolve(pack, "clip", {"backend": "transformer"})
 
 
+def find_onnx(path: Path) -> dict[str, str]:
+    return {"weights": "yolo.onnx"} if (path / "yolo.onnx").is_file() else {}
+
+
+@pytest.fixture
+def second_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """YOLO has another backend, which takes other files than the first."""
+    yolo = registry.STAGES["yolo"]
+    onnx = Backend(place="nowhere:Stage", options=FakeOptions, find=find_onnx)
+    monkeypatch.setitem(registry.STAGES, "yolo", dataclasses.replace(yolo, backends={**yolo.backends, "onnx": onnx}))
+
+
+@pytest.mark.usefixtures("second_backend")
+def test_a_backend_that_is_named_takes_its_own_weights(pack: Pack) -> None:
+    write(pack.folder / "yolo.onnx", "onnx")
+    write_manifest(pack.record, msgspec.structs.replace(pack.manifest, digests=digest_folder(pack.folder)))
+    plain = pack.models_folder.parent / "plain"
+    shutil.copytree(pack.folder, plain)
+    (plain / MANIFEST).unlink()
+    for found in (open_pack("small", pack.models_folder), open_pack(plain, pack.models_folder)):
+        specs = [resolve(found, "yolo", {"backend": name}) for name in ("onnx", "ultralytics", "")]
+        assert specs[0].files == {"weights": str(found.folder / "yolo.onnx")}
+        assert (
+            specs[1].files
+            == specs[2].files
+            == {role: str(found.folder / Path(file).name) for role, file in resolve(pack, "yolo").files.items()}
+        )
+    assert resolve(pack, "yolo", {"model": str(plain), "backend": "onnx"}).files == {"weights": str(plain / "yolo.onnx")}
+    (plain / "yolo.onnx").write_text("changed")
+    with pytest.raises(PackError, match=r"yolo\.onnx is altered"):
+        resolve(open_pack(plain, pack.models_folder), "yolo", {"backend": "onnx"})
+
+
+@pytest.mark.usefixtures("second_backend")
+def test_a_backend_that_is_named_is_not_judged_by_the_first_ones_rule(pack: Pack) -> None:
+    plain = pack.models_folder.parent / "plain"
+    plain.mkdir()
+    write(plain / "yolo.onnx", "onnx")
+    (plain / "yolo.safetensors").write_text("cut short")
+    (plain / "yolo.json").write_text("{}")
+    with pytest.raises(PackError, match=r"yolo\.safetensors is cut short"):
+        resolve(pack, "yolo", {"model": str(plain)})
+    assert resolve(pack, "yolo", {"model": str(plain), "backend": "onnx"}).files == {"weights": str(plain / "yolo.onnx")}
+
+
+@pytest.mark.usefixtures("second_backend")
+def test_weights_that_the_named_backend_cannot_use_are_refused(pack: Pack) -> None:
+    with pytest.raises(PackError, match='has no weights for yolo that the backend "onnx" takes; it has '):
+        resolve(pack, "yolo", {"backend": "onnx"})
+
+
+def fail(*_: object, **__: object) -> dict[str, str]:
+    raise RuntimeError("a bug of the plug-in")
+
+
+@pytest.mark.parametrize("rules", [{"find": fail}, {"find": lambda path: {"weights": "yolo.json"}, "check": fail}])
+def test_a_plug_in_that_fails_on_a_folder_is_named_and_stops_nothing_else(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    backend = Backend(place="nowhere:Stage", options=FakeOptions, **rules)
+    broken = Descriptor(name="broken", key="broken", result=FakeOptions, backends={"b": backend})
+    monkeypatch.setitem(registry.STAGES, "broken", broken)
+    monkeypatch.setitem(registry.SOURCES, "broken", "visiond-broken 1.0")
+    pack.record.unlink()
+    problem = 'the stage "broken" of the plug-in visiond-broken 1.0 cannot use .*small: RuntimeError: a bug of the plug-in'
+    with pytest.warns(RuntimeWarning, match=problem):
+        found = open_pack(pack.folder, pack.models_folder)
+    assert set(found.manifest.stages) == {"yolo", "clip", "blip"}
+    with pytest.raises(PackError, match=problem):
+        resolve(found, "broken")
+
+
 def test_ocr_runs_on_the_weights_in_the_rapidocr_wheel(pack: Pack) -> None:
     spec = resolve(pack, "ocr")
     assert spec.files == bundled_weights()
@@ -178,7 +254,7 @@ def test_a_stage_that_a_pack_lacks_is_named(tmp_path: Path) -> None:
         resolve(open_pack(tmp_path, tmp_path / "models"), "clip")
 
 
-def test_a_folder_in_the_hubs_layout_is_recognised_and_its_digests_kept(pack: Pack) -> None:
+def test_a_folder_in_the_hubs_layout_is_recognized_and_its_digests_kept(pack: Pack) -> None:
     plain = pack.models_folder.parent / "plain"
     shutil.copytree(pack.folder, plain)
     (plain / "manifest.json").unlink()

@@ -1,0 +1,73 @@
+"""What the stages of transformers' vision models, CLIP and BLIP, share: loading, preprocessing, batches, the first layer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from stages.base import Image, Stage
+from stages.checkpoints import load_model, load_part
+from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
+from stages.resizing.resize import ImageProcessor
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+Output = TypeVar("Output")
+
+
+class VisionStage(Stage, Generic[Output]):
+    """A stage that runs batches of preprocessed images through a model with a vision tower."""
+
+    @abstractmethod
+    def forward(self, pixels: Sequence[Tensor]) -> Output:
+        """The model's answer for a batch of images, uint8 [3, height, width] each, copied to the host."""
+
+    def load_vision_model(self, kind: type[Model], processor: Any) -> Model:
+        """The model in the stage's folder; self.prepare becomes its preprocessing. processor: the image processor's class."""
+        folder, dtype = self.spec.files["model"], dtype_of(self.spec)
+        model = load_model(kind, folder, dtype, self.device)
+        self.prepare = ImageProcessor(load_part("image processor", processor, folder), self.device, dtype)
+        speed_up_patches(model.vision_model)
+        return model
+
+    def warm_up(self) -> None:
+        """Run one full batch of black images. Call it while the device is held."""
+        blank = torch.zeros(3, self.prepare.height, self.prepare.width, dtype=torch.uint8, device=self.device)
+        self.forward([blank] * self.spec.batch_size)
+        synchronize(self.device)
+
+    def forward_batches(self, images: Sequence[Image]) -> Iterator[tuple[Sequence[Image], Output]]:
+        """Batches of at most batch_size images, each with the model's answer. The device is free while a batch is used."""
+        for batch in split_batches(images, self.spec.batch_size):
+            with hold_device(self.lock):
+                output = self.forward(pixels_of(batch))
+            yield batch, output
+
+
+class Patches(nn.Module):
+    """The first layer of a vision tower as a matrix product: it is a convolution whose windows do not overlap.
+
+    cuDNN takes four times as long for it, and plans it again for every thread and batch size.
+    """
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels: [batch, channels, height, width]. Returns [batch, dim, rows, columns]."""
+        patch_height, patch_width = self.weight.shape[2:]
+        batch, channels, height, width = pixels.shape
+        tiles = pixels.reshape(batch, channels, height // patch_height, patch_height, width // patch_width, patch_width)
+        patches = tiles.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+def speed_up_patches(vision: Any) -> None:
+    """Replace the first layer of a BlipVisionModel or a CLIP vision model by Patches with the same weights."""
+    vision.embeddings.patch_embedding = Patches(vision.embeddings.patch_embedding)
