@@ -38,6 +38,7 @@ from daemon.results.endings import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
+from daemon.stations.station import Station
 from daemon.system import lines, signals
 from daemon.system.retry import Hurried
 from daemon.system.systemd import Notifier
@@ -159,12 +160,13 @@ class Service:
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
             outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.damaged)
+            judge = judge_of(config, {number: destination.inbox for number, destination in destinations.items()})
+            station = Station(slab, lanes, judge, destinations, metrics)
             pipeline = Pipeline(
                 ledger,
                 watcher,
-                slab,
-                lanes,
-                judge_of(config, {number: destination.inbox for number, destination in destinations.items()}),
+                [station],
+                judge,
                 destinations,
                 metrics,
                 outbox=outbox,

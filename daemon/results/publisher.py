@@ -12,7 +12,6 @@ import structlog
 from anyio import to_thread
 
 from daemon.errors import ResultsLost
-from daemon.jobs import Job
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Record
 from daemon.results.damage import leave_out_damaged
@@ -35,34 +34,44 @@ class Publisher:
         destinations: Mapping[int, Destination],
         outbox: Outbox,
         retry: Retry,
-        in_flight: Mapping[int, Job],
+        is_in_flight: Callable[[int, bytes], bool],
         put_back: Callable[[int], None] = lambda images: None,
     ) -> None:
-        """put_back: called with the number of images that are PENDING again."""
+        """is_in_flight: whether a version of the file with this inbox and path is. put_back: called with the number of images
+        that are PENDING again."""
         self._ledger = ledger
         self._destinations = destinations
         self._outbox = outbox
         self._retry = retry
-        self._in_flight = in_flight
+        self._is_in_flight = is_in_flight
         self._put_back = put_back
-        self._turn = anyio.Lock()  # an earlier version's sidecar is not written after a later one's
+        self._turn = anyio.Lock()
+        self._publishing: set[tuple[int, bytes]] = set()  # inbox and path
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
 
     def held_back(self) -> list[str]:
         return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
 
-    async def publish(self, records: Sequence[Record]) -> Publication:
-        """All but what is held, of which the sidecars alone."""
-        async with self._turn:
-            return await self._publish(records)
+    def is_busy(self, inbox: int, path: bytes) -> bool:
+        """Whether an earlier version of this file is being published here: its sidecar must not follow a later one's."""
+        return (inbox, path) in self._publishing
+
+    def note(self, publication: Publication) -> None:
+        """Note which inboxes sources could not leave."""
+        for inbox, why in publication.held.items():
+            if inbox not in self._held:
+                log.error("an image cannot leave its inbox", why=why)
+            self._held[inbox] = why
+        self._held_of_late |= publication.held.keys()
 
     async def confirm(self, publications: Sequence[Publication]) -> None:
         """Have them on the disk, and so in the ledger. Raises ResultsLost."""
         folders = set[bytes]().union(*(publication.folders for publication in publications))
         await self._retry("results", self._sync, folders)
         placed = [placed for publication in publications for placed in publication.placed]
-        records = {record.id: record for publication in publications for record in publication.records}
+        for_sinks = publications if self._outbox.deliveries else ()
+        records = {record.id: record for publication in for_sinks for record in publication.records}
         mark = partial(self._ledger.mark_emitted, superseding=bool(self._held), for_sinks=list(records))
         if added := await self._retry("ledger", mark, placed):
             self._outbox.add({sequence: records[image] for sequence, image in added.items()})
@@ -76,15 +85,18 @@ class Publisher:
                 if not (records := await self._ledger.owed(last, OWED)):
                     break
                 last = records[-1].id
-                in_hand = {(job.inbox, job.path) for job in self._in_flight.values()}  # it, or a later version
                 mine = [record for record in records if record.inbox in inboxes]
-                free = [record for record in mine if (record.inbox, record.path) not in in_hand]
+                free = [record for record in mine if not self._is_in_flight(record.inbox, record.path)]
                 if len(free) < len(mine):  # which may be held still
                     self._held_of_late |= self._held.keys() & inboxes
-                sound, put_back = await self._retry("ledger", leave_out_damaged, self._ledger, free)
-                if put_back:
-                    self._put_back(put_back)
-                publication = await self._publish(sound, again=again)
+                self._publishing = {(record.inbox, record.path) for record in free}
+                try:
+                    sound, put_back = await self._retry("ledger", leave_out_damaged, self._ledger, free)
+                    if put_back:
+                        self._put_back(put_back)
+                    publication = await self._publish(sound, again=again)
+                finally:
+                    self._publishing = set()
             await self.confirm([publication])
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
@@ -101,12 +113,8 @@ class Publisher:
 
     async def _publish(self, records: Sequence[Record], *, again: bool = False) -> Publication:
         publication = await self._retry.in_thread("results", publish_records, records, self._destinations)
-        for inbox, why in publication.held.items():
-            if inbox not in self._held:
-                log.error("an image cannot leave its inbox", why=why)
-            self._held[inbox] = why
-        self._held_of_late |= publication.held.keys()
-        return replace(publication, records=[]) if again or not self._outbox.deliveries else publication
+        self.note(publication)
+        return replace(publication, records=[]) if again else publication
 
     async def _sync(self, folders: set[bytes]) -> None:
         try:

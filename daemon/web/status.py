@@ -14,6 +14,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot, WorkerState
 from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
+from daemon.workers.lane import Lane
 
 RATE_SECONDS = 30.0  # over which the rate is taken
 ASK_SECONDS = 0.5  # that a scrape waits for the ledger, whose thread may be shrinking the file
@@ -42,12 +43,12 @@ class Status:
         self._samples: deque[tuple[float, int]] = deque()
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
-        metrics.paused.set_function(lambda: float(bool(pipeline.retry.failing)))
-        metrics.slab_size.set(pipeline.slab.size)
-        metrics.slab_used.set_function(lambda: pipeline.slab.used)
+        metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
+        metrics.slab_size.set(sum(station.slab.size for station in pipeline.stations))
+        metrics.slab_used.set_function(lambda: sum(station.slab.used for station in pipeline.stations))
         for delivery in pipeline.outbox.deliveries:
             metrics.follow_sink(delivery.name, delivery.state)
-        for lane in pipeline.lanes:
+        for lane in self._lanes():
             metrics.queue_depth.labels(lane.name).set_function(lane.queued)
 
     def snapshot(self) -> Snapshot:
@@ -67,11 +68,11 @@ class Status:
             gone=counts.of(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
-            obstacles=pipeline.retry.blocked() + pipeline.held_back() + self._sink_problems(),
+            obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
-            slab_used_bytes=pipeline.slab.used,
-            slab_size_bytes=pipeline.slab.size,
+            slab_used_bytes=sum(station.slab.used for station in pipeline.stations),
+            slab_size_bytes=sum(station.slab.size for station in pipeline.stations),
             sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
             workers=workers,
             notices=self._notices,
@@ -85,7 +86,7 @@ class Status:
             self._oldest = await self._ledger.oldest_pending()
         oldest = self._oldest
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)  # the clock may have been set back
-        for lane in self._pipeline.lanes:
+        for lane in self._lanes():
             workers = lane.pool.health()
             states = [worker.state for worker in workers]
             for state in ("loading", "ready", "silent", "waiting", "closed"):
@@ -108,9 +109,7 @@ class Status:
 
     def is_dead(self) -> bool:
         """Whether some segment has no worker left, and none that is still starting."""
-        return any(
-            all(worker.state not in ("ready", "loading") for worker in lane.pool.health()) for lane in self._pipeline.lanes
-        )
+        return any(all(worker.state not in ("ready", "loading") for worker in lane.pool.health()) for lane in self._lanes())
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """So many images of this state are PENDING again."""
@@ -124,11 +123,9 @@ class Status:
     def blocked(self) -> list[str]:
         """Those that hold up what is in hand: an inbox that cannot be read is none."""
         stuck = [
-            f"no worker of {lane.name} is ready"
-            for lane in self._pipeline.lanes
-            if not any(seat.healthy for seat in lane.pool.seats)
+            f"no worker of {lane.name} is ready" for lane in self._lanes() if not any(seat.healthy for seat in lane.pool.seats)
         ]
-        return stuck + self._pipeline.retry.blocked()
+        return stuck + self._pipeline.blocked()
 
     def warnings(self) -> list[str]:
         """What goes wrong while all images get through: folders in an inbox that cannot be read, and sinks."""
@@ -138,8 +135,11 @@ class Status:
     def _sink_problems(self) -> list[str]:
         return self._pipeline.outbox.problems()
 
+    def _lanes(self) -> list[Lane]:
+        return [lane for station in self._pipeline.stations for lane in station.lanes]
+
     def _workers(self) -> list[WorkerState]:
-        return [worker for lane in self._pipeline.lanes for worker in lane.pool.health()]
+        return [worker for lane in self._lanes() for worker in lane.pool.health()]
 
     def _rate(self) -> float:
         ended = self._counts.ended

@@ -5,17 +5,24 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
-from daemon import pipeline as steps
 from daemon.config.loading import parse
+from daemon.ledger.ledger import Ledger
+from daemon.monitoring.metrics import Metrics
+from daemon.pipeline import Pipeline
 from daemon.results import publisher
+from daemon.results.endings import Judge
 from daemon.service import Service
+from daemon.stations import station
 from daemon.workers.pool import Pool
+from stages.binning import Thresholds
 from tests.daemon_process import STAGES, Daemon, Gate, Place, picture, wait_for
+from tests.makers import make_file, open_destination
 
 PASSING = ("id", "timings", "finished_at")  # what differs from run to run
 
@@ -206,10 +213,23 @@ def test_file_descriptors_that_run_out_hold_up_the_pipeline_and_fail_nothing(
 
         return call
 
-    for module, name in ((steps, "read_files"), (publisher, "publish_records"), (publisher, "sync_folders")):
+    for module, name in ((station, "read_files"), (station, "publish_records"), (publisher, "sync_folders")):
         monkeypatch.setattr(module, name, short_at_first(getattr(module, name)))
     place = Place(tmp_path, {"pipeline": {"max_attempts": 1}})
     place.drop_many(range(5))
     run_once(place)
     assert len(refused) == 3
     place.assert_kept(DONE=5)
+
+
+@pytest.mark.anyio
+async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(ledger: Ledger, tmp_path: Path) -> None:
+    """Two stations might else publish the earlier one last."""
+    watcher: Any = SimpleNamespace(answering=lambda: {1})
+    coordinator = Pipeline(ledger, watcher, [], Judge(Thresholds()), {1: open_destination(tmp_path)}, Metrics())
+    await coordinator.admit([make_file(b"a.jpg", mtime_ns=1)])
+    [first] = await coordinator.next_jobs()
+    await coordinator.admit([make_file(b"a.jpg", mtime_ns=2), make_file(b"b.jpg")])
+    assert [job.path for job in await coordinator.next_jobs()] == [b"b.jpg"]
+    coordinator.let_go([first])
+    assert [job.version.mtime_ns for job in await coordinator.next_jobs()] == [2]

@@ -20,7 +20,6 @@ from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
 from daemon.system.gpus import Gpu
-from daemon.system.retry import Retry
 from daemon.web.status import Status
 from daemon.workers.lane import Lane
 from daemon.workers.pool import Pool, Seat
@@ -67,7 +66,8 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         pool = pool_with_a_past(metrics)
         lane = Lane("ocr", ("ocr",), 1, pool, 1)
         outbox = SimpleNamespace(deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))])
-        pipeline: Any = SimpleNamespace(in_flight={}, retry=Retry(), slab=slab, lanes=[lane], outbox=outbox)
+        station = SimpleNamespace(slab=slab, lanes=[lane])
+        pipeline: Any = SimpleNamespace(in_flight={}, blocked=list, stations=[station], outbox=outbox)
         await Status(pipeline, ledger, metrics).refresh()
     finally:
         ledger.close()

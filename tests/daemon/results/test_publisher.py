@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 
 from daemon.jobs import File, Job, Version
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Reader
+from daemon.ledger.records import Reader, Record
+from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.results.sinks import JsonlSink
@@ -44,6 +45,13 @@ async def end(ledger: Ledger, file: Path, data: bytes) -> Job:
     return job
 
 
+def publish(publisher: Publisher, destinations: Mapping[int, Destination], record: Record) -> Publication:
+    """As a station does it."""
+    publication = publish_records([record], destinations)
+    publisher.note(publication)
+    return publication
+
+
 def refuse(*_: Any) -> None:
     raise OSError(errno.EROFS, "Read-only file system")
 
@@ -54,11 +62,11 @@ async def test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once(
     destinations = {1: open_destination(tmp_path, on_success="delete")}
     opened = Reader(ledger.path)
     outbox = await Outbox.open(ledger, opened, {"jsonl": JsonlSink(tmp_path / "results.jsonl")}, lambda images: None)
-    publisher = Publisher(ledger, destinations, outbox, Retry(), {})
+    publisher = Publisher(ledger, destinations, outbox, Retry(), lambda inbox, path: False)
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.delete", refuse)
-        await publisher.confirm([await publisher.publish([ledger.record_of(done(job, data=b"image"))])])
+        await publisher.confirm([publish(publisher, destinations, ledger.record_of(done(job, data=b"image")))])
         await publisher.try_again()
     assert publisher.held_back() == [f"an image cannot leave its inbox: {tmp_path}/inbox/a.jpg: Read-only file system"]
     assert len(await ledger.owed(0, 10)) == 1
@@ -83,23 +91,41 @@ async def test_a_line_of_the_jsonl_output_that_a_crash_has_torn_is_ended_before_
 async def test_an_earlier_version_that_is_held_never_takes_a_later_ones_place(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_flight: dict[int, Job] = {}
-    publisher = Publisher(ledger, {1: open_destination(tmp_path, on_success="move")}, Outbox(), Retry(), in_flight)
+    in_flight: set[bytes] = set()
+    destinations = {1: open_destination(tmp_path, on_success="move")}
+    publisher = Publisher(ledger, destinations, Outbox(), Retry(), lambda inbox, path: path in in_flight)
     file, sidecar = tmp_path / "inbox" / "a.jpg", tmp_path / "results" / "a.jpg.json"
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.move", refuse)
         earlier = await end(ledger, file, b"earlier")
-        await publisher.publish([ledger.record_of(done(earlier, data=b"earlier"))])
+        publish(publisher, destinations, ledger.record_of(done(earlier, data=b"earlier")))
         later = await end(ledger, file, b"later one")
-        in_flight[later.id] = later
+        in_flight.add(later.path)
         record = ledger.record_of(done(later, data=b"later one"))
-        await publisher.publish([record])
+        publish(publisher, destinations, record)
         await publisher.try_again()
         assert sidecar.read_bytes() == record.sidecar
-    publication = await publisher.publish([record])
+    publication = publish(publisher, destinations, record)
     await publisher.try_again()
     assert sidecar.read_bytes() == record.sidecar
     await publisher.confirm([publication])
-    del in_flight[later.id]
+    in_flight.clear()
     assert await ledger.owed(0, 10) == []
     assert (tmp_path / "done" / "a.jpg").read_bytes() == b"later one"
+
+
+async def test_a_file_whose_earlier_version_is_being_published_is_busy(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), lambda inbox, path: False)
+    busy: list[bool] = []
+
+    def publish_and_look(*arguments: Any) -> Publication:
+        busy.append(publisher.is_busy(1, b"a.jpg"))
+        return publish_records(*arguments)
+
+    monkeypatch.setattr("daemon.results.publisher.publish_records", publish_and_look)
+    await publisher.publish_owed({1})
+    assert busy == [True]
+    assert not publisher.is_busy(1, b"a.jpg")

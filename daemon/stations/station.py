@@ -1,0 +1,228 @@
+"""A station takes jobs from files on disk to published results, on the workers of its segments.
+
+It asks the coordinator (daemon/pipeline.py) for jobs, and tells it everything that concerns the ledger. A message is about a
+group of jobs and never about one image that went well, because there is one coordinator for all GPUs of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+from anyio import to_thread
+
+from daemon.errors import WorkerLost
+from daemon.inbox.intake import read_files
+from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.ledger.records import Record
+from daemon.messages import Reply
+from daemon.monitoring.metrics import Metrics
+from daemon.results.destinations import Destination, Publication, publish_records
+from daemon.results.endings import Judge
+from daemon.system.queues import drain
+from daemon.system.retry import Retry
+from daemon.workers.lane import Lane
+from daemon.workers.slab import Slab
+from stages.base import Reason, advise
+
+FINISH = 128  # jobs committed and published together
+SOLO_DEATHS = 2  # workers that must die on one image alone before it counts as the cause
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A group of jobs whose results are written to files, but perhaps not yet to the disk."""
+
+    endings: list[Ending]
+    ended: set[int]  # ids of those that no newer version has replaced
+    publication: Publication
+
+
+class Coordinator(Protocol):
+    """What a station needs to know and to report; the pipeline."""
+
+    async def next_jobs(self) -> list[Job]:
+        """Wait for the next jobs; an empty list when there will be no more."""
+
+    async def note_read(self, jobs: Sequence[Job]) -> None:
+        """The files of these jobs were read, or could not be. Fill in the results that the ledger has for their bytes."""
+
+    async def keep(self, jobs: Sequence[Job]) -> None:
+        """Store the results of jobs that go on to another segment."""
+
+    async def blame(self, job: Job) -> None:
+        """Store how many workers died while they ran only this job."""
+
+    async def end(self, endings: list[Ending]) -> set[int]:
+        """Commit how jobs ended. Returns the ids of those that no newer version has replaced."""
+
+    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
+        """What `end` has committed."""
+
+    async def note_published(self, group: Published) -> None:
+        """Results are written to files. Waits while too many groups are not confirmed yet."""
+
+    def let_go(self, jobs: Sequence[Job]) -> None:
+        """These jobs stay PENDING for the next daemon."""
+
+
+class Station:
+    """Its parts are passed in; it owns none of them."""
+
+    def __init__(
+        self,
+        slab: Slab,
+        lanes: Sequence[Lane],
+        judge: Judge,
+        destinations: Mapping[int, Destination],
+        metrics: Metrics,
+    ) -> None:
+        self.slab = slab
+        self.lanes = list(lanes)
+        self.retry = Retry()
+        self._judge = judge
+        self._destinations = destinations
+        self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
+        self._metrics = metrics
+        self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
+        self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
+        self._draining = False
+
+    async def run(self, coordinator: Coordinator) -> None:
+        """Work until cancelled."""
+        self._coordinator = coordinator
+        async with anyio.create_task_group() as tasks:
+            for lane in self.lanes:
+                tasks.start_soon(lane.run, self)
+            tasks.start_soon(self._finish)
+            tasks.start_soon(self._publish)
+            await self._feed()
+
+    def drain(self) -> None:
+        """Let go of the jobs that wait for a worker; the coordinator hands out no more."""
+        self._draining = self.retry.hurried = True
+        for lane in self.lanes:
+            for job in lane.empty():
+                self._let_go(job)
+
+    @property
+    def progressed_at(self) -> float:
+        """When a batch last began or ended. Monotonic seconds."""
+        return max(lane.progressed_at for lane in self.lanes)
+
+    # 1. The bytes of jobs come into the slab, once.
+
+    async def _feed(self) -> None:
+        """Fetch jobs, reserve room in the slab, and read them: many at a time, but none waits for the room of another."""
+        while jobs := await self._coordinator.next_jobs():
+            group: list[Job] = []
+            for job in jobs:
+                if not self._reserve_now(job):
+                    await self._take_up(group)
+                    group = []
+                    job.extent = await self.slab.reserve(job.version.size)
+                group.append(job)
+            await self._take_up(group)
+
+    def _reserve_now(self, job: Job) -> bool:
+        """Whether the job got room in the slab at once. A job that is larger than the slab fails."""
+        job.fed_at = time.monotonic()
+        if self.slab.fits(job.version.size):
+            job.extent = self.slab.try_reserve(job.version.size)
+            return job.extent is not None
+        problem = f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
+        fix = f"{advise(f'slab_bytes = {job.version.size}')}; this much shared memory is reserved for images"
+        job.failure = Failure(Reason.BYTES, f"{problem}. {fix}")
+        return True
+
+    async def _take_up(self, jobs: list[Job]) -> None:
+        """Read and digest the files, take over results that the ledger already has, and queue the rest."""
+        await self.retry.in_thread("inbox", read_files, [job for job in jobs if job.extent], self.slab, self._roots)
+        await self._coordinator.note_read(jobs)
+        for job in jobs:
+            self._metrics.fed(job)
+            await self._pass_on(job)
+
+    # 2. A worker runs each job through the stages of a segment, in a batch with others: see daemon/workers/lane.py.
+
+    async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
+        """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
+        for job in jobs:
+            await self._queue(lane, job, suspect=loss.began)
+
+    async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+        """A worker was lost that had only this image."""
+        job.deaths += loss.began
+        await self._coordinator.blame(job)
+        if job.deaths < SOLO_DEATHS:
+            await self._queue(lane, job, suspect=True)
+            return
+        reason = Reason.TIMEOUT if loss.timed_out else Reason.POISON
+        job.failure = Failure(reason, f"{job.deaths} workers were lost on it alone: {loss.cause}")
+        await self._pass_on(job)
+
+    async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+        """Take over a worker's reply."""
+        self._metrics.replied(lane.name, device, reply)
+        for job, outcome in zip(jobs, reply.outcomes, strict=True):
+            job.format, job.width, job.height, job.pages = outcome.format, outcome.width, outcome.height, outcome.pages
+            job.outputs |= outcome.outputs
+            if outcome.reason:
+                job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
+        if onward := [job for job in jobs if self._next_lane(job)]:
+            await self._coordinator.keep(onward)  # after a crash, work resumes at the next segment
+        for job in jobs:
+            await self._pass_on(job)
+
+    # 3. It goes on to the next segment, or it is finished.
+
+    async def _pass_on(self, job: Job) -> None:
+        if lane := self._next_lane(job):
+            await self._queue(lane, job, suspect=bool(job.deaths))
+        else:
+            self._leave_slab(job)
+            await self._ended.put(job)
+
+    async def _queue(self, lane: Lane, job: Job, *, suspect: bool) -> None:
+        if self._draining:
+            self._let_go(job)
+        else:
+            await lane.put(job, suspect=suspect)
+
+    def _let_go(self, job: Job) -> None:
+        self._leave_slab(job)
+        self._coordinator.let_go([job])
+
+    def _leave_slab(self, job: Job) -> None:
+        if job.extent:
+            self.slab.release(job.extent)
+            job.extent = None
+
+    def _next_lane(self, job: Job) -> Lane | None:
+        """The first segment with a stage that the job still needs; None when the job has failed or its bin is decided."""
+        if job.failure or job.gone or self._judge.is_decided(job):
+            return None
+        return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
+
+    # 4. Its result is durable in the ledger, then published.
+
+    async def _finish(self) -> None:
+        """Decide how each job ends and commit that to the ledger. From here on its result is durable."""
+        while True:
+            jobs = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
+            endings = await to_thread.run_sync(self._judge.endings, jobs)
+            ended = await self._coordinator.end(endings)
+            await self._durable.put((endings, ended))
+
+    async def _publish(self) -> None:
+        """Write sidecars, fill bins and move sources, in the order of the ledger. Replaced versions are not published."""
+        while True:
+            endings, ended = await self._durable.get()
+            published = [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
+            records = self._coordinator.records_of(published)
+            publication = await self.retry.in_thread("results", publish_records, records, self._destinations)
+            await self._coordinator.note_published(Published(endings, ended, publication))
