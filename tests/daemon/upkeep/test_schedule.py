@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import os
 import sqlite3
 import threading
@@ -240,21 +242,17 @@ async def test_a_backup_is_of_one_moment_though_images_come_all_the_time(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await ledger.admit([make_file(b"%d.jpg" % number) for number in range(2000)])
+    loop, numbers = asyncio.get_running_loop(), iter(range(100_000, 100_010))
+
+    def admit_one_in_each_pause(_seconds: float) -> None:
+        for number in itertools.islice(numbers, 1):
+            asyncio.run_coroutine_threadsafe(ledger.admit([make_file(b"%d.jpg" % number)]), loop).result(PATIENCE)
+
     monkeypatch.setattr("daemon.upkeep.backups.PAGES", 5)
-    pauses = threading.Semaphore(0)
-    monkeypatch.setattr("daemon.upkeep.backups.time.sleep", lambda seconds: pauses.acquire(timeout=30))
-    async with anyio.create_task_group() as tasks:
-
-        async def admit_meanwhile() -> None:
-            for number in range(100_000, 999_999):
-                await ledger.admit([make_file(b"%d.jpg" % number)])
-                pauses.release()
-
-        tasks.start_soon(admit_meanwhile)
-        file = await run_beside(back_up_beside, ledger.path, tmp_path / "backups", 2, NIGHT)
-        tasks.cancel_scope.cancel()
+    monkeypatch.setattr("daemon.upkeep.backups.time.sleep", admit_one_in_each_pause)
+    file = await run_beside(back_up_beside, ledger.path, tmp_path / "backups", 2, NIGHT)
     with contextlib.closing(Reader(file)) as reader, contextlib.closing(Reader(ledger.path)) as now:
-        assert 2000 <= reader.counts()[JobStatus.PENDING] < now.counts()[JobStatus.PENDING]
+        assert (reader.counts()[JobStatus.PENDING], now.counts()[JobStatus.PENDING]) == (2000, 2010)
 
 
 async def test_a_copy_of_a_damaged_ledger_takes_no_good_ones_place(ledger: Ledger, tmp_path: Path) -> None:
