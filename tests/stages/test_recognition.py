@@ -78,7 +78,7 @@ def test_a_checkpoint_that_is_cut_short_or_of_another_library_is_refused_by_name
     with pytest.raises(PackError, match=r"x\.pt is cut short or damaged"):
         open_pack(file, tmp_path / "models")
     torch.save(torch.nn.Linear(1, 1), file)
-    with pytest.raises(PackError, match=r"does not hold an ultralytics model, but torch\.nn\.modules\.linear\.Linear"):
+    with pytest.raises(PackError, match=r"does not contain an ultralytics model, but torch\.nn\.modules\.linear\.Linear"):
         open_pack(file, tmp_path / "models")
 
 
@@ -122,7 +122,7 @@ def test_another_class_of_transformers_is_refused_by_name(part: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("architectures", [None, ["BlipForConditionalGeneration"]])
-def test_weights_tell_blip_for_questions_where_its_config_does_not(part: Any, architectures: list[str] | None) -> None:
+def test_blip_for_questions_is_recognized_by_its_weights(part: Any, architectures: list[str] | None) -> None:
     folder = part("blip")
     transformers.BlipForQuestionAnswering(transformers.BlipConfig.from_pretrained(folder)).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | {"architectures": architectures}
@@ -172,11 +172,11 @@ def test_a_damaged_header_a_lost_shard_and_a_pickle_are_named(part: Any, tmp_pat
         open_pack(folder, tmp_path / "models")
     (folder / "model.safetensors.index.json").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(PackError, match=r"as a pickle, pytorch_model\.bin; `visiond models make`"):
+    with pytest.raises(PackError, match=r"are a pickle, pytorch_model\.bin; `visiond models make`"):
         open_pack(folder, tmp_path / "models")
 
 
-def test_what_the_loader_cannot_read_is_a_sentence(part: Any) -> None:
+def test_a_loaders_error_is_reported_in_a_sentence(part: Any) -> None:
     folder = part("clip")
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(StageUnusable, match=rf"the tokenizer in {folder} cannot be read"):

@@ -100,7 +100,7 @@ def test_a_pulled_file_that_changes_is_noticed(tmp_path: Path, hub: FolderHub) -
         resolve(open_pack("standard", tmp_path / "models"), "clip")
 
 
-def test_a_pull_that_failed_leaves_no_pack_and_can_be_repeated(tmp_path: Path, hub: FolderHub) -> None:
+def test_a_failed_pull_leaves_no_pack_and_can_be_repeated(tmp_path: Path, hub: FolderHub) -> None:
     weights = hub.root / SOURCES["yolo"] / "yolov8n.pt"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:100])
