@@ -32,7 +32,7 @@ def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "structure", "told"),
+    ("kind", "structure", "message"),
     [
         ("PoseModel", "yolov8n-pose.yaml", "is a YOLO pose model (PoseModel)"),
         ("OBBModel", "yolov8n-obb.yaml", "is a YOLO model of oriented boxes (OBBModel)"),
@@ -42,7 +42,7 @@ def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> 
         ("RTDETRDetectionModel", "rtdetr-l.yaml", "is an RT-DETR model (RTDETRDetectionModel)"),
     ],
 )
-def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: str, structure: str, told: str) -> None:
+def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: str, structure: str, message: str) -> None:
     file = save_yolo(tmp_path, kind, structure, width=1.0 if kind.startswith("RTDETR") else 0.125)
     for refuse in (
         lambda: open_pack(file, tmp_path / "models"),
@@ -50,7 +50,7 @@ def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: s
     ):
         with pytest.raises((PackError, StageUnusable)) as caught:
             refuse()
-        assert str(caught.value).startswith(f"{file} {told}; visiond takes YOLO detection models (DetectionModel")
+        assert str(caught.value).startswith(f"{file} {message}; visiond takes YOLO detection models (DetectionModel")
     assert not (tmp_path / "models").exists(), "what is refused is not recorded"
 
 
@@ -103,7 +103,7 @@ def part(tmp_path: Path, blank_pack: Pack) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("stage", "kind", "told"),
+    ("stage", "kind", "message"),
     [
         ("blip", "BlipForQuestionAnswering", r"holds a BlipForQuestionAnswering \(BLIP for questions\)"),
         ("blip", "BlipForImageTextRetrieval", r"holds a BlipForImageTextRetrieval \(BLIP for retrieval\)"),
@@ -111,11 +111,13 @@ def part(tmp_path: Path, blank_pack: Pack) -> Any:
         ("clip", "CLIPVisionModel", r'holds CLIPVisionModel \(model_type "clip_vision_model"'),
     ],
 )
-def test_another_class_of_transformers_is_refused_by_name(part: Any, tmp_path: Path, stage: str, kind: str, told: str) -> None:
+def test_another_class_of_transformers_is_refused_by_name(
+    part: Any, tmp_path: Path, stage: str, kind: str, message: str
+) -> None:
     folder = part(stage)
     config = transformers.AutoConfig.from_pretrained(folder)
     getattr(transformers, kind)(config.vision_config if kind == "CLIPVisionModel" else config).save_pretrained(folder)
-    with pytest.raises(PackError, match=told) as caught:
+    with pytest.raises(PackError, match=message) as caught:
         open_pack(folder, tmp_path / "models")
     taken = str(caught.value).split("visiond takes ")[1]
     assert taken.startswith("BlipForConditionalGeneration (" if stage == "blip" else "CLIPModel ")
@@ -132,16 +134,16 @@ def test_blip_for_questions_is_recognized_by_its_weights(part: Any, architecture
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"model_type": "siglip", "architectures": ["SiglipModel"]}, r'holds SiglipModel \(model_type "siglip"'),
         ({"model_type": "blip-2", "architectures": ["Blip2ForConditionalGeneration"]}, r"holds Blip2ForConditionalGeneration"),
         ({}, r'holds a model \(model_type ""'),
     ],
 )
-def test_a_model_of_another_family_is_refused_by_name(tmp_path: Path, config: dict[str, Any], told: str) -> None:
+def test_a_model_of_another_family_is_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PackError, match=told):
+    with pytest.raises(PackError, match=message):
         open_pack(tmp_path, tmp_path / "models")
     (tmp_path / "config.json").rename(tmp_path / "nothing")
     (tmp_path / "model.safetensors").write_bytes(b"")

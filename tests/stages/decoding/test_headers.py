@@ -155,9 +155,7 @@ def big_tiff_of(entries: bytes) -> bytes:
 GIF_SCREEN = b"GIF89a" + struct.pack("<HHBBB", 96, 64, 0, 0, 0)
 GIF_FRAME = b"\x2c" + struct.pack("<HHHH", 0, 0, 96, 64)
 TIFF_SIZE = struct.pack("<HHQQHHQQ", WIDTH_TAG, 4, 1, 96, HEIGHT_TAG, 4, 1, 64)
-ENDLESS: dict[
-    str, Callable[[int], bytes]
-] = {  # what is walked in search of a size: so many small parts, and what would tell the size behind them
+ENDLESS: dict[str, Callable[[int], bytes]] = {  # very many small parts, and the size after them
     "JPEG, bare markers": lambda parts: b"\xff\xd8" + b"\xff\x01" * parts + jpeg()[2:],
     "JPEG, empty segments": lambda parts: b"\xff\xd8" + b"\xff\xe5\0\2" * parts + jpeg()[2:],
     "GIF, comments": lambda parts: GIF_SCREEN + b"\x21\xfe\0" * parts + GIF_FRAME,

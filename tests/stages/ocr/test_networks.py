@@ -105,5 +105,5 @@ print(fused, len(texts) > 4)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_reads_while_its_kernels_are_compiled_and_the_next_start_has_them(tmp_path: Path) -> None:
     command, environment = [sys.executable, "-W", "ignore", "-c", PROGRAM], os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    told = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
-    assert told == ["[False] True\n", "[True] True\n"]
+    outputs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert outputs == ["[False] True\n", "[True] True\n"]
