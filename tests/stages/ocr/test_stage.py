@@ -263,7 +263,7 @@ def test_the_error_for_an_unknown_option_lists_all_options() -> None:
 
 def test_weights_for_other_roles_are_refused() -> None:
     stage = OcrStage(StageSpec("ocr", "ppocr", files={"detection": str(weight_files()["det"])}), "cpu")
-    with pytest.raises(WeightsError, match="det and rec, but there are some for detection"):
+    with pytest.raises(WeightsError, match="must be det and rec, but these are given: detection"):
         stage.load()
 
 
