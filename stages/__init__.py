@@ -1,1 +1,1 @@
-"""The models: what each stage is, its weights, and the bin that follows from the answers. Knows nothing of the daemon."""
+"""The models: the stages, their weights, and the bin that follows from their answers. Imports nothing of the daemon."""

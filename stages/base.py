@@ -1,7 +1,7 @@
-"""What a stage is: a model that turns a batch of images into one result for each.
+"""A stage: a model that turns a batch of images into one result for each.
 
 This file and descriptor.py are the whole contract between the daemon and the models. They import no torch, so that the daemon
-can read them too. A new stage is a subclass of `Stage` and a `Descriptor`.
+can import them too. A new stage is a subclass of `Stage` and a `Descriptor`.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """Why an image has no result. A closed set: it is a label in the metrics, so never free text."""
+    """Why an image has no result. A closed set: it is a label in the metrics, so it is never free text."""
 
     EMPTY = "empty"  # no bytes
-    NOT_AN_IMAGE = "not-an-image"  # the bytes are of no image format
-    FORMAT = "format"  # an image format that is not read here
-    HEADER = "header"  # the header cannot be parsed or states impossible dimensions
+    NOT_AN_IMAGE = "not-an-image"  # the bytes are not of an image format
+    FORMAT = "format"  # an image format that is not supported
+    HEADER = "header"  # the header cannot be parsed, or has impossible dimensions
     PIXELS = "pixels"  # more pixels than max_pixels
     ASPECT = "aspect"  # longer than max_aspect_ratio
     TRUNCATED = "truncated"  # the file ends before its pixels do
-    DECODER = "decoder"  # the decoder refused it, crashed, or ran over its memory or time
-    BYTES = "bytes"  # a larger file than the slab takes
+    DECODER = "decoder"  # the decoder refused it, crashed, or exceeded its memory or time
+    BYTES = "bytes"  # the file is larger than the slab
     UNREADABLE = "unreadable"  # no permission, or an I/O error
     NOT_REGULAR = "not-regular"  # a link, FIFO, socket or device
     STAGE = "stage"  # a stage raised an error on it
-    MEMORY = "memory"  # out of GPU memory even alone
-    TIMEOUT = "timeout"  # its worker had to be killed for taking too long
+    MEMORY = "memory"  # out of GPU memory, even alone
+    TIMEOUT = "timeout"  # its worker took too long and was killed
     POISON = "poison"  # its worker died on it, alone, more than once
     RULE = "rule"  # the user's binning rule raised an error on it
 
 
 class ImageError(Exception):
-    """One image cannot be processed; its batch-mates are not concerned.
+    """One image cannot be processed. The other images of its batch are not affected.
 
-    `transient` tells whether another try may succeed.
+    transient: whether another try may succeed.
     """
 
     def __init__(self, reason: Reason, detail: str, *, transient: bool = False) -> None:
@@ -54,42 +54,41 @@ class ImageError(Exception):
 
 
 class OutOfMemory(Exception):
-    """The device had no memory for this batch; half of it may fit."""
+    """The device does not have enough memory for this batch; half of it may fit."""
 
 
 class DeviceLost(Exception):
-    """The device's context is unusable (every CUDA error but out-of-memory is sticky): the process must go."""
+    """The device's context cannot be used any more: every CUDA error except out-of-memory is sticky. The process must exit."""
 
 
 class StageUnusable(ValueError):
-    """A stage cannot be built from its weights and options, and a new try would not change that. Says why, for the user."""
+    """A stage cannot be built from its weights and options, and another try would not help. The message tells the user why."""
 
 
-# What a stage says of an image, of the type in its descriptor. Boxes are pixels of the upright image (EXIF applied), x right,
-# y down. A result is encoded to JSON once, in the worker, and goes into the ledger and the sidecar as those bytes.
+# A stage's answer for an image, of the type in its descriptor. Boxes are pixels of the upright image (EXIF applied), x to the
+# right, y down. A result is encoded to JSON once, in the worker; the ledger and the sidecar get those bytes.
 Result = msgspec.Struct
 
 
 class StageSpec(msgspec.Struct, frozen=True):
-    """A stage as configured and resolved by the daemon: all that a worker needs to build it."""
+    """A stage as configured and resolved by the daemon: everything that a worker needs to build it."""
 
     name: str  # as in its descriptor
     backend: str  # one of those in its descriptor
     files: dict[str, str] = {}  # role → path of a verified file or folder; {} for fake backends
-    fingerprint: str = ""  # changes whenever the answers may
+    fingerprint: str = ""  # changes whenever the answers may change
     dtype: str = "float32"  # "float32", "bfloat16" or "float16"
-    batch_size: int = 16  # most images for one forward pass
+    batch_size: int = 16  # most images of one forward pass
     options: dict[str, Any] = {}  # the backend's own settings
-    notice: str = ""  # what to say beside its answers, of the weights that they come from
+    notice: str = ""  # about its weights, to be shown with its answers
 
 
 @dataclass(slots=True)
 class Image:
     """One image inside a worker.
 
-    pixels: uint8 tensor [3, height, width], RGB, upright, on the worker's device; None when no
-        stage of the worker looks at pixels.
-    results: what earlier stages said of it, by stage name.
+    pixels: uint8 tensor [3, height, width], RGB, upright, on the worker's device; None if no stage of the worker needs pixels.
+    results: of earlier stages, by stage name.
     """
 
     data: memoryview
@@ -100,7 +99,7 @@ class Image:
 
 
 class Stage(ABC):
-    """A model. Built and loaded once in a worker, then called by several threads."""
+    """A model. It is built and loaded once in a worker, and then called by several threads."""
 
     reads_pixels: ClassVar[bool] = True
 
@@ -109,33 +108,33 @@ class Stage(ABC):
         self.spec = spec
         self.name = spec.name
         self.device = device
-        self.lock = threading.Lock()  # held round the part that runs on the device
+        self.lock = threading.Lock()  # held by the part that runs on the device
 
     @abstractmethod
     def load(self) -> None:
-        """Put the model on the device and run it once, so that the first batch meets a warm model."""
+        """Put the model on the device and run it once, so that it is warm for the first batch."""
 
     @abstractmethod
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
-        """One answer for each image, in order. Images may differ in size; batch-mates never change an answer.
+        """One answer for each image, in order. Images may differ in size; the other images of a batch never change an answer.
 
-        Raises OutOfMemory when the batch does not fit and DeviceLost when the device is gone; any
-        other error is taken as one image's fault, which the caller isolates by halving the batch.
+        Raises OutOfMemory if the batch does not fit, and DeviceLost if the device cannot be used any more. Any other error is
+        blamed on one image, which the caller finds by halving the batch.
         """
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What an image file says of itself, without its pixels. Width and height are of the upright image."""
+    """The content of an image file's header. Width and height are of the upright image."""
 
     format: str  # Pillow's name: "JPEG", "PNG", "WEBP", …
     width: int
     height: int
     orientation: int  # EXIF orientation 1..8
-    pages: int = 1  # pictures in the file, of which the first is read
+    pages: int = 1  # pictures in the file; only the first is read
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What an image may be. The defaults keep every stage's preprocessing within bounds."""
+    """The limits of an image. The defaults also limit the cost of every stage's preprocessing."""
 
     max_pixels: int = 100_000_000
     max_aspect_ratio: float = 50.0
@@ -144,5 +143,5 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def advise(settings: str) -> str:
-    """How to allow what a limit has refused."""
+    """How to allow an image that a limit has refused."""
     return f"To allow it, set {settings} under [pipeline] in daemon.toml"

@@ -1,10 +1,10 @@
-"""One image at a time, the way a first script does it: what `visiond bench` holds the daemon against.
+"""One image at a time, as a simple script would do it: `visiond bench` compares the daemon with this.
 
-float32, batches of one, every stage opens the file again and prepares it by its library's own means: ultralytics' predict,
-transformers' processors and generate. OCR is the plain network of stages/ocr/stage.py, as rapidocr has no runtime for a GPU.
+float32, batches of one; every stage opens the file again and uses its library's own functions: ultralytics' predict,
+transformers' processors and generate. OCR is the plain network of stages/ocr/stage.py, because rapidocr has no GPU runtime.
 
-A process of its own, as it loads torch: a Task on standard input, and on the last line of standard output how long
-each stage took.
+It runs in a separate process, because it loads torch: it reads a Task from standard input, and the last line of its standard
+output has the seconds of each stage.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from stages.yolo.network import load_network
 
 class Task(msgspec.Struct, frozen=True):
     stages: list[StageSpec]
-    images: list[str]  # the first one is not timed: it meets models that warm up
+    images: list[str]  # the first one is not timed: it warms up the models
     device: str
     new_tokens: int
 
 
 class OneAtATime:
-    """The four models. Each method takes a file and ends with its answer on the host."""
+    """The four models. Each method takes a file and returns its answer on the host."""
 
     def __init__(self, task: Task) -> None:
         self.device, self.new_tokens = task.device, task.new_tokens
@@ -47,7 +47,7 @@ class OneAtATime:
         self._load_blip(specs["blip"].files)
         self.reader = OcrStage(specs["ocr"], self.device)
         self.reader.load()
-        torch.backends.cudnn.allow_tf32 = True  # as torch has it; the stage wants more of a float32 than a script asks for
+        torch.backends.cudnn.allow_tf32 = True  # torch's default; the stage turns it off
 
     def ocr(self, path: str) -> Any:
         pixels = torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).contiguous().to(self.device)
@@ -72,7 +72,7 @@ class OneAtATime:
         return captions, (self.tower.embed(self.tower.tokenize(captions)) @ self.embedding.T).cpu()
 
     def _load_yolo(self, files: dict[str, str]) -> None:
-        from ultralytics import YOLO  # after stages.yolo.network, which tells it to stay off the network
+        from ultralytics import YOLO  # after stages.yolo.network, which keeps it off the network
 
         network, config = load_network(files)
         self.size, self.names = config["imgsz"], config["names"]
@@ -97,7 +97,7 @@ def open_image(path: str) -> PIL.Image.Image:
 
 
 def run_task(task: Task) -> dict[str, float]:
-    """Seconds of each stage for all images but the first."""
+    """The seconds of each stage for all images except the first."""
     with torch.inference_mode():
         models = OneAtATime(task)
         stages = {"ocr": models.ocr, "yolo": models.yolo, "clip": models.clip, "blip": models.blip}

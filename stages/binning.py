@@ -1,11 +1,12 @@
-"""Which bin an image belongs in: A text, B objects, C everything else, and every criterion that led there.
+"""Chooses the bin of an image (A text, B objects, C everything else), and reports every criterion.
 
-The rule is that of the system visiond descends from. A: more than two text boxes, or text over a fifth of the image.
-Else B: more than three kinds of object, more than five objects, or objects spread over three tenths of
-the image. Else C, with the likeness of caption and image compared and reported. All comparisons are strict.
+The rule is that of visiond's predecessor. A: more than two text boxes, or text on more than a fifth of the image.
+Otherwise B: more than three kinds of objects, more than five objects, or objects spread over more than three tenths of the
+image. Otherwise C; the similarity of caption and image is compared and reported. All comparisons are strict.
 
-A text box is a line that OCR is sure of and that says something: a recognizer also reads shapes (a wheel is an "O", a star
-a "★", a house a "合"), mostly as a lone sign and with half a doubt. Such lines stay among the results, but do not count here.
+A text box is a line with a high score and at least two letters or digits. A recognizer also reads shapes (a wheel as "O", a
+star as "★", a house as "合"), mostly as a single character with a low score. Such lines are in the results, but do not count
+here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """A measured value against its threshold; value and passed are None when the stage was not asked."""
+    """A measured value and its threshold; value and passed are None if the stage did not run."""
 
     value: float | None
     threshold: float
@@ -57,7 +58,7 @@ class _Ocr(msgspec.Struct, frozen=True):
 
 
 class _Text(msgspec.Struct, frozen=True):
-    """What counts as text of an image's lines."""
+    """The text of an image that counts."""
 
     count: int
     area_ratio: float
@@ -73,7 +74,7 @@ class _Caption(msgspec.Struct, frozen=True):
     similarity: float | None
 
 
-# Decoding only what is asked of a stage's JSON takes a microsecond, of OCR's with a dozen lines five.
+# Decoding only the needed fields of a stage's JSON takes 1 µs; OCR's with a dozen lines takes 5 µs.
 _FIGURES = {
     "ocr": msgspec.json.Decoder(_Ocr).decode,
     "yolo": msgspec.json.Decoder(_Objects).decode,
@@ -91,14 +92,14 @@ _RULES = {
     "C": (("clip_similarity", "blip", "similarity", "clip_similarity"),),
 }
 
-_SAYS_SOMETHING = re.compile(r"[^\W_].*[^\W_]", re.DOTALL)  # two letters or digits, of any script
+_HAS_TWO_CHARACTERS = re.compile(r"[^\W_].*[^\W_]", re.DOTALL)  # two letters or digits, of any script
 
 Rule = Callable[[dict[str, Any]], str]
 BIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def judge(payloads: Mapping[str, bytes], thresholds: Thresholds) -> Bin:
-    """The bin by the rule, from the stages' JSON by stage name; a stage that did not run passes nothing."""
+    """The bin by the rule, from the stages' JSON by stage name. Criteria of a stage that did not run do not pass."""
     figures: dict[str, Any] = {stage: decode(payloads[stage]) for stage, decode in _FIGURES.items() if stage in payloads}
     if "ocr" in figures:
         figures["ocr"] = _find_text(figures["ocr"], thresholds.text_score)
@@ -114,13 +115,13 @@ def judge(payloads: Mapping[str, bytes], thresholds: Thresholds) -> Bin:
 
 
 def is_decided(payloads: Mapping[str, bytes], thresholds: Thresholds, stages: Sequence[str]) -> bool:
-    """Whether no other of these stages can change the bin: in mode "cascade" the rest is not run."""
+    """Whether none of the remaining stages can change the bin: in mode "cascade" they are not run."""
     name = judge(payloads, thresholds).name
     return name == "A" or (name == "B" and ("ocr" in payloads or "ocr" not in stages))
 
 
 def load_rule(reference: str) -> Rule:
-    """The user's rule named "module:function": it gets the whole record as a dict and returns the bin's name."""
+    """The user's rule "module:function": it gets the whole record as a dict and returns the name of the bin."""
     module, _, function = reference.partition(":")
     try:
         rule = getattr(importlib.import_module(module), function)
@@ -140,7 +141,7 @@ def load_rule(reference: str) -> Rule:
 
 
 def apply_rule(rule: Rule, record: dict[str, Any]) -> str:
-    """The bin the user's rule chose. Raises ValueError when it is no plain name, as bins become folders."""
+    """The bin that the user's rule chose. Raises ValueError if it is not a plain name: bins become folders."""
     name = rule(record)
     if not isinstance(name, str) or not BIN_NAME.fullmatch(name):
         raise ValueError(f"the binning rule returned {name!r}; a bin's name is letters, digits, - and _")
@@ -148,26 +149,26 @@ def apply_rule(rule: Rule, record: dict[str, Any]) -> str:
 
 
 def _find_text(ocr: _Ocr, least_score: float) -> _Text:
-    told = [line for line in ocr.lines if line.score > least_score and _SAYS_SOMETHING.search(line.text)]
-    if len(told) == len(ocr.lines):
-        return _Text(len(told), ocr.area_ratio)
-    areas = [sum(measure_area(line.box) for line in lines) for lines in (told, ocr.lines)]
-    return _Text(len(told), ocr.area_ratio * areas[0] / areas[1] if areas[0] else 0.0)
+    counted = [line for line in ocr.lines if line.score > least_score and _HAS_TWO_CHARACTERS.search(line.text)]
+    if len(counted) == len(ocr.lines):
+        return _Text(len(counted), ocr.area_ratio)
+    areas = [sum(measure_area(line.box) for line in lines) for lines in (counted, ocr.lines)]
+    return _Text(len(counted), ocr.area_ratio * areas[0] / areas[1] if areas[0] else 0.0)
 
 
 def measure_area(corners: Corners) -> float:
-    """Of a polygon, by the shoelace formula."""
+    """The area of a polygon, by the shoelace formula."""
     edges = zip(corners, (*corners[1:], corners[0]), strict=True)
     return abs(math.fsum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in edges)) / 2
 
 
 def measure_dispersion(boxes: Sequence[tuple[float, float, float, float]], area: float) -> float:
-    """Of objects, from their boxes x0, y0, x1, y1: the bounding box of the centres over the area of the image."""
+    """The dispersion of objects with boxes x0, y0, x1, y1: the area of the bounding box of their centres / the image's area."""
     if not boxes:
         return 0.0
-    across = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]
-    down = [(y0 + y1) / 2 for _, y0, _, y1 in boxes]
-    return (max(across) - min(across)) * (max(down) - min(down)) / area
+    centres_x = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]
+    centres_y = [(y0 + y1) / 2 for _, y0, _, y1 in boxes]
+    return (max(centres_x) - min(centres_x)) * (max(centres_y) - min(centres_y)) / area
 
 
 def _compare(value: float | None, threshold: float) -> Criterion:

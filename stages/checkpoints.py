@@ -1,4 +1,4 @@
-"""Models and tokenizers of the transformers library, from a verified folder and from nowhere else."""
+"""Loads models and tokenizers of the transformers library, only from a verified folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers.utils import logging
 from stages.base import StageUnusable
 from stages.devices import device_errors
 
-# A worker's log is no place for progress bars and configurations; what matters of a load is raised below.
+# No progress bars and configurations in a worker's log; real problems are raised below.
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 
@@ -24,7 +24,7 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) -> Model:
     """A model in eval mode. Reads safetensors only: no pickle, no remote code, no network.
 
-    Raises StageUnusable when the folder's weights are not those of such a model, or it holds none.
+    Raises StageUnusable if the folder has no weights, or those of another model.
     """
     model: Model
     try:
@@ -34,7 +34,7 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # they are told below, with what to do
+            ignore_mismatched_sizes=True,  # reported below, with what to do
             output_loading_info=True,
         )
     except (OSError, ValueError, LookupError, SafetensorError) as error:
@@ -50,15 +50,15 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
 
 
 def load_tokenizer(folder: str) -> Any:
-    """The folder's tokenizer, of whichever class its tokenizer_config.json names. Raises StageUnusable."""
+    """The folder's tokenizer, of the class that its tokenizer_config.json names. Raises StageUnusable."""
     return load_part("tokenizer", AutoTokenizer, folder, trust_remote_code=False)
 
 
 def load_part(what: str, kind: Any, folder: str, **options: Any) -> Any:
-    """What is saved beside a model's weights: its tokenizer or image processor. Raises StageUnusable."""
+    """A model's tokenizer or image processor, saved beside its weights. Raises StageUnusable."""
     try:
         return kind.from_pretrained(folder, local_files_only=True, **options)
-    except Exception as error:  # the tokenizers' library raises Exception itself for a damaged file
+    except Exception as error:  # the tokenizers library raises Exception itself for a damaged file
         raise StageUnusable(f"the {what} in {folder} cannot be read: {first_line(error)}") from error
 
 
@@ -69,14 +69,14 @@ def first_line(error: Exception) -> str:
 def convert_pickle(kind: type[PreTrainedModel], folder: Path) -> None:
     """Write model.safetensors from the folder's pytorch_model.bin, which torch's restricted loader reads.
 
-    Raises ValueError when that holds anything but the weights of such a model.
+    Raises ValueError if it contains anything but the weights of such a model.
     """
     try:
         model, report = kind.from_pretrained(
             folder, use_safetensors=False, weights_only=True, local_files_only=True, output_loading_info=True
         )
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{folder / 'pytorch_model.bin'} is no plain file of weights: {error}") from error
+        raise ValueError(f"{folder / 'pytorch_model.bin'} is not a plain file of weights: {error}") from error
     if missing := sorted(report["missing_keys"]):
-        raise ValueError(f"{folder / 'pytorch_model.bin'} is not of a {kind.__name__}: {missing[0]} is missing.")
+        raise ValueError(f"{folder / 'pytorch_model.bin'} is not a {kind.__name__}: {missing[0]} is missing.")
     model.save_pretrained(folder)

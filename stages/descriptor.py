@@ -1,8 +1,8 @@
-"""What a stage tells the rest of the program about itself. Imports no torch.
+"""Describes a stage for the rest of the program. Imports no torch.
 
-A stage is described beside its code: stages/ocr/descriptor.py is an example, and so is any distribution with an entry point in
-the group `visiond.stages` that names a `Descriptor`. From descriptors alone come the order of the stages, the tables of the
-configuration, the fields of the sidecar, the columns of an export, fingerprints, fakes and the share that a stage has of a GPU.
+The descriptor of a stage is beside its code, as in stages/ocr/descriptor.py, or in another distribution, where an entry point
+in the group `visiond.stages` names it. Everything else is derived from descriptors: the order of the stages, the tables of the
+configuration, the fields of the sidecar, the columns of an export, fingerprints, fakes and a stage's share of a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Literal
 import msgspec
 
 Files = Mapping[str, Path]  # by role
-# The result of a fake: from a number below 64, the image's width and height in pixels, and the earlier stages that it may use.
+# Makes the result of a fake from a number below 64, the image's width and height in pixels, and the earlier stages that it may
+# use.
 Fake = Callable[[int, int, int, frozenset[str]], msgspec.Struct]
 
 
@@ -31,17 +32,18 @@ def check_nothing(files: Files, *, allow_pickle: bool) -> None:
 class Backend:
     """One way to run a stage.
 
-    place: of its class, as "module:class". Only a worker imports the module.
-    options: what [stages.NAME.options] takes; a struct that forbids unknown fields.
-    silent: options that change how fast or whether an answer comes, but not which.
+    place: "module:class" of its class. Only a worker imports the module.
+    options: the type of [stages.NAME.options]; a struct that forbids unknown fields.
+    silent: options that change how fast an answer comes, or whether it comes, but not the answer.
     version: part of every fingerprint. Raise it when a change of the code changes answers.
     needs_weights: whether a pack or a folder must have files for it.
-    bundled: where a library brings the weights, their absolute paths by role. Raises PackError when it is not installed.
-    find: the files of such weights in a folder, or in a file that was named, by role and relative to the folder; empty: none.
-    check: raises PackError when files are not whole, or of another model than the backend takes. allow_pickle: whether they
-        may be a pickle.
-    shares: role → the stage and the role there whose files are used, so that the two stages' answers can be compared.
-    takes: what it takes, for the message that refuses something else.
+    bundled: if a library contains the weights: returns their absolute paths by role. Raises PackError if it is not installed.
+    find: returns the files of the backend's weights in a folder, or in the file that was named, by role and relative to the
+        folder; {} if there are none.
+    check: raises PackError if files are damaged, or of another model than the backend takes. allow_pickle: whether they may be
+        pickles.
+    shares: role → another stage and its role whose files are used here too, so that the answers of both can be compared.
+    takes: the model that it takes, for the message that refuses another one.
     """
 
     place: str
@@ -61,12 +63,12 @@ class Descriptor:
     """A stage.
 
     name: in the configuration, the metrics and the ledger. key: of its result in the sidecar.
-    result: the type of an image's result; what its JSON must fit.
-    backends: by name; the first is the one that runs where nothing names another.
-    uses: the earlier stages whose results it uses where there are any; it runs after them.
-    half: the half precision that suits its answers on a GPU.
-    cost: its time on an image as a share of the standard job's four stages together, which are 1.
-    fake: what backend "fake" answers; None: an answer is made up from the type of the result.
+    result: the type of an image's result. Its JSON is checked against this type.
+    backends: by name; the first is the default.
+    uses: the earlier stages whose results it uses if they run. It runs after them.
+    half: the half precision with which its answers are good enough on a GPU.
+    cost: its time for an image as a share of that of the four stages of the standard job, which is 1.
+    fake: makes the answers of the backend "fake"; None: answers are made up from the type of the result.
     """
 
     name: str

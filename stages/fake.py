@@ -1,4 +1,4 @@
-"""Stand-ins without a model: deterministic answers at a few microseconds each, and faults to order. No torch."""
+"""Fake stages without a model: deterministic answers in a few microseconds each, and faults on request. No torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stages.invented import VARIANTS, invent
 from stages.options import FakeOptions, Fault, read_options
 from stages.registry import find_stage
 
-DIGESTED_BYTES = 4096  # of an image, so that large files cost no more than small ones
+DIGESTED_BYTES = 4096  # of an image, so that large files take no longer than small ones
 NONE: frozenset[str] = frozenset()
 
 
 class FakeStage(Stage):
-    """Any stage of the registry."""
+    """A fake of any stage of the registry."""
 
     reads_pixels = False
 
@@ -57,26 +57,26 @@ class FakeStage(Stage):
 
 
 def commit_fault(fault: Fault) -> ImageError:
-    """Do what a fault says, or return it where it is one image's answer."""
+    """Cause a fault, or return it if it is one image's answer."""
     match fault:
         case "raise":
-            raise ValueError("a fault made to order")
+            raise ValueError("a fault that was asked for")
         case "oom":
-            raise OutOfMemory("a fault made to order")
+            raise OutOfMemory("a fault that was asked for")
         case "lost":
-            raise DeviceLost("a fault made to order")
+            raise DeviceLost("a fault that was asked for")
         case "segfault":
-            signal.raise_signal(signal.SIGSEGV)  # at this thread, so that it goes no further
+            signal.raise_signal(signal.SIGSEGV)  # sent to this thread, so that it stops here
         case "exit":
             os._exit(3)
         case "hang":
             while True:  # PyDLL keeps the interpreter lock, so no other thread runs either
                 ctypes.PyDLL(None).sleep(3600)
-    return ImageError(Reason.STAGE, "a fault made to order", transient=fault == "transient")
+    return ImageError(Reason.STAGE, "a fault that was asked for", transient=fault == "transient")
 
 
 def answer(stage: str, variant: int, width: int, height: int, earlier: frozenset[str]) -> Result:
-    """What a fake stage says. variant: a number below VARIANTS. earlier: the stages that it may use and that have run."""
+    """The answer of a fake stage. variant: a number below VARIANTS. earlier: the stages that it may use and that have run."""
     described = find_stage(stage)
     if described.fake:
         return described.fake(variant, width, height, earlier)

@@ -1,4 +1,4 @@
-"""manifest.json: what a pack of weights holds, and the digest of every file in it. Imports no torch."""
+"""manifest.json: the content of a pack of weights, and the digest of every file in it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 
 MANIFEST = "manifest.json"
 
-# What a stage may read. Whatever else lies in a folder of weights (README, pickles, other frameworks) is passed over.
+# The files that a stage may read. Other files in a folder of weights (README, pickles, other frameworks) are ignored.
 SUFFIXES = {".safetensors", ".json", ".txt", ".onnx", ".pt"}
 
 
 class PackError(Exception):
-    """A pack of weights is missing, altered or unfit; the message says which and how to mend it."""
+    """A pack of weights is missing, changed or cannot be used; the message says which one and how to fix it."""
 
 
 class NotPulled(PackError):
-    """The standard pack is not there yet."""
+    """The standard pack has not been pulled yet."""
 
 
 class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -30,7 +30,7 @@ class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     files: dict[str, str] = {}  # role → path of a file or folder, relative to the pack
     options: dict[str, Any] = {}
     dtype: str | None = None
-    notice: str = ""  # of this stage's weights, where it is not the pack's
+    notice: str = ""  # of this stage's weights, if it is not the pack's
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -39,33 +39,33 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     trained: bool = True
     notice: str = ""  # shown wherever results of its stages are shown
     stages: dict[str, StageEntry] = {}
-    digests: dict[str, str] = {}  # relative path → "sha256:…", every file of the pack
-    revision: dict[str, str] = {}  # where it was pulled from: repository → commit
-    card: dict[str, Any] = {}  # how it was trained and what it scored: stages/training/card.py tells it in README.md
+    digests: dict[str, str] = {}  # relative path → "sha256:…", of every file of the pack
+    revision: dict[str, str] = {}  # repository → commit from which it was pulled
+    card: dict[str, Any] = {}  # its training and scores; stages/training/card.py writes them into README.md
 
     def notice_of(self, stage: str) -> str:
-        """What to say beside a stage's answers; empty for one that is not of this pack."""
+        """The notice for a stage's answers; empty if the stage is not in this pack."""
         entry = self.stages.get(stage)
         return (entry.notice or self.notice) if entry else ""
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest. Raises PackError when it cannot be used."""
+    """Read a manifest. Raises PackError if it cannot be used."""
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise PackError(f"{path} cannot be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
-        raise PackError(f"{path} is no manifest of a pack: {error}.") from error
+        raise PackError(f"{path} is not the manifest of a pack: {error}.") from error
     named = [file for entry in manifest.stages.values() for file in entry.files.values()]
     for name in (*named, *manifest.digests):
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise PackError(f"{path} names {name}, which lies outside the pack.")
+            raise PackError(f"{path} names {name}, which is outside the pack.")
     return manifest
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Whole or not at all."""
+    """Write a manifest atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
@@ -78,7 +78,7 @@ def digest_file(path: Path) -> str:
 
 
 def list_files(path: Path) -> list[Path]:
-    """A file itself, or every file in a folder that a stage may read, in a fixed order; hidden ones are not."""
+    """The file itself, or every file in a folder that a stage may read, in a fixed order; without hidden files."""
     if path.is_file():
         return [path]
     return sorted(

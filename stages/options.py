@@ -1,4 +1,4 @@
-"""[stages.*.options]: the check of what is given, and the limits that several backends share. Imports no torch."""
+"""[stages.*.options]: checks them, and defines limits that several backends share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fault = Literal["error", "transient", "raise", "oom", "lost", "segfault", "exit"
 
 
 def read_options(spec: StageSpec, kind: type[Options]) -> Options:
-    """A stage's options as a struct that forbids unknown fields. Raises ValueError, naming the one that is wrong."""
+    """A stage's options as a struct that forbids unknown fields. Raises ValueError that names the wrong one."""
     try:
         return msgspec.convert(spec.options, kind)
     except msgspec.ValidationError as error:
@@ -27,15 +27,15 @@ def read_options(spec: StageSpec, kind: type[Options]) -> Options:
 
 
 class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """fail: the fault that strikes when an image's bytes hold a marker, by marker.
+    """fail: marker → the fault that happens when an image's bytes contain the marker.
 
-    "error" and "transient" are that image's answer; "raise" is raised like a bug in a stage, "oom" as OutOfMemory for
-    a batch of more than `oom_above` images, "lost" as DeviceLost; "segfault" and "exit" end the process; "hang" keeps
-    it for ever, with the interpreter lock held. unusable: why the stage cannot be built. notice: as of a pack's weights.
+    "error" and "transient" are that image's answer. "raise" is raised like a bug in a stage, "oom" as OutOfMemory for a batch
+    of more than `oom_above` images, "lost" as DeviceLost. "segfault" and "exit" end the process. "hang" blocks it forever, with
+    the interpreter lock held. unusable: why the stage cannot be built. notice: like that of a pack.
     """
 
     load_seconds: float = 0.0
-    latency_seconds: float = 0.0  # of a forward pass, which takes batch_size images at most
+    latency_seconds: float = 0.0  # of a forward pass of at most batch_size images
     latency_per_image_seconds: float = 0.0
     fail: dict[str, Fault] = {}
     oom_above: int = 0

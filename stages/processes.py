@@ -1,6 +1,6 @@
-"""How child processes of visiond are started, what each does first, and the lock by which a folder is one process's.
+"""Starts child processes of visiond, binds them to their parent, and locks a folder for one process.
 
-No code comes from the working directory: it may be an inbox, where a file called resource.py is anybody's.
+No code is imported from the working directory: it may be an inbox, where anybody can put a file called resource.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def python(*arguments: str) -> list[str]:
-    """A command that runs this Python, to be given `environment()`."""
+    """A command that runs this Python. Start it with `environment()`."""
     return [sys.executable, "-P", *arguments]
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment for a Python child: it finds this package wherever it is run from, and neither the child nor
-    what the child starts takes code from the working directory."""
+    """The environment for a Python child: this process's, changed so that the child finds this package from any directory, and
+    that the child and the processes that it starts import no code from the working directory."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     entries = [entry for entry in entries if os.path.isabs(entry)]  # an empty one means the working directory
     if ROOT not in site.getsitepackages():
@@ -35,8 +35,10 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def die_with(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
-    """Be sent a signal when the parent dies, however it dies; exit if it has died before. To the kernel the parent is the
-    thread that has started this process. A program that takes this process's place by exec keeps to it."""
+    """Make the kernel send a signal to this process when its parent dies; exit if it is dead already.
+
+    For the kernel the parent is the thread that started this process. The setting survives exec.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent is gone")
@@ -44,8 +46,10 @@ def die_with(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
 
 @contextlib.contextmanager
 def locked_folder(folder: str | Path) -> Iterator[int]:
-    """No other process has the folder's lock meanwhile. Yields the lock's descriptor: a child that has it too keeps the lock.
-    Raises OSError, BlockingIOError where another process has it; a link is no folder."""
+    """Hold the folder's lock. Yields the lock's descriptor: a child that inherits it keeps the lock.
+
+    Raises OSError: BlockingIOError if another process has the lock, NotADirectoryError for a link.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +59,7 @@ def locked_folder(folder: str | Path) -> Iterator[int]:
 
 
 def main() -> None:
-    """`python -m stages.processes PARENT PROGRAM …` becomes the program, which is asked to end when the parent is gone."""
+    """`python -m stages.processes PARENT PROGRAM …` runs the program, which gets SIGTERM when the parent dies."""
     die_with(int(sys.argv[1]), signal.SIGTERM)
     os.execvp(sys.argv[2], sys.argv[2:])
 

@@ -1,7 +1,7 @@
-"""Finds out what a checkpoint really is, from its files alone. Imports no torch and runs nothing of a pickle.
+"""Identifies a checkpoint's model from its files alone. Imports no torch, and runs no code of a pickle.
 
-A model of another class can load without an error and answer nonsense: RT-DETR is built by YOLO's own loader, and BLIP for
-questions has every weight of a captioner. So each model is identified here before any is loaded.
+A model of another class can load without an error and give nonsense answers: YOLO's own loader also builds RT-DETR, and BLIP
+for questions has every weight of a captioner. So each model is identified here before any is loaded.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import msgspec
 
 from stages.manifest import PackError
 
-LONGEST_HEADER = 100_000_000  # bytes: the format's own bound
-LONGEST_PICKLE = 64 << 20  # bytes that are looked through; a model's is a tenth of a megabyte
+LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
+LONGEST_PICKLE = 64 << 20  # bytes that are searched; a model has about 100 kB
 PICKLE = "pytorch_model.bin"
 
-# What a transformers model needs beside its config.json: one file of each.
+# What a transformers model needs in addition to its config.json: one file of each.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 MODEL_PARTS = {
     "image processor": ("preprocessor_config.json", "processor_config.json"),
@@ -32,10 +32,10 @@ MODEL_PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A transformers model as its config.json and its weights tell it from others.
+    """How to recognize a transformers model by its config.json and its weights.
 
-    type: its model_type. name: of its class. foreign: beginnings of weights' names that only another class of the same family
-    has, and what that is: a config.json may not name its class, or name the wrong one.
+    type: its model_type. name: of its class. foreign: prefixes of weights that only another class of the same family has, and
+    that class: a config.json may have no class, or a wrong one.
     """
 
     type: str
@@ -77,7 +77,7 @@ YOLO_HEADS = {"Detect", "v10Detect"}
 
 
 def find_model(path: Path, model: Model) -> str | None:
-    """Where a transformers model lies: in a sub-folder that is called like its type, or in the folder itself."""
+    """The folder of a transformers model: a subfolder with the name of its type, or the folder itself."""
     if (path / model.type / "config.json").is_file():
         return model.type
     config = path / "config.json"
@@ -85,13 +85,13 @@ def find_model(path: Path, model: Model) -> str | None:
 
 
 def check_transformers(model: Model, folder: Path, *, pickle: bool = False) -> None:
-    """Raises PackError if a folder does not hold the complete model. pickle: its weights may be one."""
+    """Raises PackError if a folder does not have the complete model. pickle: its weights may be a pickle."""
     model_type, found = name_model(folder)
     taken = f"for {model.type}, visiond takes {model.name} ({model.description})."
     if model_type != model.type or found not in ("", model.name):
         known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""
         what = f"a {found}{known}" if found else "no model of a class that visiond knows"
-        raise PackError(f'{folder} holds {what}, says its config.json (model_type "{model_type}"); {taken}')
+        raise PackError(f'by its config.json, {folder} holds {what} (model_type "{model_type}"); {taken}')
     for what, files in MODEL_PARTS.items():
         if not any((folder / file).is_file() for file in files):
             raise PackError(f"{folder} has no {what}: none of {', '.join(files)}. Save it there with save_pretrained.")
@@ -102,7 +102,7 @@ def check_transformers(model: Model, folder: Path, *, pickle: bool = False) -> N
 
 
 def name_model(folder: Path) -> tuple[str, str]:
-    """The model_type in a folder's config.json, and its class; empty where it does not say."""
+    """The model_type and the class in a folder's config.json; empty if they are missing."""
     config = read_config(folder / "config.json")
     classes = config.get("architectures")
     return str(config.get("model_type") or ""), str(classes[0]) if isinstance(classes, list) and classes else ""
@@ -118,7 +118,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
-    """The safetensors files of a transformers model; none where it has a pickle instead, and that may be."""
+    """The safetensors files of a transformers model; none if it has a pickle instead, and pickles are allowed."""
     whole, index = (folder / name for name in WEIGHTS)
     if whole.is_file():
         return [whole]
@@ -129,13 +129,13 @@ def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
         if pickle:
             return []
         raise PackError(
-            f"{folder} has its weights as a pickle, {PICKLE}; `visiond models make` makes a pack with safetensors from it."
+            f"the weights in {folder} are a pickle, {PICKLE}; `visiond models make` converts it to a pack with safetensors."
         )
     raise PackError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}. Save them there with save_pretrained.")
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """The tensors that a safetensors file says it has, by name. Raises PackError when the file is not whole."""
+    """The tensors in a safetensors file's header, by name. Raises PackError if the file is not complete."""
     damaged = f"{file} is cut short or damaged"
     try:
         size = file.stat().st_size
@@ -157,27 +157,26 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def check_yolo(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
-    """Raises PackError where files are not those of a YOLO detection model, or may not be read. files: as load_network takes
-    them."""
+    """Raises PackError if files are not those of a YOLO detection model, or may not be read. files: as for load_network."""
     weights = files["weights"]
     if weights.suffix == ".pt":
         check_checkpoint(weights)
         if not allow_pickle:
-            raise PackError(tell_pickle(weights))
+            raise PackError(explain_pickle(weights))
         return
     read_header(weights)
     config = read_config(files["config"])
     if missing := [key for key in ("model", "nc", "names", "imgsz") if key not in config]:
-        raise PackError(f"{files['config']} does not say {', '.join(missing)} of the model; `visiond models make` writes it.")
+        raise PackError(f"{files['config']} has no {', '.join(missing)} of the model; `visiond models make` writes it.")
     try:
         head = str(config["model"]["head"][-1][2]) if isinstance(config["model"], dict) else ""
     except (LookupError, TypeError):
         raise PackError(f"{files['config']}: its model has no head; `visiond models make` writes it.") from None
     if head and head not in YOLO_HEADS:
-        raise PackError(f"{weights} is a YOLO model with a {head} head, says {files['config'].name}; {YOLO_TAKEN}.")
+        raise PackError(f"by its {files['config'].name}, {weights} is a YOLO model with a {head} head; {YOLO_TAKEN}.")
 
 
-def tell_pickle(weights: str | Path) -> str:
+def explain_pickle(weights: str | Path) -> str:
     return (
         f"{weights} is a pickle, which can run code when it is read. If you trust it, convert it to safetensors once with "
         f"`visiond models make FOLDER --yolo {weights} --allow-pickle`, or set allow_pickle = true under [stages.yolo.options]."
@@ -185,8 +184,8 @@ def tell_pickle(weights: str | Path) -> str:
 
 
 def check_checkpoint(file: Path) -> None:
-    """Raises PackError where a .pt file names another class than YOLO's detection model. What is no archive of torch's is left
-    to the loader."""
+    """Raises PackError if a .pt file names another class than YOLO's detection model. A file that is not a torch archive is
+    left to the loader."""
     classes = list_classes(file)
     models = [name for module, name in classes if module == "ultralytics.nn.tasks"]
     if other := [name for name in models if name not in YOLO_MODELS]:
@@ -195,11 +194,11 @@ def check_checkpoint(file: Path) -> None:
     if other := [name for name in heads if name not in YOLO_HEADS]:
         raise PackError(f"{file} is a YOLO model with a {other[0]} head; {YOLO_TAKEN}.")
     if classes and not models:
-        raise PackError(f"{file} does not hold an ultralytics model, but {'.'.join(classes[0])}; {YOLO_TAKEN}.")
+        raise PackError(f"{file} does not contain an ultralytics model, but {'.'.join(classes[0])}; {YOLO_TAKEN}.")
 
 
 def list_classes(file: Path) -> list[tuple[str, str]]:
-    """Module and name of each class that a torch archive names, in order. They are read as text; none is imported or run."""
+    """Module and name of each class in a torch archive, in order. They are read as text; nothing is imported or run."""
     try:
         with file.open("rb") as opened:
             if opened.read(2) != b"PK":

@@ -1,4 +1,4 @@
-"""What the rest of the program has to know of BLIP. Imports no torch."""
+"""Describes the stage BLIP for the rest of the program. Imports no torch."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_new_tokens: Annotated[
         int,
-        Meta(ge=1, le=100_000, description="Most tokens of a caption, a word or a part of one each, the prompt's not counted."),
+        Meta(ge=1, le=100_000, description="Most tokens (words or parts of words) of a caption, without those of the prompt."),
     ] = 20
     force_tokens: Annotated[
-        int, Meta(ge=0, le=100_000, description="Exactly so many new tokens, for benchmarks; 0: until the caption ends.")
+        int, Meta(ge=0, le=100_000, description="The exact number of new tokens, for benchmarks; 0: until the caption ends.")
     ] = 0
-    prompt: Annotated[str, Meta(description="What every caption begins with; empty: the model begins.")] = ""
+    prompt: Annotated[
+        str, Meta(description="The words that every caption begins with; empty: the model chooses all words.")
+    ] = ""
 
 
 def find(path: Path) -> dict[str, str]:
@@ -74,7 +76,7 @@ BLIP = Descriptor(
             takes=MODEL.name,
         ),
     },
-    half="bfloat16",  # it does not overflow, and captions bear it
+    half="bfloat16",  # it does not overflow, and is precise enough for captions
     cost=0.29,
     fake=fake,
 )

@@ -1,4 +1,4 @@
-"""What the rest of the program has to know of CLIP. Imports no torch."""
+"""Describes the stage CLIP for the rest of the program. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import Meta
 from stages import invented, recognition
 from stages.descriptor import Backend, Descriptor, Files
 
-LABELS = "labels.txt"  # what tags are chosen from, one a line; beside a model, or in a pack
+LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
 MODEL = recognition.Model(
     type="clip",
     name="CLIPModel",
@@ -39,25 +39,30 @@ class Tag(msgspec.Struct, frozen=True):
 
 
 class Clip(msgspec.Struct, frozen=True):
-    """What an image is like."""
+    """The embedding and the tags of an image."""
 
     embedding: Embedding
-    tags: list[Tag]  # most probable first; softmax over all the labels asked for
+    tags: list[Tag]  # most probable first; softmax over all labels
 
 
 class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tags. The embedding depends on none of these."""
+    """Tags. The embedding does not depend on these options."""
 
     labels: Annotated[
         list[str] | None,
-        Meta(description="What images may be tagged with; not set: the pack's labels file; without one there are no tags."),
+        Meta(description="The possible tags; not set: the pack's labels file. Without that there are no tags."),
     ] = None
     template: Annotated[
         str,
-        Meta(pattern=r"\{\}", description="The text that stands for a label, which takes the place of the {} in it."),
+        Meta(pattern=r"\{\}", description="The text that is compared with images for a label; {} is replaced by the label."),
     ] = "a photo of a {}"
     top_k: Annotated[
-        int, Meta(ge=0, le=100_000, description="Tags of an image, the likeliest; their scores add up to 1 over all labels.")
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="The number of tags of an image, the most probable ones. The scores of all labels add up to 1.",
+        ),
     ] = 5
 
 
@@ -94,7 +99,7 @@ CLIP = Descriptor(
             takes=MODEL.name,
         ),
     },
-    half="bfloat16",  # it does not overflow, and embeddings bear it
+    half="bfloat16",  # it does not overflow, and is precise enough for embeddings
     cost=0.03,
     fake=fake,
 )

@@ -1,4 +1,4 @@
-"""What the rest of the program has to know of OCR. Imports no torch."""
+"""Describes the stage OCR for the rest of the program. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Point = tuple[float, float]
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of text: what it says, how sure (0..1), its corners, clockwise from top left; `guessed` if likely wrong."""
+    """One line: its text, its score (0..1), its corners clockwise from top left; `guessed` if the text is likely wrong."""
 
     text: str
     score: float
@@ -33,27 +33,31 @@ class Ocr(msgspec.Struct, frozen=True):
 
 
 class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As rapidocr's; where that has another name for one, it stands in brackets."""
+    """As rapidocr's options. If rapidocr has another name for one, it is in brackets."""
 
-    text_score: Annotated[Fraction, Meta(description="Least score of a line; a line below it is not in the result.")] = 0.5
+    text_score: Annotated[Fraction, Meta(description="Lines with a lower score are not in the result.")] = 0.5
     mask_threshold: Annotated[
-        Fraction, Meta(description="What the detector must give a pixel for it to count as text (rapidocr's thresh).")
+        Fraction, Meta(description="Probability from which the detector counts a pixel as text (rapidocr's thresh).")
     ] = 0.3
     box_threshold: Annotated[
-        Fraction, Meta(description="What it must give a box's pixels on average for the box to be read (box_thresh).")
+        Fraction, Meta(description="Mean probability of a box's pixels from which the box is read (box_thresh).")
     ] = 0.5
     unclip_ratio: Annotated[
         float,
-        Meta(gt=0, le=10, description="How far boxes are grown: by their area over their circumference, times this."),
+        Meta(gt=0, le=10, description="How far boxes are enlarged: by this times their area, divided by their perimeter."),
     ] = 1.6
     max_side: Annotated[
-        Side, Meta(description="Pixels. An image whose longer side is more is read at this size (max_side_len).")
+        Side, Meta(description="Pixels. An image with a longer side is shrunk to this size (max_side_len).")
     ] = 2000
     min_side: Annotated[
-        int, Meta(ge=1, le=736, description="Pixels. One whose shorter side is less is enlarged to this (min_side_len).")
+        int,
+        Meta(ge=1, le=736, description="Pixels. An image with a smaller shorter side is enlarged to this size (min_side_len)."),
     ] = 30
     map_side: Annotated[
-        Side, Meta(description="Pixels. The least shorter side that the detector sees; smaller is enlarged (limit_side_len).")
+        Side,
+        Meta(
+            description="Pixels. If the shorter side is less, the image is enlarged to this for the detector (limit_side_len)."
+        ),
     ] = 736
     orientation: Annotated[
         bool,
@@ -65,8 +69,8 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def bundled_weights() -> dict[str, str]:
-    """PP-OCRv6 small, which the rapidocr wheel carries. Raises PackError when it is not installed."""
-    from stages.ocr.onnxfile import WeightsError, weight_files  # numpy, which only those who resolve need
+    """The PP-OCRv6 small weights in the rapidocr package. Raises PackError if it is not installed."""
+    from stages.ocr.onnxfile import WeightsError, weight_files  # imports numpy, which most commands do not need
 
     try:
         return {role: str(path) for role, path in weight_files().items()}
@@ -76,7 +80,7 @@ def bundled_weights() -> dict[str, str]:
 
 @lru_cache(maxsize=4096)
 def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Ocr:
-    """0 to 4 lines, each a twentieth of the image high and half of it wide."""
+    """0 to 4 lines, each with a twentieth of the image's height and half of its width."""
     lines = [
         Line(
             f"line {variant}.{row}",
@@ -100,7 +104,7 @@ OCR = Descriptor(
     backends={
         "ppocr": Backend(place="stages.ocr.stage:OcrStage", options=OcrOptions, version=2, bundled=bundled_weights),
     },
-    half="float16",  # bfloat16's eight bits move boxes by up to three pixels, which changes some texts
+    half="float16",  # bfloat16 has 8 bits of precision: boxes would move by up to three pixels, which changes some texts
     cost=0.60,
     fake=fake,
 )

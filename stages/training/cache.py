@@ -1,7 +1,7 @@
-"""Scenes drawn once by all cores and kept: squares for CLIP and BLIP, and a dataset folder for ultralytics.
+"""Draws scenes once, on all cores, and stores them: squares for CLIP and BLIP, and a dataset folder for ultralytics.
 
-Most are drawn in miniature, which is quick; some in full size and through a file's compression, as the models will
-meet them, so that they learn both.
+Most are drawn in miniature, which is fast. Some are drawn in full size and compressed as files, as the models will get them in
+use, so that they learn both.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from stages.training.scenes import encode_scene, make_scene
 from stages.training.shapes import LABELS
 from stages.training.truth import TEXT_KINDS, Truth
 
-CHUNK = 64  # scenes that a process makes between two looks at the clock
-VALIDATED_EVERY = 100  # scenes, of which one is kept for ultralytics' own validation
+CHUNK = 64  # scenes that a process makes between two checks of the time
+VALIDATED_EVERY = 100  # one scene in this many is for ultralytics' own validation
 PADDING = 114  # ultralytics' grey
 
-# The longest side that a scene is drawn at, and how often; None is full size. The detector, whose images are resized
-# without smoothing at inference, has more large ones.
+# The longest side of a drawn scene, and its share; None is full size. The detector gets more large ones, because its images
+# are resized without antialiasing at inference.
 SIDES: Sequence[tuple[int | None, float]] = ((320, 0.75), (640, 0.17), (None, 0.08))
 DETECTOR_SIDES: Sequence[tuple[int | None, float]] = ((320, 0.4), (640, 0.3), (None, 0.3))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be made. seconds: when to stop, however many there are by then; 0 never.
+    """What to make. seconds: when to stop, even if there are fewer scenes; 0: no limit.
 
-    detector_scenes: how many of them also go into the detector's folder.
+    detector_scenes: the number of scenes that are also put into the detector's folder.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Plan:
 
 
 def write_cache(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> int:
-    """Make the scenes 0, 1, … of the plan's seed. Returns how many there are. progress: called with how many so far."""
+    """Make the scenes 0, 1, … of the plan's seed. Returns their number. progress: called with the number so far."""
     open_pixels(plan.folder, plan.scenes, plan.edge)
     open_dataset(plan.detector_folder, train="train")
     lines: list[bytes] = []
@@ -72,7 +72,7 @@ def write_cache(plan: Plan, progress: Callable[[int], None] = lambda _: None) ->
 
 
 def open_dataset(folder: Path, train: str) -> None:
-    """A dataset as ultralytics takes it, still empty. train: the part to learn from; "val" is there in any case."""
+    """Make an empty dataset for ultralytics. train: the part to train on; "val" always exists."""
     for kind in ("images", "labels"):
         for split in {train, "val"}:
             (folder / kind / split).mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def open_dataset(folder: Path, train: str) -> None:
 
 
 def map_chunks(plan: Plan) -> Iterator[list[bytes]]:
-    """The chunks in order, made by one process for each core, until all are there or the time is over."""
+    """The chunks in order, made by one process for each core, until all are made or the time is up."""
     began = time.monotonic()
     starts = iter(range(0, plan.scenes, CHUNK))
     processes = min(len(os.sched_getaffinity(0)), -(-plan.scenes // CHUNK))
@@ -103,14 +103,14 @@ def start_worker(parent: int) -> None:
 
 
 def write_chunk(plan: Plan, start: int) -> list[bytes]:
-    """The examples of CHUNK scenes as lines; their pixels are put where they belong."""
+    """The examples of CHUNK scenes as lines; writes their pixels."""
     pixels = np.load(plan.folder / PIXELS, mmap_mode="r+")
     lines = []
     for index in range(start, min(start + CHUNK, plan.scenes)):
         detected = index < plan.detector_scenes
         scene, truth = draw(plan.seed, index, DETECTOR_SIDES if detected else SIDES)
         pixels[index] = squeeze(scene, plan.edge)
-        # Pages without objects teach a detector little; a third of them is enough.
+        # A detector learns little from pages without objects; a third of them is enough.
         if detected and (truth.objects or truth.kind not in TEXT_KINDS or index % 3 == 0):
             write_detected(plan, index, scene, truth)
         lines.append(msgspec.json.encode(tell_example(truth, Random(f"captions {plan.seed} {index}"))))
@@ -118,7 +118,7 @@ def write_chunk(plan: Plan, start: int) -> list[bytes]:
 
 
 def draw(seed: int, index: int, sides: Sequence[tuple[int | None, float]]) -> tuple[Pixels, Truth]:
-    """A scene to learn from at one of these sizes; one of full size as it comes back from its file."""
+    """A training scene of one of these sizes. A scene of full size is encoded as a file and decoded again."""
     choices, weights = zip(*sides, strict=True)
     side = Random(f"side {seed} {index}").choices(choices, weights)[0]
     scene = make_scene(seed, index, side, lesson=True)
@@ -144,7 +144,7 @@ def write_detected(plan: Plan, index: int, scene: Pixels, truth: Truth) -> None:
 
 
 def fit_square(pixels: Pixels, edge: int) -> tuple[Pixels, float, int, int]:
-    """As the detector's letterbox, but always a square. Returns the canvas, the scale and where the image begins."""
+    """As the detector's letterbox, but always a square. Returns the canvas, the scale and the image's corner."""
     height, width = pixels.shape[:2]
     ratio = min(edge / height, edge / width)
     size = (round(width * ratio), round(height * ratio))
@@ -161,7 +161,7 @@ def label_line(label: str, box: Iterable[float], width: int, height: int) -> str
     return " ".join([str(LABELS.index(label)), *(f"{figure:.6f}" for figure in figures)])
 
 
-MOST_CAPTIONS = 4  # of the true ones; four groups of objects alone have sixty
+MOST_CAPTIONS = 4  # of all true ones; four groups of objects have sixty
 COLOR_NAMES = tuple(COLORS)
 
 
@@ -181,7 +181,7 @@ def tell_example(truth: Truth, rng: Random) -> Example:
 
 
 def share_tags(truth: Truth) -> dict[str, float]:
-    """What each true tag weighs: objects by their area, the kind of a text scene more and a backdrop less than they."""
+    """The weight of each true tag: objects by their area, the kind of a text scene more, and a backdrop less."""
     areas: Counter[str] = Counter()
     for thing in truth.objects:
         x0, y0, x1, y1 = thing.box

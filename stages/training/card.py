@@ -1,7 +1,7 @@
-"""The model card of the mini pack, and the picture of how it learned.
+"""The model card of the mini pack, and a plot of its training.
 
-What the card tells stands in the pack's manifest, so that a pack of which one model was trained anew keeps what is known
-of the others.
+The card's content is stored in the pack's manifest, so that a pack of which one model is trained again keeps the facts about
+the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TARGETS = (
 
 
 class Training(msgspec.Struct, frozen=True):
-    """How a model learned. scenes: different ones. seed: of the scenes. seconds: without making them."""
+    """How a model was trained. scenes: different ones. seed: of the scenes. seconds: without making them."""
 
     scenes: int
     seed: int
@@ -41,7 +41,7 @@ class Training(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """trainings: by model. scores: as score.py has them; empty when there are none."""
+    """trainings: by model. scores: from score.py; empty if there are none."""
 
     trainings: dict[str, Training] = {}
     scores: dict[str, Any] = {}
@@ -96,12 +96,12 @@ image's short side are not in the data; a caption is one of a closed grammar, wh
 
 
 def read_card(pack: Path) -> Card:
-    """What the manifest of a pack tells of its making. Raises PackError when there is no pack."""
+    """The card in the manifest of a pack. Raises PackError if there is no pack."""
     return msgspec.convert(read_manifest(pack / MANIFEST).card, Card)
 
 
 def write_card(pack: Path, card: Card) -> None:
-    """Into the pack's manifest, and as README.md."""
+    """Write the card into the pack's manifest, and as README.md."""
     manifest = read_manifest(pack / MANIFEST)
     scores = {name: value for name, value in card.scores.items() if name not in ("seconds", "misses")}
     kept = msgspec.to_builtins(msgspec.structs.replace(card, scores=scores))
@@ -126,17 +126,17 @@ def list_files(pack: Path) -> list[str]:
 
 
 def read_training(log: Path, scenes: int, seed: int) -> Training:
-    """What the last line of a training's log tells."""
+    """The facts in the last line of a training's log."""
     last = read_log(log)[-1]
     steps = last.get("batches", last["step"])
     return Training(scenes, seed, steps, last["batch_size"], last["elapsed"], last["loss"])
 
 
 def list_trainings(trainings: Mapping[str, Training]) -> Iterator[str]:
-    for model, told in trainings.items():
-        seen, minutes = told.steps * told.batch_size, told.seconds / 60
-        sizes = f"{told.scenes:,} | {told.seed} | {told.steps:,} | {told.batch_size} | {seen:,}"
-        yield f"| {model} | {sizes} | {minutes:.1f} | {told.loss:.3f} |"
+    for model, training in trainings.items():
+        seen, minutes = training.steps * training.batch_size, training.seconds / 60
+        sizes = f"{training.scenes:,} | {training.seed} | {training.steps:,} | {training.batch_size} | {seen:,}"
+        yield f"| {model} | {sizes} | {minutes:.1f} | {training.loss:.3f} |"
 
 
 def describe_scoring(scores: Mapping[str, Any]) -> str:
@@ -149,7 +149,7 @@ def describe_scoring(scores: Mapping[str, Any]) -> str:
 
 
 def describe_groups(scores: Mapping[str, Any]) -> str:
-    """How much harder to tell of a scene is with more in it."""
+    """The share of true captions by number of groups."""
     marks = {kind.removeprefix("photo of "): marks for kind, marks in scores.get("by_kind", {}).items() if "group" in kind}
     shares = [f"{mark['captions_true']:.2f} of {groups}" for groups, mark in marks.items()]
     return f"\nTrue captions, by groups of objects alike in kind and colour: {', '.join(shares)}." if shares else ""
@@ -164,7 +164,7 @@ def list_scores(scores: Mapping[str, Any]) -> list[str]:
 
 
 def draw_curves(logs: Mapping[str, Path], picture: Path) -> None:
-    """Each training's losses over its seconds, side by side, as a PNG. Needs matplotlib, which ultralytics brings."""
+    """Plot each training's losses over its seconds, side by side, as a PNG. Needs matplotlib, which ultralytics installs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(logs), 4), layout="tight")

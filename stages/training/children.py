@@ -1,4 +1,4 @@
-"""Trainings as processes that end with the one that has started them, however that ends."""
+"""Runs trainings as child processes that end when their parent ends, in whatever way."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from typing import NoReturn
 
 from stages.processes import locked_folder, python
 
-GRACE_SECONDS = 10.0  # between asking and killing; torchrun ends its ranks meanwhile, which have groups of their own
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL; in this time torchrun ends its ranks, which have separate process groups
 
 Child = subprocess.Popen[bytes]
 
 
 class InUse(Exception):
-    """Another process works in the folder."""
+    """Another process uses the folder."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """No other process has the folder meanwhile. Yields the lock's descriptor: while a child has it too, the folder is not
-    free, though this process be killed. Raises InUse."""
+    """Lock the folder. Yields the lock's descriptor: as long as a child has it, the folder is locked, even if this process is
+    killed. Raises InUse."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(locked_folder(folder.resolve()))
         except BlockingIOError:
-            raise InUse(f"another training works in {folder}; stop it, or name another --workdir.") from None
+            raise InUse(f"another training uses {folder}; stop it, or set another --workdir.") from None
         yield lock
 
 
 def start_child(command: Sequence[str], output: Path, environment: Mapping[str, str], lock: int) -> Child:
-    """In a group of its own, which Ctrl-C does not reach: `end_children` has to. lock: a descriptor to keep open."""
+    """Start a child in a separate process group. Ctrl-C does not reach it: call `end_children`. lock: to be inherited."""
     bound = python("-m", "stages.processes", str(os.getpid()), *command)
     with output.open("wb") as file:
         return subprocess.Popen(
@@ -46,7 +46,7 @@ def start_child(command: Sequence[str], output: Path, environment: Mapping[str, 
 
 
 def end_children(children: Collection[Child]) -> None:
-    """With all that is left of their groups: asked first, then made to."""
+    """End children and their process groups: with SIGTERM, then with SIGKILL."""
     until = time.monotonic() + GRACE_SECONDS
     for child in children:
         _signal_group(child, signal.SIGTERM)
@@ -68,7 +68,7 @@ def _wait(child: Child, seconds: float) -> None:
 
 @contextlib.contextmanager
 def stopped_in_order() -> Iterator[None]:
-    """SIGTERM is a SystemExit meanwhile, so that children are ended before this process is gone."""
+    """Turn SIGTERM into SystemExit, so that children are ended before this process."""
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What is put into a scene and where: objects close together or far apart, papers, signs, posters, charts."""
+"""Composes scenes: objects close together or far apart, papers, signs, posters, charts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from stages.training.truth import Box, TrueObject
 LEGIBLE_PX = 22  # to the em: capitals of 16 px
 DRAWABLE_PX = 8  # to the em: below that, fonts' hinting makes lines too long
 
-Member = tuple[str, str]  # label and colour of one object
+Member = tuple[str, str]  # label and color of one object
 
 
 @dataclass
 class Draft:
-    """A scene on the way. width, height: its full size; it is drawn at `scale` times that."""
+    """A scene while it is made. width, height: its full size; it is drawn at `scale` times that."""
 
     rng: Random
     width: int
@@ -53,18 +53,18 @@ class Draft:
 
     @property
     def drawable_scale(self) -> float:
-        """The smallest at which text can be drawn; what is to be smaller is shrunk afterwards."""
+        """The smallest size at which text can be drawn; smaller text is shrunk afterwards."""
         return DRAWABLE_PX / self._legible_px
 
     def shrink(self, scale: float) -> None:
-        """Bring the drawn image, and what is known of it, from its scale down to this one."""
+        """Shrink the drawn image, and its truth, from its scale to this one."""
         ratio, self.scale = scale / self.scale, scale
         self.pixels = cv2.resize(self.pixels, self.size, interpolation=cv2.INTER_AREA)
         self.lines = [(text, box * ratio) for text, box in self.lines]
         self.objects = [_shrink_object(thing, ratio, self.size) for thing in self.objects]
 
     def paint_backdrop(self, colors: Iterable[str] = ()) -> None:
-        """A backdrop on which all these colours show."""
+        """A backdrop on which all these colors are visible."""
         self.backdrop = self.rng.choice(list_backdrops(colors))
         self.pixels = self.backdrop.draw(*self.size, self.rng)
 
@@ -88,7 +88,7 @@ class Draft:
         return round(x[0] * self.width), round(y[0] * self.height), round(x[1] * self.width), round(y[1] * self.height)
 
     def show(self, sheet: Sheet) -> None:
-        """The sheet as a scan when it is as large as the image, else photographed on a backdrop."""
+        """The sheet as a scan if it is as large as the image, otherwise photographed on a backdrop."""
         if (sheet.width, sheet.height) != self.size:
             self.paint_backdrop(("white",))
             sheet = sheet.place_tilted(self.pixels, self.size[0] / 2, self.size[1] / 2)
@@ -103,12 +103,12 @@ def _shrink_object(thing: TrueObject, ratio: float, size: tuple[int, int]) -> Tr
 
 # Arranging objects.
 
-MOST_HIDDEN = 0.18  # of any object, by those in front of it
+MOST_HIDDEN = 0.18  # share of an object that others may hide
 RADII = ((0.13, 0.34), (0.1, 0.2), (0.085, 0.15), (0.085, 0.14), (0.075, 0.12), (0.075, 0.11), (0.068, 0.1))  # by count
 
 
 def choose_members(rng: Random, count: int, groups: int, *, distinct: bool = False) -> list[Member]:
-    """`count` objects of this many groups (label and colour), for which some backdrop suits all the colours."""
+    """`count` objects of this many groups (label and color), whose colors are all visible on some backdrop."""
     while True:
         labels = rng.sample(LABELS, groups) if distinct else rng.choices(LABELS, k=groups)
         chosen = {(label, rng.choice(tuple(COLORS))) for label in labels}
@@ -122,7 +122,7 @@ def choose_members(rng: Random, count: int, groups: int, *, distinct: bool = Fal
 
 @dataclass(frozen=True)
 class Arranger:
-    """Places objects within `bounds` of an image of width × height, with no one hidden much."""
+    """Places objects within `bounds` of an image of width × height, so that none is hidden much."""
 
     rng: Random
     width: int
@@ -130,7 +130,7 @@ class Arranger:
     bounds: Box
 
     def arrange(self, members: Sequence[Member], areas: tuple[float, float], *, anchored: bool = False) -> list[Sprite]:
-        """Centres keep to a window of areas[0]..areas[1] of the bounds; objects shrink until they find room.
+        """Centres are in a window of areas[0]..areas[1] of the bounds; objects shrink until they fit.
 
         anchored: the first two stand at opposite corners of the window, which makes it the dispersion.
         """
@@ -143,7 +143,7 @@ class Arranger:
         raise AssertionError("unreachable")
 
     def _choose_window(self, area: float) -> tuple[float, float, float, float]:
-        """x0, y0, x1, y1 in pixels, keeping off the edges."""
+        """x0, y0, x1, y1 in pixels, away from the edges."""
         long = self.rng.uniform(max(area / 0.78, math.sqrt(area) * 0.9), 0.78)
         sides = [long, area / long]
         self.rng.shuffle(sides)
@@ -155,7 +155,7 @@ class Arranger:
     def _fill_window(
         self, members: Sequence[Member], window: tuple[float, float, float, float], anchored: bool, shrink: float
     ) -> list[Sprite]:
-        """All the objects, or none when one finds no place."""
+        """All objects, or none if one does not fit."""
         x0, y0, x1, y1 = window
         corners = [(x0, y0), (x1, y1)] if self.rng.random() < 0.5 else [(x0, y1), (x1, y0)]
         base = self._choose_radius(len(members)) * shrink
@@ -188,7 +188,7 @@ class Arranger:
 
 
 class Crowd:
-    """The objects placed so far, on a small map of who covers what."""
+    """The objects placed so far, on a small map of which object covers which pixel."""
 
     def __init__(self, width: int, height: int) -> None:
         self.scale = 160 / max(width, height)
@@ -313,9 +313,9 @@ def compose_poster(draft: Draft, rows: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to compose a scene. weight: how many of a hundred samples, or nearly.
+    """A way to compose a scene. weight: about how many of a hundred samples.
 
-    lessons: how many times as many a model learns from, against the other recipes: what is hard to learn wants more.
+    lessons: how many times as often a model learns from it, compared with other recipes: what is hard to learn needs more.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Batches of a folder of examples, for a model to learn from."""
+"""Training batches from a folder of examples."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from stages.training.examples import EXAMPLES, PIXELS, Example
 
-MOST_SPOTS = 9  # objects of an image that are told to a model
+MOST_SPOTS = 9  # most objects of an image that a model learns
 NO_SPOT = -1
 
 
 class Examples:
-    """A folder of examples, its pixels on the device when there is room for them."""
+    """A folder of examples. Its pixels are on the device if they fit."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Raises FileNotFoundError when the folder was never finished."""
+        """Raises FileNotFoundError if the folder is not finished."""
         if not (folder / EXAMPLES).is_file():
-            raise FileNotFoundError(f"{folder} holds no finished examples; make them again with stages.training.cache.")
+            raise FileNotFoundError(f"{folder} has no finished examples; make them again with stages.training.cache.")
         lines = (folder / EXAMPLES).read_bytes().splitlines()
         self.truths = [msgspec.json.decode(line, type=Example) for line in lines]
         self.device = device
@@ -43,9 +43,9 @@ class Examples:
         return int(self.pixels.shape[1])
 
     def cut(self, places: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Tensor]:
-        """A batch on the device, lightly changed in ways that no caption tells of.
+        """A batch on the device, slightly changed in ways that keep all captions true.
 
-        pixels: floats 0..1 [images, 3, edge, edge]. spots: [images, MOST_SPOTS, 5], as `pack_spots` has them.
+        pixels: floats 0..1 [images, 3, edge, edge]. spots: [images, MOST_SPOTS, 5], as from `pack_spots`.
         """
         chosen = self.pixels[torch.from_numpy(places).to(self.pixels.device)]
         pixels = chosen.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
@@ -54,7 +54,7 @@ class Examples:
 
 
 def pack_spots(truths: Sequence[Example]) -> npt.NDArray[np.float32]:
-    """[images, MOST_SPOTS, 5] of label, colour, count - 1, x and y; NO_SPOT in the first three where there is none."""
+    """Label, color, count - 1, x and y: [images, MOST_SPOTS, 5]. The first three are NO_SPOT where there is no object."""
     packed = np.zeros((len(truths), MOST_SPOTS, 5), np.float32)
     packed[..., :3] = NO_SPOT
     for place, truth in enumerate(truths):
@@ -64,15 +64,15 @@ def pack_spots(truths: Sequence[Example]) -> npt.NDArray[np.float32]:
 
 
 def change(pixels: Tensor, spots: Tensor, mirrors: npt.NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Tensor]:
-    """Mirrored where that is allowed, half of them shrunk by up to an eighth, a little lighter or darker.
+    """Mirror images where that is allowed, shrink half of them by up to an eighth, and change the brightness a little.
 
-    Nothing is cut off, or a caption might tell of what is not there, and no tint changes, or a colour's name might.
+    Nothing is cut off, because captions could name it, and no tint changes, because captions name colors.
     """
     count = len(pixels)
     flips = np.where(mirrors & (rng.random(count) < 0.5), -1.0, 1.0)
     zooms = np.where(rng.random((count, 1)) < 0.5, rng.uniform(1, 1.125, (count, 2)), 1.0)
     shifts = rng.uniform(-1, 1, (count, 2)) * (zooms - 1)
-    # An output at (x, y) in -1..1 shows what lay at matrix @ (x, y, 1).
+    # The output at (x, y) in -1..1 is the input at matrix @ (x, y, 1).
     matrix = np.zeros((count, 2, 3), np.float32)
     matrix[:, 0, 0], matrix[:, 1, 1] = flips * zooms[:, 0], zooms[:, 1]
     matrix[:, :, 2] = shifts

@@ -1,8 +1,8 @@
-"""The detector's training and scoring, by ultralytics' own trainer and validator.
+"""Trains and scores the detector with ultralytics' own trainer and validator.
 
     python -m stages.training.detector JOB.json
 
-It has one process for one GPU. It resumes at the last whole epoch, which is not exact.
+It uses one process and one GPU. It resumes at the last complete epoch, so a resumed run is not exactly the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from stages.training import mini
 from stages.training.job import WEIGHTS, DetectorJob, forget_training
 from stages.training.log import cut_log
 from stages.training.trainer import LOG
-from stages.yolo import network as yolonet  # before ultralytics, which it tells to leave the network and the process alone
+from stages.yolo import (
+    network as yolonet,
+)  # before ultralytics: it stops ultralytics from using the network and changing the process
 
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator
@@ -29,7 +31,7 @@ LAST = Path(WEIGHTS, "last.pt")
 
 
 class Trainer(DetectionTrainer):  # type: ignore[misc]
-    """Ultralytics' trainer on the network of a config, with a line in the log for each epoch."""
+    """Ultralytics' trainer for the network of a config, with a line in the log for each epoch."""
 
     config: dict[str, Any]
     log: Path
@@ -61,7 +63,7 @@ class Trainer(DetectionTrainer):  # type: ignore[misc]
             file.write(msgspec.json.encode(entry) + b"\n")
 
     def read_results_csv(self) -> dict[str, Any]:
-        """For the checkpoint, which needs none: the log has it all."""
+        """Used for the checkpoint, which does not need it: everything is in the log."""
         return {}
 
     def _measure_progress(self, elapsed: float) -> float:
@@ -88,17 +90,17 @@ def train_detector(job: DetectorJob) -> Path:
 
 
 def count_epochs(checkpoint: Path) -> int | None:
-    """How many are done; None when none is left, whereupon ultralytics strips their number, then validates."""
+    """The number of finished epochs; None if all are finished: ultralytics then removes the number from the checkpoint."""
     content, _ = torch_safe_load(str(checkpoint), safe_only=True)
     done: int = content["epoch"] + 1
     return done if 0 < done < content["train_args"]["epochs"] else None
 
 
 def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -> dict[str, Any]:
-    """Scenes are composed of many things already, so there is no mosaic; mirrored and in other lights they stay true."""
+    """Ultralytics' settings. No mosaic: scenes have many objects already. Mirroring and other lighting keep labels true."""
     return {
-        "model": str(folder / LAST) if resumed else "mini.yaml",  # Trainer.get_model knows better
-        "resume": str(folder / LAST) if resumed else False,  # True would be the youngest below the working directory
+        "model": str(folder / LAST) if resumed else "mini.yaml",  # Trainer.get_model replaces it
+        "resume": str(folder / LAST) if resumed else False,  # True would mean the newest in the working directory
         "data": job.dataset,
         "project": str(folder.parent),
         "name": folder.name,
@@ -117,7 +119,7 @@ def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -
         "lr0": job.learning_rate,
         "momentum": 0.9,
         "cos_lr": True,
-        "amp": "bf16" if torch.cuda.is_available() else False,  # the check of fp16 wants a download
+        "amp": "bf16" if torch.cuda.is_available() else False,  # the check for fp16 needs a download
         "workers": job.workers,
         "cache": "ram",
         "mosaic": 0.0,
@@ -127,7 +129,7 @@ def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -
         "hsv_h": 0.01,
         "hsv_s": 0.4,
         "hsv_v": 0.3,
-        "val": False,  # but at the end
+        "val": False,  # only at the end
         "plots": False,
         "verbose": False,
     }

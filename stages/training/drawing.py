@@ -1,4 +1,4 @@
-"""How a scene is drawn: its colours, its backdrop, and what a camera does to it.
+"""Draws scenes: colors, backdrops, and the effects of a camera.
 
 Pixels are uint8 arrays [height, width, 3], RGB. Every function draws from the `random.Random` it
 is given, so that the same seed gives the same pixels.
@@ -35,7 +35,7 @@ COLORS: Mapping[str, Rgb] = {
     "grey": (134, 137, 141),
 }
 
-# What would be hard to tell from a background of that colour.
+# Colors that are hard to see on a background of that color.
 NEAR: Mapping[str, tuple[str, ...]] = {
     "red": ("orange", "brown", "pink"),
     "orange": ("red", "yellow", "brown"),
@@ -57,13 +57,13 @@ def luminance(color: Rgb) -> float:
 
 
 def mix(color: Rgb, other: Rgb, share: float) -> Rgb:
-    """`share` (0..1) of the other colour."""
+    """A mixture with `share` (0..1) of the other color."""
     r, g, b = (round(one + share * (two - one)) for one, two in zip(color, other, strict=True))
     return r, g, b
 
 
 def vary(color: Rgb, rng: Random, spread: int = 9) -> Rgb:
-    """A little lighter or darker, and a little of another tint: less of it near grey, which has none."""
+    """Slightly lighter or darker, with a slightly different tint; less near grey, which has no tint."""
     light, tint = rng.randint(-spread, spread), spread if max(color) - min(color) > 20 else spread // 4
     r, g, b = (min(255, max(0, channel + light + rng.randint(-tint, tint))) for channel in color)
     return r, g, b
@@ -82,8 +82,8 @@ def blend(under: Pixels, over: Pixels, mask: Pixels) -> Pixels:
     return mixed
 
 
-# Noise. Drawing random numbers for every pixel would cost more than all the rest, so scenes cut
-# random windows out of two banks that are made once a process.
+# Noise. Random numbers for every pixel would take longer than everything else, so scenes use random windows of two banks that
+# are made once in a process.
 
 
 @functools.cache
@@ -131,7 +131,7 @@ def add_grain(canvas: Pixels, rng: Random, strength: float) -> None:
 
 
 def add_light(canvas: Pixels, rng: Random) -> None:
-    """Light from one side and a slight fall-off to the corners."""
+    """Light from one side, and slightly darker corners."""
     height, width = canvas.shape[:2]
     y, x = np.mgrid[-1:1:12j, -1:1:16j]
     angle, slope, fall = rng.uniform(0, 2 * math.pi), rng.uniform(0, 0.09), rng.uniform(0, 0.08)
@@ -141,7 +141,7 @@ def add_light(canvas: Pixels, rng: Random) -> None:
 
 
 def add_camera(canvas: Pixels, rng: Random, scale: float, *, keep_text: bool) -> Pixels:
-    """Blur, noise and the traces of an earlier JPEG, each in some images; milder where text must stay legible."""
+    """Blur, noise and the artifacts of an earlier JPEG, each in some images; weaker where text must stay legible."""
     sigma = scale * rng.uniform(0.4, 0.6 if keep_text else 1.5)
     if rng.random() < 0.3 and sigma > 0.3:
         canvas = cv2.GaussianBlur(canvas, (0, 0), sigma)
@@ -164,7 +164,7 @@ def fill_gradient(width: int, height: int, top: Rgb, bottom: Rgb) -> Pixels:
 
 
 def draw_plain(width: int, height: int, rng: Random, color: str) -> Pixels:
-    """One colour with a gradient, soft blobs and, in some, the texture of a wall or of paper."""
+    """One color with a gradient, soft blobs and, in some, the texture of a wall or of paper."""
     base = np.array(vary(mix(COLORS[color], (128, 128, 128), rng.uniform(0, 0.12)), rng), np.float64)
     y, x = np.mgrid[-1:1:24j, -1:1:32j]
     angle = rng.uniform(0, 2 * math.pi)
@@ -189,7 +189,7 @@ def _draw_sky(width: int, height: int, rng: Random) -> Pixels:
 
 
 def _draw_ridge(canvas: Pixels, rng: Random, level: float, swing: float, color: Rgb) -> None:
-    """Fill everything under a gently waving line at `level` (a fraction of the height)."""
+    """Fill everything below a wavy line at `level` (a fraction of the height)."""
     height, width = canvas.shape[:2]
     x = np.linspace(0, 1, 40)
     wave = np.sin(x * rng.uniform(2, 7) + rng.uniform(0, 6)) + 0.5 * np.sin(x * rng.uniform(7, 14) + rng.uniform(0, 6))
@@ -199,7 +199,7 @@ def _draw_ridge(canvas: Pixels, rng: Random, level: float, swing: float, color: 
 
 
 def _draw_ground(width: int, height: int, rng: Random, far: Rgb, near: Rgb, hills: int, cells: tuple[int, int]) -> Pixels:
-    """A sky over ground that begins at a horizon with hills."""
+    """A sky above ground, with hills at the horizon."""
     canvas = _draw_sky(width, height, rng)
     level = rng.uniform(0.22, 0.42)
     for hill in range(hills):
@@ -272,7 +272,7 @@ def _draw_planks(width: int, height: int, rng: Random) -> Pixels:
 
 @dataclass(frozen=True)
 class Backdrop:
-    """noun: its name in a caption. preposition: how objects stand to it. hides: colours that would vanish on it."""
+    """noun: its name in a caption. preposition: how objects stand to it. hides: colors that are not visible on it."""
 
     noun: str
     preposition: str
@@ -298,6 +298,6 @@ BACKDROPS: tuple[Backdrop, ...] = (
 
 
 def list_backdrops(colors: Iterable[str]) -> list[Backdrop]:
-    """Those on which all these colours show."""
+    """The backdrops on which all these colors are visible."""
     shown = frozenset(colors)
     return [backdrop for backdrop in BACKDROPS if not backdrop.hides & shown]

@@ -1,9 +1,9 @@
-"""What a model learns from: pixels in one memory-mapped file, and for each image what is true of it.
+"""Training data: pixels in one memory-mapped file, and the truth about each image.
 
-A folder of examples holds pixels.npy, uint8 [images, edge, edge, 3], RGB, each image squeezed to a square as the
-models' processors do, and examples.jsonl, one `Example` a line, in the same order. cache.py writes such folders of
-synthetic scenes; `write_examples` makes one of anybody's images. This module imports no torch, for the processes that draw
-scenes; dataset.py reads what they write.
+A folder of examples contains pixels.npy, uint8 [images, edge, edge, 3], RGB, each image resized to a square as by the models'
+processors, and examples.jsonl, one `Example` on each line, in the same order. cache.py writes such folders of synthetic scenes;
+`write_examples` makes one from any images. This module imports no torch, because the processes that draw scenes import it;
+dataset.py reads the folders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PIXELS, EXAMPLES = "pixels.npy", "examples.jsonl"
 
 
 class Spot(msgspec.Struct, frozen=True, array_like=True):
-    """One object: its label's and its colour's number, how many there are of its group, its centre as fractions."""
+    """One object: the numbers of its label and color, the size of its group, and its centre as fractions."""
 
     label: int
     color: int
@@ -31,10 +31,10 @@ class Spot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Example(msgspec.Struct, frozen=True, array_like=True):
-    """What is true of one image.
+    """The truth about one image.
 
-    key: the same for images of which the same captions are true. captions: the first is the one to learn to say.
-    tags: label → its share of the image's tags, which sum up to 1. mirror: whether all that holds of its mirror image.
+    key: the same for images with the same true captions. captions: BLIP learns the first one.
+    tags: label → its share of the image's tags; shares add up to 1. mirror: whether all of this is true of its mirror image.
     """
 
     key: str
@@ -45,9 +45,9 @@ class Example(msgspec.Struct, frozen=True, array_like=True):
 
 
 def open_pixels(folder: Path, count: int, edge: int) -> npt.NDArray[np.uint8]:
-    """A new pixels.npy for `count` images, of a folder that is not finished. Disk is taken only by what is written."""
+    """A new pixels.npy for `count` images, in a folder that is not finished. Only written parts use disk space."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / EXAMPLES).unlink(missing_ok=True)  # first, or it would tell of black images until the new one is written
+    (folder / EXAMPLES).unlink(missing_ok=True)  # first: otherwise it would describe black images until the new one is written
     pixels: npt.NDArray[np.uint8] = np.lib.format.open_memmap(
         folder / PIXELS, mode="w+", dtype=np.uint8, shape=(count, edge, edge, 3)
     )
@@ -60,14 +60,14 @@ def squeeze(pixels: npt.NDArray[Any], edge: int) -> npt.NDArray[np.uint8]:
 
 
 def write_lines(folder: Path, lines: Iterable[bytes]) -> None:
-    """examples.jsonl, whole or not at all, from encoded examples."""
+    """Write examples.jsonl atomically from encoded examples."""
     part = folder / f"{EXAMPLES}.part"
     part.write_bytes(b"".join(line + b"\n" for line in lines))
     part.replace(folder / EXAMPLES)
 
 
 def write_examples(folder: Path, images: Sequence[npt.NDArray[Any]], examples: Sequence[Example], edge: int) -> None:
-    """A folder of examples from images of any size, uint8 [height, width, 3]."""
+    """Write a folder of examples from images of any size, uint8 [height, width, 3]."""
     pixels = open_pixels(folder, len(images), edge)
     for place, image in enumerate(images):
         pixels[place] = squeeze(image, edge)

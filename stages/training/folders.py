@@ -1,4 +1,4 @@
-"""Folders that are replaced and removed whole, whenever the process is killed."""
+"""Replaces and removes folders atomically, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def replace_folder(folder: Path, new: Path) -> None:
-    """Put `new` in the folder's place. Between the two renamings only `restore_folder` finds the old one."""
+    """Replace the folder by `new`. Between the two renames only `restore_folder` finds the old one."""
     restore_folder(folder)
     sync_tree(new)
     aside = name_aside(folder)
@@ -29,20 +29,20 @@ def replace_folder(folder: Path, new: Path) -> None:
 
 
 def restore_folder(folder: Path) -> None:
-    """Put back what a process that was killed in `replace_folder` has left aside."""
+    """Restore the old folder if a process was killed in `replace_folder`."""
     aside = name_aside(folder)
     if aside.exists() and not folder.exists():
         aside.replace(folder)
 
 
 def sync_tree(folder: Path) -> None:
-    """Have all that is in a folder outlive a power failure, so that its new name is not all that does."""
+    """Flush everything in a folder to the disk, so that it survives a power failure together with its new name."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
 
 def sync(path: Path) -> None:
-    """A file's content, or what names a folder has."""
+    """Flush a file's content, or a folder's entries."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,7 +1,7 @@
-"""One training as a process of its own: `python -m stages.training.job JOB.json`, or `accelerate launch -m` of the same.
+"""One training as a process: `python -m stages.training.job JOB.json`, or `accelerate launch -m` of the same.
 
-The recipe starts its trainings so, side by side; started by `accelerate launch --num_processes N` or torchrun, one
-training takes N GPUs.
+The recipe starts its trainings in this way, in parallel. Started by `accelerate launch --num_processes N` or torchrun, one
+training uses N GPUs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from stages.training.folders import remove_folder
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
 from stages.training.trainer import CHECKPOINTS, Batches, Settings, Trainer, make_accelerator, make_deterministic
 
-FINAL = "final"  # where the trained weights lie in a job's folder
-WEIGHTS = "weights"  # and where ultralytics keeps the detector's
-THREADS = 2  # on a CPU; a GPU's process needs no more either
+FINAL = "final"  # the trained weights in a job's folder
+WEIGHTS = "weights"  # the detector's weights from ultralytics
+THREADS = 2  # on a CPU; a process with a GPU does not need more either
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """folder: log, checkpoints and weights. examples: a folder of them. stop_after: a step to stop at, 0 for none."""
+    """folder: for log, checkpoints and weights. examples: their folder. stop_after: the step to stop at; 0: none."""
 
     kind: Literal["clip", "blip"]
     folder: str
@@ -40,7 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class DetectorJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What detector.py does. dataset: a data.yaml. seconds and epochs: the first to be reached ends it; 0: no limit."""
+    """A job of detector.py. dataset: a data.yaml. seconds, epochs: the first that is reached ends it; 0: no limit."""
 
     folder: str
     dataset: str
@@ -54,7 +54,7 @@ class DetectorJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def forget_training(folder: Path) -> None:
-    """Remove what an earlier training left in a job's folder, so that nothing of it is resumed or put into a pack."""
+    """Remove an earlier training's files from a job's folder, so that they are not resumed or put into a pack."""
     for name in (FINAL, WEIGHTS, CHECKPOINTS):
         remove_folder(folder / name)
 
@@ -74,7 +74,7 @@ def run_job(job: Job) -> None:
     examples = Examples(Path(job.examples), accelerator.device)
     if examples.edge != sizes.image_size:
         raise ValueError(
-            f"the images in {job.examples} are {examples.edge} pixels wide, and the models take {sizes.image_size}: "
+            f"the images in {job.examples} are {examples.edge} pixels wide, but the models take {sizes.image_size}: "
             f"write them again with edge={sizes.image_size}."
         )
     learner, batches = make_learner(job, models, examples)
@@ -93,7 +93,7 @@ def make_learner(job: Job, models: mini.Models, examples: Examples) -> tuple[Lea
 
 
 def main() -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # else the ranks of a launcher that is killed go on without it
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # otherwise the ranks would go on when their launcher is killed
         die_with(os.getppid())
     run_job(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job))
 

@@ -1,8 +1,8 @@
-"""CLIP and BLIP as they learn: each a module from a batch to its losses, and the batches that it takes.
+"""The training of CLIP and BLIP: for each a module that computes losses from a batch, and its batches.
 
 CLIP: Radford et al., 2021, contrastive, image against caption in both directions; besides, image against tag, so that
 the main tag ranks first. BLIP: Li et al., 2022, the language modelling loss alone. Both learn sooner when every
-patch that holds an object's centre also has to tell what that is (`Grounding`); that head is thrown away at the end.
+patch that holds an object's centre also has to predict which object it is (`Grounding`); that head is not saved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stages.training.examples import Example
 
 Batch = dict[str, Tensor]
 
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # BLIP's processor has the same
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # BLIP's processor uses the same
 CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 LARGEST_SCALE = 100.0  # of CLIP's logits, as in its paper
 GROUNDING_WEIGHT = 0.5
@@ -32,13 +32,13 @@ CENTRE_WEIGHT = 20.0  # of a patch with a centre, against one without: there are
 
 
 class Learner(nn.Module):
-    """Turns a batch into losses; "loss" is the one to bring down. `model` is what is kept of it."""
+    """Computes losses from a batch; "loss" is minimized. Only `model` is saved."""
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, model: PreTrainedModel, names: tuple[int, int] | None) -> None:
-        """names: how many labels and colours the objects of the examples have; None when they have no spots."""
+        """names: the numbers of labels and colors of the examples' objects; None if they have no spots."""
         super().__init__()
         self.model = model
         self.grounding = Grounding(model.config.vision_config.hidden_size, *names) if names else None
@@ -61,7 +61,7 @@ class Learner(nn.Module):
 
 
 class Grounding(nn.Module):
-    """Asks of every patch whether an object's centre lies in it, and of those which label, colour and how many alike."""
+    """Predicts for every patch whether an object's centre is in it, and then its label, its color and the size of its group."""
 
     def __init__(self, hidden: int, labels: int, colors: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Grounding(nn.Module):
 
 
 class BlipLearner(Learner):
-    """Learns to say the first caption, each word from those before it."""
+    """Learns to predict the first caption, each word from those before it."""
 
     model: BlipForConditionalGeneration
 
@@ -112,22 +112,22 @@ class BlipLearner(Learner):
             label_smoothing=self.smoothing,
             reduction="none",
         )
-        # A mean over each caption first, so that two half batches weigh as much as the whole.
+        # First a mean over each caption, so that two half batches count as much as the whole.
         loss = (errors.sum(1) / (targets != self.padding).sum(1)).mean()
         return self.add_grounding({"loss": loss, "caption": loss}, states[:, 1:], batch["spots"])
 
 
 class ClipLearner(Learner):
-    """Learns which caption and which tags belong to an image, from those of the others in its batch.
+    """Learns which caption and which tags belong to an image, compared with those of the other images in its batch.
 
-    The others are those of one forward pass in all processes, so accumulated gradients are not quite a large batch's.
+    These are the images of one forward pass in all processes, so accumulated gradients are not quite those of a large batch.
     """
 
     model: CLIPModel
     prompts: Tensor
 
     def __init__(self, model: CLIPModel, prompts: Tensor, names: tuple[int, int] | None = None) -> None:
-        """prompts: token ids [tags, words] of the texts that stand for the tags."""
+        """prompts: token ids [tags, words] of the texts for the tags."""
         super().__init__(model, names)
         self.register_buffer("prompts", prompts, persistent=False)
 
@@ -146,7 +146,7 @@ class ClipLearner(Learner):
         return self.add_grounding(losses, seen.last_hidden_state[:, 1:], batch["spots"])
 
     def contrast(self, images: Tensor, texts: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-        """Cross entropy both ways; images of one key share their captions, which are all as true."""
+        """Cross entropy in both directions. Images with the same key have the same captions, which are equally true."""
         images, texts, keys = self.gather(images), self.gather(texts), self.gather(keys)
         same = (keys[:, None] == keys[None]).float()
         wanted = same / same.sum(1, keepdim=True)
@@ -163,7 +163,7 @@ class BlipBatches:
     def __init__(self, examples: Examples, tokenizer: PreTrainedTokenizerFast) -> None:
         self.examples = examples
         ids = encode_captions([truth.captions[0] for truth in examples.truths], tokenizer)
-        ids[:, 0] = tokenizer.bos_token_id  # [DEC] in the place of [CLS], as BLIP has it
+        ids[:, 0] = tokenizer.bos_token_id  # [DEC] instead of [CLS], as in BLIP
         self.tokens = ids.to(examples.device)
 
     def __len__(self) -> int:
@@ -175,7 +175,7 @@ class BlipBatches:
 
 
 class ClipBatches:
-    """The examples, each with one of its captions drawn anew every time."""
+    """The examples, each with one of its captions, chosen again every time."""
 
     def __init__(self, examples: Examples, tokenizer: PreTrainedTokenizerFast, labels: Sequence[str]) -> None:
         self.examples = examples
@@ -201,7 +201,7 @@ class ClipBatches:
 
 
 def encode_captions(captions: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Token ids [captions, words], padded. Raises ValueError for one that the model would learn cut off."""
+    """Token ids [captions, words], padded. Raises ValueError for a caption that is too long for the model."""
     rows = tokenizer(list(captions))["input_ids"]
     for caption, row in zip(captions, rows, strict=True):
         if len(row) > tokenizer.model_max_length:
@@ -213,17 +213,17 @@ def encode_captions(captions: Sequence[str], tokenizer: PreTrainedTokenizerFast)
 
 
 def prompt_tags(labels: Sequence[str]) -> list[str]:
-    """What the CLIP stage asks of each label."""
+    """The text of each label in the CLIP stage."""
     return [ClipOptions().template.replace("{}", label) for label in labels]
 
 
 def spread_tags(truths: Sequence[Example], labels: Sequence[str]) -> npt.NDArray[np.float32]:
-    """[images, labels]: the shares of each image's tags. Raises ValueError for a tag that is no label."""
+    """[images, labels]: the shares of each image's tags. Raises ValueError for a tag that is not a label."""
     columns = {label: column for column, label in enumerate(labels)}
     shares = np.zeros((len(truths), len(labels)), np.float32)
     for row, truth in enumerate(truths):
         for tag, share in truth.tags.items():
             if tag not in columns:
-                raise ValueError(f"the tag {tag!r} is none that CLIP knows; there are: {', '.join(labels)}.")
+                raise ValueError(f"the tag {tag!r} is not one that CLIP knows; choose one of {', '.join(labels)}.")
             shares[row, columns[tag]] = share
     return shares

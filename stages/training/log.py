@@ -1,4 +1,4 @@
-"""What a training tells of itself: a log, one JSON line for some steps each, and a bar on a terminal."""
+"""The progress of a training: a log with a JSON line for every few steps, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:
-    """Empty when there is none. A last line without an end was torn by a kill or a full disk, and is passed over."""
+    """The lines of a log; empty if there is none. A last line without a newline is incomplete and ignored."""
     if not log.is_file():
         return []
     return [msgspec.json.decode(line) for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def cut_log(log: Path, step: int) -> None:
-    """Drop what was logged after this step, all of it for 0."""
+    """Remove the lines after this step; all lines for 0."""
     kept = [entry for entry in read_log(log) if entry["step"] <= step]
     log.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in kept))
 
 
 class ProgressBar:
-    """A bar on a terminal; nothing elsewhere."""
+    """A bar, if the output is a terminal."""
 
     def __init__(self, name: str, shown: bool) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>5.1f}%"))

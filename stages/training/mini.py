@@ -1,4 +1,4 @@
-"""The architectures of the pack inside the package, blank: small enough to ship, the same classes as the full ones.
+"""The architectures of the pack inside the package, untrained: small enough to ship, with the same classes as the full ones.
 
 What the models are to name is a parameter, so that the tests, the trainer and the package share one recipe.
 """
@@ -42,7 +42,7 @@ PROMPT_WORDS = ("photo", "of", "the", "with", "picture", "image", "object")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the models can name.
+    """The words that the models can use.
 
     classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own; others are spelt in characters.
     """
@@ -53,13 +53,13 @@ class Vocabulary:
 
     @classmethod
     def of_scenes(cls) -> Vocabulary:
-        """All that can be said of the synthetic scenes of scenes.py."""
+        """All words for the synthetic scenes of scenes.py."""
         return cls(LABELS, TAGS, tuple(dict.fromkeys([*PROMPT_WORDS, *VOCABULARY])))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the networks; the defaults together take less than 10 MB in float16."""
+    """The sizes of the networks; with the defaults they have less than 10 MB together in float16."""
 
     yolo_width: float = 0.125  # of yolov8's channels
     yolo_size: int = 320
@@ -116,7 +116,7 @@ def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:
 
 
 def make_yolo(vocabulary: Vocabulary, sizes: Sizes) -> tuple[nn.Module, dict[str, Any]]:
-    """yolov8n with narrower layers, and the config that rebuilds it."""
+    """yolov8n with narrower layers, and the config to build it again."""
     structure = read_structure("yolov8n.yaml")
     structure |= {"scales": {"n": [0.33, sizes.yolo_width, 1024]}, "scale": "n", "nc": len(vocabulary.classes)}
     names = list(vocabulary.classes)
@@ -171,7 +171,7 @@ def make_clip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedToken
 
 
 def make_blip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedTokenizerFast:
-    """As BLIP's: a caption begins with [DEC], which stands in the place of BERT's [CLS], and ends with [SEP]."""
+    """As BLIP's: a caption begins with [DEC], which replaces BERT's [CLS], and ends with [SEP]."""
     return make_tokenizer(
         vocabulary.words,
         {
@@ -189,7 +189,7 @@ def make_blip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedToken
 def make_tokenizer(
     words: Sequence[str], specials: dict[str, str], framed_by: tuple[str, str], longest: int
 ) -> PreTrainedTokenizerFast:
-    """WordPiece in lower case: the words whole, any other in characters. Special tokens have the first ids."""
+    """WordPiece in lower case: the words are single tokens, others are split into characters. Special tokens come first."""
     characters = string.ascii_lowercase + string.digits + string.punctuation
     pieces = [*specials.values(), *words, *characters, *(f"##{character}" for character in characters)]
     ids = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
@@ -211,7 +211,7 @@ def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
     """
     save_network(models.yolo, models.yolo_config, folder)
     for name, network, tokenizer, processor in (
-        # A caption tells of the whole image, so nothing is cropped off for CLIP either.
+        # A caption describes the whole image, so nothing is cropped for CLIP either.
         (
             "clip",
             models.clip,
@@ -241,7 +241,7 @@ def square(network: PreTrainedModel) -> dict[str, int]:
 
 
 def halve_matrices(network: PreTrainedModel) -> PreTrainedModel:
-    """A copy for writing; weights that the network shares stay shared."""
+    """A copy to write; weights that the network shares stay shared."""
     halved = copy.deepcopy(network)
     for parameter in halved.parameters():
         parameter.data = halve(parameter.data)

@@ -1,7 +1,7 @@
 """Scenes that are text: pages, receipts, slides, signs, posters and charts.
 
-Sizes follow from `em`, the smallest text size of the scene in pixels, so that a scene drawn small
-for training is the large one in miniature.
+Sizes depend on `em`, the smallest text size of the scene in pixels, so that a small scene for training is the large one in
+miniature.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _write_sum(sheet: Sheet, name: str, cents: int, y: float, margin: float, fon
 
 
 def draw_slide(sheet: Sheet) -> None:
-    """A title and bullets on a plain or dark ground with a bar of colour."""
+    """A title and bullets on a plain or dark background with a colored bar."""
     rng, em, margin, accent = sheet.rng, sheet.em, sheet.width * 0.07, sheet.rng.choice(ACCENTS)
     ground = rng.choice((PAPER, PAPER, mix(accent, (255, 255, 255), 0.9), mix(accent, (10, 14, 30), 0.75)))
     ink = INK if luminance(ground) > 128 else (244, 244, 246)
@@ -147,7 +147,7 @@ def _measure_rows(rows: Sequence[str], em: float) -> float:
 
 
 def draw_board(rows: Sequence[str], em: float, rng: Random, room: tuple[float, float]) -> Sheet:
-    """The board of a sign: a frame and centred rows, larger than em where the room (width, height) allows."""
+    """The board of a sign: a frame and centred rows, larger than em if the room (width, height) is large enough."""
     ground = rng.choice((*ACCENTS[:4], PAPER, (248, 214, 60), INK))
     ink = INK if luminance(ground) > 120 else PAPER
     widest = _measure_rows(rows, em)
@@ -162,7 +162,7 @@ def draw_board(rows: Sequence[str], em: float, rng: Random, room: tuple[float, f
 
 
 def compose_notice(rng: Random) -> list[str]:
-    """Five or more short rows: opening hours, or a heading and what it is about."""
+    """Five or more short rows: opening hours, or a heading and details."""
     if rng.random() < 0.5:
         days = DAYS[: rng.randint(4, 6)]
         return ["OPENING HOURS", *(f"{day} {rng.randint(7, 9)}:30 - {rng.randint(15, 20)}:00" for day in days)]
@@ -177,7 +177,7 @@ def draw_post(canvas: Pixels, x: float, y: float, thick: float) -> None:
 
 
 def write_panel(canvas: Pixels, em: float, rng: Random, area: tuple[int, int, int, int], rows: int) -> Sheet:
-    """`rows` lines of text on a see-through panel over the part x0, y0, x1, y1 of the picture."""
+    """`rows` lines of text on a transparent panel over the part x0, y0, x1, y1 of the picture."""
     x0, y0, x1, y1 = area
     dark = rng.random() < 0.5
     panel = fill_plain(x1 - x0, y1 - y0, (16, 18, 26) if dark else PAPER)

@@ -1,6 +1,6 @@
-"""The published architectures with random weights, as a pack: the arithmetic of the real ones, for `visiond bench`.
+"""Makes a pack of the published architectures with random weights, for `visiond bench`: they take as long as the real models.
 
-YOLOv8n at 640, CLIP ViT-B/32, BLIP-base at 384; OCR has its real weights in any pack.
+YOLOv8n at 640, CLIP ViT-B/32, BLIP-base at 384; OCR has its real weights in every pack.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CLIP_WORDS, BLIP_WORDS = 49408, 30524  # in their vocabularies
 
 
 def make_pack(folder: Path) -> None:
-    """Write the pack; its captions are spelt in the words of the synthetic scenes."""
+    """Write the pack. Its captions use the words of the synthetic scenes."""
     words = mini.Vocabulary.of_scenes()
     clip_words, blip_words = mini.make_clip_tokenizer(words, SIZES), mini.make_blip_tokenizer(words, SIZES)
     torch.manual_seed(0)
     yolo, yolo_config = mini.make_yolo(words, SIZES)
     clip = CLIPModel(CLIPConfig(text_config=specials(clip_words, clip_words.eos_token_id, CLIP_WORDS))).eval()
     blip_text = specials(blip_words, blip_words.sep_token_id, BLIP_WORDS) | {"sep_token_id": blip_words.sep_token_id}
-    # BLIP's own initializer_range, 1e-10, is for models that are loaded at once.
+    # BLIP's default initializer_range, 1e-10, is for models whose weights are loaded afterwards.
     blip = BlipForConditionalGeneration(BlipConfig(text_config=blip_text, vision_config={"initializer_range": 0.02})).eval()
     models = mini.Models(yolo, yolo_config, clip, clip_words, blip, blip_words, words)
     mini.save_models(models, folder, Manifest(name="random", trained=False, notice=mini.BLANK_NOTICE))

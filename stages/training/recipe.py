@@ -1,4 +1,4 @@
-"""The mini pack from nothing: scenes, three trainings side by side, scores, and the pack with its card.
+"""Makes the mini pack from nothing: scenes, three trainings side by side, scores, and the pack with its card.
 
     python -m stages.training.recipe --out stages/mini
 
@@ -36,21 +36,21 @@ from stages.training.trainer import LOG, Settings
 KINDS = ("yolo", "clip", "blip")
 NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
 DESCRIPTION = "Small models trained on synthetic scenes by `visiond train mini`."
-DETECTOR_SCENES = 40_000  # the first ones, that also train the detector
-LOOK_SECONDS = 5.0
+DETECTOR_SCENES = 40_000  # the first ones; they also train the detector
+POLL_SECONDS = 5.0
 
 
 class TrainingFailed(Exception):
-    """One of the trainings ended with an error; the message says where its output is."""
+    """A training ended with an error; the message says where its output is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """out: the pack's folder. workdir: scenes, checkpoints, logs. report: a folder for the pack as one file, and logs.
 
-    seconds, epochs: of each training, whichever ends first; 0 is no limit. data_seconds: when to stop making scenes.
-    only: what to train; the other models are those of the pack that is at `out`.
-    processes: GPUs for CLIP and for BLIP. read: scenes for OCR and bins, None for all that are scored.
+    seconds, epochs: limits of each training; 0 is no limit. data_seconds: when to stop making scenes.
+    only: the models to train; the others are taken from the pack at `out`.
+    processes: GPUs for CLIP and for BLIP. read: number of scenes for OCR and bins; None: all that are scored.
     """
 
     out: Path
@@ -74,10 +74,10 @@ Say = Callable[[str], None]
 
 
 def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
-    """Make the mini pack. Returns its scores, empty when none were asked for.
+    """Make the mini pack. Returns its scores; empty if it is not scored.
 
-    Raises TrainingFailed; InUse when another one works in the workdir; and PackError when not all models are to be trained
-    and no pack at `out` has the others.
+    Raises TrainingFailed; InUse if another training uses the workdir; PackError if only some models are trained and
+    `out` has no pack with the others.
     """
     with locked(options.workdir) as lock, stopped_in_order():
         return make_pack(options, say, lock)
@@ -88,23 +88,23 @@ def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
     restore_folder(options.out)
     known = read_card(options.out).trainings if set(options.only) != set(KINDS) else {}
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         say(f"[{time.monotonic() - started:5.0f} s] {text}")
 
-    if not options.resume:  # before the scenes, or one that is killed there would resume older trainings on them
+    if not options.resume:  # before the scenes, so that a run that is killed while it makes them cannot resume older trainings
         for kind in options.only:
             forget_training(options.workdir / kind)
     data = options.workdir / "scenes"
     if not (options.resume and (data / "examples.jsonl").is_file()):
-        make_scenes(options, data, tell)
-    train_all(options, data, tell, lock)
+        make_scenes(options, data, report)
+    train_all(options, data, report, lock)
     pack_models(options)
-    tell(f"the pack is in {options.out}")
+    report(f"the pack is in {options.out}")
     trainings = known | {kind: read_training(log, count_scenes(data), options.seed) for kind, log in list_logs(options).items()}
-    finish_pack(options, Card(trainings), {})  # so that a scoring that fails loses nothing
-    scores = score(options, tell) if options.score else {}
+    finish_pack(options, Card(trainings), {})  # so that nothing is lost if the scoring fails
+    scores = score(options, report) if options.score else {}
     finish_pack(options, Card(trainings, scores), scores)
-    tell("done")
+    report("done")
     return scores
 
 
@@ -112,7 +112,7 @@ def count_scenes(folder: Path) -> int:
     return (folder / "examples.jsonl").read_bytes().count(b"\n")
 
 
-def make_scenes(options: Options, folder: Path, tell: Say) -> None:
+def make_scenes(options: Options, folder: Path, report: Say) -> None:
     from stages.training.mini import Sizes
 
     sizes = Sizes()
@@ -124,9 +124,9 @@ def make_scenes(options: Options, folder: Path, tell: Say) -> None:
         nonlocal marked
         if done >= marked + 5000:
             marked = done
-            tell(f"{done} scenes")
+            report(f"{done} scenes")
 
-    tell(f"{write_cache(plan, show)} scenes in {folder}")
+    report(f"{write_cache(plan, show)} scenes in {folder}")
 
 
 # Trainings.
@@ -163,14 +163,14 @@ def list_jobs(options: Options, data: Path) -> dict[str, Any]:
     return {kind: jobs[kind] for kind in options.only}
 
 
-def train_all(options: Options, data: Path, tell: Say, lock: int) -> None:
-    """The trainings side by side, each a process with its output in a file. Raises TrainingFailed."""
+def train_all(options: Options, data: Path, report: Say, lock: int) -> None:
+    """Run the trainings in parallel, each in a process with its output in a file. Raises TrainingFailed."""
     running: dict[str, Child] = {}
     try:
         for kind, job in list_jobs(options, data).items():
             running[kind] = start_job(options, kind, job, lock)
-        tell(f"training {', '.join(running)}")
-        watch(options, running, tell)
+        report(f"training {', '.join(running)}")
+        watch(options, running, report)
     finally:
         end_children(running.values())
 
@@ -190,9 +190,9 @@ def start_job(options: Options, kind: str, job: Any, lock: int) -> Child:
     return start_child(command, folder / "output.txt", environment(settings), lock)
 
 
-def watch(options: Options, running: Mapping[str, Child], tell: Say) -> None:
-    """Tell how far they are until all have ended. Raises TrainingFailed at the first that ended badly."""
-    told = time.monotonic()
+def watch(options: Options, running: Mapping[str, Child], report: Say) -> None:
+    """Report their progress until all have ended. Raises TrainingFailed as soon as one has failed."""
+    reported_at = time.monotonic()
     while True:
         for kind, process in running.items():
             if process.poll():
@@ -201,10 +201,10 @@ def watch(options: Options, running: Mapping[str, Child], tell: Say) -> None:
         if not alive:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            alive[0].wait(LOOK_SECONDS)
-        if time.monotonic() - told > 4 * LOOK_SECONDS:
-            told = time.monotonic()
-            tell(" · ".join(describe_progress(kind, options.workdir / kind / LOG) for kind in running))
+            alive[0].wait(POLL_SECONDS)
+        if time.monotonic() - reported_at > 4 * POLL_SECONDS:
+            reported_at = time.monotonic()
+            report(" · ".join(describe_progress(kind, options.workdir / kind / LOG) for kind in running))
 
 
 def describe_failure(output: Path, kind: str) -> str:
@@ -224,7 +224,7 @@ def describe_progress(kind: str, log: Path) -> str:
 
 
 def pack_models(options: Options) -> None:
-    """Put the trained weights, and those of the old pack that were not trained, into a new folder in the old one's place."""
+    """Replace the pack by one with the trained weights, and the old weights of models that were not trained."""
     import torch
     from transformers import BlipForConditionalGeneration, CLIPModel
 
@@ -252,22 +252,22 @@ def pack_models(options: Options) -> None:
 
 
 def check_place(out: Path) -> None:
-    """Raises PackError when a pack that is put there would take the place of something else."""
+    """Raises PackError if the folder contains something other than a pack."""
     empty = out.is_dir() and not any(out.iterdir())
     if out.exists() and not empty and not (out / MANIFEST).is_file():
-        raise PackError(f"{out} is not a pack, and would be lost: name a new folder, or that of a pack.")
+        raise PackError(f"{out} is not a pack and would be replaced: name a new folder, or the folder of a pack.")
 
 
-def score(options: Options, tell: Say) -> dict[str, Any]:
+def score(options: Options, report: Say) -> dict[str, Any]:
     from stages.training.score import score_pack
 
     os.environ["YOLO_CONFIG_DIR"] = str(options.workdir)
     workdir = options.workdir / "unseen"
-    scores = score_pack(options.out, options.score, read=options.read, workdir=workdir, say=tell)
+    scores = score_pack(options.out, options.score, read=options.read, workdir=workdir, say=report)
     figures: dict[str, Any] = msgspec.to_builtins(scores)
     for name, value in figures.items():
         if isinstance(value, int | float):
-            tell(f"{name:>26} {round(value, 4)}")
+            report(f"{name:>26} {round(value, 4)}")
     return figures
 
 
@@ -282,7 +282,7 @@ def finish_pack(options: Options, card: Card, scores: Mapping[str, Any]) -> None
 
 
 def write_report(options: Options, folder: Path, scores: Mapping[str, Any], logs: Mapping[str, Path]) -> None:
-    """Few files, easy to carry: mini.tar.gz, log.jsonl, curves.png, scores.json."""
+    """Write mini.tar.gz, log.jsonl, curves.png and scores.json."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(folder / "mini.tar.gz", "w:gz") as archive:
         archive.add(options.out, "mini")
@@ -297,28 +297,32 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(
         prog="visiond train mini", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="the pack's folder; a pack that is there is replaced")
-    parser.add_argument("--workdir", type=Path, help="scenes, checkpoints and logs (OUT-work)")
-    parser.add_argument("--report", type=Path, help="also put the pack as one file, its log and its curves here")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the pack; an existing pack is replaced")
+    parser.add_argument("--workdir", type=Path, help="folder for scenes, checkpoints and logs (default: OUT-work)")
+    parser.add_argument("--report", type=Path, help="folder for a report: the pack as one file, its log and its curves")
     parser.add_argument("--scenes", type=parse_count, default=defaults.scenes)
-    parser.add_argument("--data-seconds", type=float, default=defaults.data_seconds, help="stop making scenes then; 0: never")
-    parser.add_argument("--epochs", type=float, default=defaults.epochs, help="of each training; 0: no limit")
     parser.add_argument(
-        "--only", choices=KINDS, action="append", help="train this model alone, in the pack that is at --out; may be repeated"
+        "--data-seconds", type=float, default=defaults.data_seconds, help="stop making scenes after this time; 0: no limit"
     )
-    parser.add_argument("--resume", action="store_true", help="go on with what is in the workdir")
-    parser.add_argument("--score", type=int, default=defaults.score, help="unseen scenes to score on; 0: do not")
-    parser.add_argument("--read", type=int, help="how many of them for OCR and bins (all)")
+    parser.add_argument("--epochs", type=float, default=defaults.epochs, help="limit of each training; 0: no limit")
+    parser.add_argument(
+        "--only", choices=KINDS, action="append", help="train only this model, and update the pack at --out; may be repeated"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue with the scenes and checkpoints in the workdir")
+    parser.add_argument(
+        "--score", type=int, default=defaults.score, help="number of unseen scenes to score on; 0: do not score"
+    )
+    parser.add_argument("--read", type=int, help="number of these scenes for OCR and bins (default: all)")
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--processes", type=parse_count, default=defaults.processes, help="GPUs for CLIP and for BLIP each")
-    parser.add_argument("--workers", type=parse_count, default=defaults.workers, help="processes that read for the detector")
+    parser.add_argument(
+        "--workers", type=parse_count, default=defaults.workers, help="processes that read images for the detector"
+    )
     for kind in KINDS:
         parser.add_argument(
-            f"--{kind}-seconds", type=float, default=defaults.seconds[kind], help="of its training; 0: no limit"
+            f"--{kind}-seconds", type=float, default=defaults.seconds[kind], help="time limit of its training; 0: no limit"
         )
-        parser.add_argument(
-            f"--{kind}-batch", type=parse_count, default=defaults.batch_sizes[kind], help="images for one step, at most all"
-        )
+        parser.add_argument(f"--{kind}-batch", type=parse_count, default=defaults.batch_sizes[kind], help="images in one step")
     given = vars(parser.parse_args(arguments))
     given["seconds"] = {kind: given.pop(f"{kind}_seconds") for kind in KINDS}
     given["batch_sizes"] = {kind: given.pop(f"{kind}_batch") for kind in KINDS}

@@ -29,7 +29,7 @@ from PIL import ExifTags, Image
 
 from stages.training.composition import RECIPES, Draft, Recipe, compose_poster
 from stages.training.drawing import Pixels, add_camera, add_grain, add_light
-from stages.training.truth import TEXT_KINDS, TRUTH, TrueLine, Truth, choose_bin, tell_photo, tell_text
+from stages.training.truth import TEXT_KINDS, TRUTH, TrueLine, Truth, choose_bin, describe_photo, describe_text
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ _LESSON_TOTALS = tuple(itertools.accumulate(recipe.weight * recipe.lessons for r
 
 
 def choose_recipe(seed: int, index: int, *, lesson: bool = False) -> Recipe:
-    """Steps of the golden ratio round the recipes: any run of scenes has nearly its share of each."""
+    """Steps of the golden ratio through the recipes: any range of scenes has nearly its share of each."""
     totals = _LESSON_TOTALS if lesson else _TOTALS
     turn = (Random(f"recipes {seed}").random() + index * 0.6180339887498949) % 1.0
     return RECIPES[bisect.bisect_right(totals, turn * totals[-1])]
@@ -76,9 +76,9 @@ def choose_format(rng: Random, kind: str, pixels: int) -> tuple[str, int]:
 
 
 def make_scene(seed: int, index: int, max_side: int | None = None, *, lesson: bool = False) -> Scene:
-    """The scene of this seed and index; with max_side, drawn in miniature (for training), its truth to match.
+    """The scene of this seed and index; with max_side, in miniature (for training), with the truth of that size.
 
-    lesson: of a mixture of recipes to learn from, not that of the samples.
+    lesson: use the mixture of recipes for training, not that of the samples.
     """
     rng, recipe = Random(f"scene {seed} {index}"), choose_recipe(seed, index, lesson=lesson)
     kind, is_text = recipe.kind, recipe.kind in TEXT_KINDS
@@ -110,9 +110,9 @@ def tell_truth(draft: Draft, name: str, kind: str, orientation: int) -> Truth:
     height, width = draft.pixels.shape[:2]
     lines = [TrueLine(text, tuple((round(x, 1), round(y, 1)) for x, y in box.tolist())) for text, box in draft.lines]
     if kind in TEXT_KINDS or draft.backdrop is None:
-        captions, tags = tell_text(kind, draft.objects)
+        captions, tags = describe_text(kind, draft.objects)
     else:
-        captions, tags = tell_photo(draft.objects, draft.backdrop)
+        captions, tags = describe_photo(draft.objects, draft.backdrop)
     chosen = choose_bin(width, height, draft.objects, lines)
     return Truth(name, kind, width, height, orientation, draft.objects, lines, captions, tags, chosen)
 
@@ -132,7 +132,7 @@ TURNS = {  # how an upright image is stored for each EXIF orientation: the inver
 
 
 def encode_scene(scene: Scene) -> tuple[str, bytes]:
-    """The file's name and its bytes: turned as its EXIF orientation says, so that a viewer turns it back."""
+    """The file's name and its bytes, stored turned; its EXIF orientation turns it upright again."""
     image, exif = Image.fromarray(scene.pixels), Image.Exif()
     orientation = scene.truth.orientation
     if orientation != 1:
@@ -193,7 +193,7 @@ WORTH_A_PROCESS = 100  # images; starting one takes as long as making thirty
 
 
 def _map_processes(work: Callable[[int], tuple[str, bytes]], count: int) -> Iterator[tuple[str, bytes]]:
-    """work(0), work(1), … in order, in as many processes as are worth their start."""
+    """work(0), work(1), … in order, in as many processes as pay for their start."""
     processes = min(len(os.sched_getaffinity(0)), count // WORTH_A_PROCESS)
     if processes < 2:
         yield from map(work, range(count))

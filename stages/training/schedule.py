@@ -1,24 +1,24 @@
-"""How far a training is and how fast it learns there."""
+"""The progress of a training and its learning rate."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-FIRST_PACE = 1e-4  # of a schedule by seconds alone, until it is measured
+FIRST_PACE = 1e-4  # of a schedule with only a time limit, until it is measured
 
 
 class Schedule:
-    """A linear warm-up, then half a cosine down to nothing, along a progress from 0 to 1.
+    """A linear warm-up, then half a cosine down to 0, over a progress from 0 to 1.
 
-    Each step is one of `steps` planned ones. With a budget of seconds, steps count for more as soon as the measured pace
-    would overrun it, so that the cosine always comes to its end; the curve then depends on the machine's speed.
+    Each step is one of `steps` planned steps. With a time limit, steps count for more as soon as the measured pace would exceed
+    the limit, so that the cosine always reaches 0; the curve then depends on the machine's speed.
     """
 
     def __init__(self, steps: int, seconds: float, warmup: float) -> None:
-        """steps, seconds: 0 for no such limit; one must be given. warmup: its share of the progress."""
+        """steps, seconds: limits; 0 is no limit, but one must be set. warmup: its share of the progress."""
         if not steps and not seconds:
-            raise ValueError("a training needs an end: give epochs, steps or seconds.")
+            raise ValueError("a training needs a limit: set epochs, steps or seconds.")
         self.planned = 1 / steps if steps else 0.0
         self.seconds, self.warmup = seconds, warmup
         self.step, self.progress, self.pace = 0, 0.0, self.planned or FIRST_PACE
@@ -32,7 +32,7 @@ class Schedule:
         self.progress += max(self.planned, self.pace)
 
     def keep_time(self, elapsed: float) -> None:
-        """elapsed: seconds since the training's first step, all its runs together."""
+        """elapsed: seconds since the training's first step, of all its runs together."""
         if not self.seconds or not self.step:
             return
         left = self.seconds - elapsed
@@ -40,7 +40,7 @@ class Schedule:
 
     @property
     def factor(self) -> float:
-        """What the learning rate is multiplied by, 0..1."""
+        """The factor of the learning rate, 0..1."""
         if self.progress < self.warmup:
             return (self.progress + self.pace) / (self.warmup + self.pace)
         along = (self.progress - self.warmup) / (1 - self.warmup)

@@ -1,4 +1,4 @@
-"""How true a pack's answers are on scenes it has never seen: every stage as the daemon runs it, from a file's bytes.
+"""Scores a pack on scenes that it has never seen. Every stage runs as in the daemon, from a file's bytes.
 
 python -m stages.training.score PACK [--count 2000] [--seed 90001]
 """
@@ -36,7 +36,7 @@ from stages.training.truth import TRUTH, Truth, caption_is_true, parse_caption, 
 from stages.weights.packs import Pack, open_pack, resolve_all
 
 UNSEEN_SEED = 90_001
-CHOICES = 100  # captions of which CLIP is to pick the true one
+CHOICES = 100  # captions from which CLIP picks one
 BATCH = 64
 MISSES_KEPT = 40
 
@@ -45,22 +45,22 @@ Kind = TypeVar("Kind", Clip, Caption)
 
 
 class Scores(msgspec.Struct, kw_only=True):
-    """Shares are 0..1, of all the scenes or, "of objects", of those with objects; None where nothing was asked."""
+    """Scores are shares, 0..1, of all scenes or, "of_objects", of those with objects; None if the stage did not run."""
 
     scenes: int
     seed: int
     read: int  # scenes that OCR and bins were scored on
     map50: float
     map50_95: float
-    caption_picked: float | None  # CLIP: the true caption is the likeliest among a hundred
+    caption_picked: float | None  # CLIP: the true caption is the most likely among a hundred
     tag_first: float | None  # CLIP: the first tag is true
     main_tag_first: float | None  # CLIP: the first tag is that of the largest share
     captions_true: float | None  # BLIP: every word of the caption is true
-    captions_true_of_objects: float | None  # the same, of scenes with objects alone
-    groups_true_of_objects: float | None  # the same, wherever the caption says they are
+    captions_true_of_objects: float | None  # the same, only of scenes with objects
+    groups_true_of_objects: float | None  # the same, without the place in the caption
     words_read: float | None
     bins: float | None
-    seconds: dict[str, float] = {}  # of each stage, for an image
+    seconds: dict[str, float] = {}  # of each stage, for one image
     by_kind: dict[str, dict[str, float | None]] = {}
     misses: list[dict[str, str]] = []
 
@@ -79,7 +79,7 @@ def score_pack(
     if not (files / TRUTH).is_file():
         write_samples(files, count, seed)
     truths = read_truth(files / TRUTH)
-    from stages.training.detector import validate_detector  # ultralytics, which not every caller of this module needs
+    from stages.training.detector import validate_detector  # imports ultralytics, which not every caller needs
 
     write_dataset(files, truths, dataset)
     figures = validate_detector(pack, dataset / "data.yaml", workdir)
@@ -90,7 +90,7 @@ def score_pack(
 
 
 def write_dataset(files: Path, truths: Sequence[Truth], folder: Path) -> None:
-    """The files as ultralytics' validator takes them: upright, with their labels beside them."""
+    """Write the files for ultralytics' validator: upright, with label files."""
     open_dataset(folder, train="val")
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         list(threads.map(lambda truth: write_upright(files / truth.file, truth, folder), truths))
@@ -111,12 +111,12 @@ def write_upright(file: Path, truth: Truth, folder: Path) -> None:
 
 
 def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> tuple[list[Results], dict[str, float]]:
-    """Each file's results by stage name; OCR's for the first `read` alone. And each stage's seconds for an image."""
+    """Each file's results by stage name (OCR's only for the first `read`), and each stage's seconds for an image."""
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     names = [name for name in (stage.name for stage in registry.BUILT_IN) if name != "ocr" or read]
     overrides: dict[str, dict[str, Any]] = {name: {"batch_size": BATCH} for name in names}
     if device != "cpu" and "ocr" in overrides:
-        # As in the daemon: its kernels take the scenes' many sizes in their stride.
+        # As in the daemon: its kernels are not slowed by the many sizes of the scenes.
         overrides["ocr"]["dtype"] = registry.STAGES["ocr"].half
     stages = load_stages(open_pack(pack, pack.parent), overrides, device)
     others = [stage for stage in stages if stage.name != "ocr"]
@@ -130,7 +130,7 @@ def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> t
 
 
 def load_stages(pack: Pack, overrides: Mapping[str, Mapping[str, Any]], device: str) -> list[Stage]:
-    """A pack's stages as a worker runs them. overrides: as resolve_all has them, for each stage that is wanted, in order."""
+    """A pack's stages as a worker runs them. overrides: as for resolve_all, for each wanted stage, in order."""
     stages = [registry.build(spec, device) for spec in resolve_all(pack, overrides, overrides)]
     for stage in stages:
         stage.load()
@@ -138,7 +138,7 @@ def load_stages(pack: Pack, overrides: Mapping[str, Mapping[str, Any]], device: 
 
 
 def read_batches(paths: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:
-    """So many images at a time, decoded as a worker does."""
+    """Batches of images, decoded as in a worker."""
     limits = Limits()
     with closing(Decoders(len(os.sched_getaffinity(0)), limits)) as decoders:
         for batch in split_batches(paths, size):
@@ -225,7 +225,7 @@ MARKS = (
 
 
 def mark(truth: Truth, answers: Results) -> tuple[dict[str, bool], list[dict[str, str]]]:
-    """What is right about one image's results, and what is not in words."""
+    """Which scores one image's results reach, and a description of each miss."""
     said = expect(answers, "blip", Caption).text
     tags = [tag.label for tag in expect(answers, "clip", Clip).tags]
     marks = {
@@ -250,7 +250,7 @@ def mark(truth: Truth, answers: Results) -> tuple[dict[str, bool], list[dict[str
 
 
 def sort_of(truth: Truth) -> str:
-    """What scores are broken down by."""
+    """The kind of a scene by which scores are grouped."""
     if truth.kind != "photo":
         return truth.kind
     groups = len(group_objects(truth))
@@ -263,7 +263,7 @@ def group_objects(truth: Truth) -> set[tuple[int, str, str]]:
 
 
 def groups_are_true(said: str, truth: Truth) -> bool:
-    """Whether a caption names as many groups of objects as it should, each with its true count and colour."""
+    """Whether a caption names the right number of groups of objects, each with its true count and color."""
     try:
         named = parse_caption(said)
     except ValueError:
@@ -273,7 +273,7 @@ def groups_are_true(said: str, truth: Truth) -> bool:
 
 
 def choose_bin(answers: Results) -> str:
-    """By the daemon's rule, from the results as it stores them."""
+    """The bin by the daemon's rule, from the results as it stores them."""
     payloads = {name: msgspec.json.encode(answer) for name, answer in answers.items() if not isinstance(answer, ImageError)}
     return binning.judge(payloads, binning.Thresholds()).name
 
@@ -283,13 +283,13 @@ def count_words(lines: Iterable[str]) -> Counter[str]:
 
 
 def count_read(truth: Truth, ocr: Result | ImageError) -> int:
-    """How many of the true words are among those read, each as often as it is written."""
+    """The number of true words that were read, each counted as often as it occurs."""
     read = count_words(line.text for line in ocr.lines) if isinstance(ocr, Ocr) else Counter[str]()
     return sum((count_words(line.text for line in truth.lines) & read).values())
 
 
 def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
-    """The first caption of each scene with its unit embedding by the pack's CLIP."""
+    """The first caption of each scene, and its unit embedding by the pack's CLIP."""
     from transformers import CLIPModel
 
     from stages.checkpoints import load_model
@@ -302,7 +302,7 @@ def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
 
 
 def pick_captions(images: Tensor, texts: Mapping[str, Tensor], truths: Sequence[Truth]) -> list[bool]:
-    """Whether each image is nearest to its true caption among a hundred, the others drawn from those untrue of it.
+    """Whether each image is nearest to its true caption among a hundred; the others are random untrue captions.
 
     images: unit embeddings [scenes, dim].
     """

@@ -1,4 +1,4 @@
-"""The objects of a scene: drawn things of sixteen classes, each with its mask."""
+"""The objects of a scene: drawings of sixteen classes, each with its mask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stages.training.drawing import Pixels, Points, Rgb, blend, fill_plain, luminance, mix
 
 # A shape is a list of layers in its own coordinates: x right, y down, radius about 1.
-# The first number of a layer is its tone: how far its colour goes to white (1) or to black (-1).
+# The first number of a layer is its tone: how far its color goes to white (1) or to black (-1).
 
 Layer = tuple[float, tuple[Points, ...]]
 
@@ -113,7 +113,7 @@ SHAPES: Mapping[str, tuple[Layer, ...]] = {
 
 LABELS: tuple[str, ...] = tuple(SHAPES)
 
-# Degrees that an object may lean; others turn freely. A heart on its head is no heart, a leaning house falls.
+# Most degrees that an object may lean; others may have any angle.
 LEAN: Mapping[str, float] = {"heart": 25, "house": 10, "tree": 10, "car": 12, "cup": 14, "fish": 25, "boat": 12}
 
 
@@ -148,12 +148,12 @@ class Sprite:
 
 
 def fixed_point(parts: tuple[Points, ...], shift: tuple[float, float] = (0, 0)) -> list[npt.NDArray[np.int32]]:
-    """Contours as OpenCV's drawing takes them with shift=4; pixel centres lie at half pixels here."""
+    """Contours for OpenCV's drawing with shift=4; pixel centres are at half pixels here."""
     return [((part - shift - 0.5) * 16).round().astype(np.int32) for part in parts]
 
 
 def shade(color: Rgb, tone: float) -> Rgb:
-    """The colour nearer to white (tone > 0) or black (tone < 0); away from what it already is."""
+    """The color, nearer to white (tone > 0) or black (tone < 0), or the other way if it is already near."""
     if (tone > 0 and luminance(color) > 185) or (tone < 0 and luminance(color) < 60):
         tone = -tone * 0.7
     return mix(color, (255, 255, 255) if tone > 0 else (0, 0, 0), abs(tone))
@@ -191,7 +191,7 @@ def _light_patch(patch: Pixels, finish: Finish) -> None:
 def _paint_patch(
     sprite: Sprite, color: Rgb, shape: tuple[int, int], origin: tuple[int, int], finish: Finish
 ) -> tuple[Pixels, Pixels]:
-    """The object alone: its colours [h, w, 3] and its mask [h, w], in a window that begins at `origin`."""
+    """The object alone: its colors [h, w, 3] and its mask [h, w], in a window that begins at `origin`."""
     mask = np.zeros(shape, np.uint8)
     patch = fill_plain(shape[1], shape[0], color)
     line = max(1, round(sprite.radius * finish.outline)) if finish.outline else 0

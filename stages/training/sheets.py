@@ -1,4 +1,4 @@
-"""Text on a surface: the fonts, the words, and where each line came to lie."""
+"""Text on a surface: the fonts, the words, and the position of each line."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ FACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSerif-Bold", "De
 
 @functools.cache
 def _font_folder() -> Path:
-    """The folder of the fonts inside matplotlib, found without importing it: that takes long and writes caches."""
+    """The folder of matplotlib's fonts, found without importing matplotlib: that would be slow and write caches."""
     spec = importlib.util.find_spec("matplotlib")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("text scenes take their fonts from matplotlib, which is missing: pip install matplotlib")
+        raise FileNotFoundError("text scenes use the fonts of matplotlib, which is not installed: pip install matplotlib")
     return Path(spec.submodule_search_locations[0], "mpl-data", "fonts", "ttf")
 
 
@@ -77,7 +77,7 @@ Font = ImageFont.FreeTypeFont
 def _load_font(face: str, size: float) -> Font:
     if face == "Aileron":
         font = ImageFont.load_default(size)
-        assert isinstance(font, Font)  # Pillow's wheels carry FreeType
+        assert isinstance(font, Font)  # Pillow's wheels contain FreeType
         return font
     return ImageFont.truetype(_font_folder() / f"{face}.ttf", size, layout_engine=ImageFont.Layout.BASIC)
 
@@ -89,7 +89,7 @@ def load_font(face: str, size: float) -> Font:
 
 @dataclass
 class Sheet:
-    """A surface with text. lines: what was written and the four corners of its ink, clockwise from top left."""
+    """A surface with text. lines: each text and the four corners of its ink, clockwise from top left."""
 
     pixels: Pixels
     em: float
@@ -143,7 +143,7 @@ class Sheet:
 
 
 def _shade_under(canvas: Pixels, corners: Points, reach: float) -> None:
-    """The soft shadow of a sheet, worked out at an eighth of the size."""
+    """The soft shadow of a sheet, computed at an eighth of the size."""
     small = np.full((canvas.shape[0] // 8 + 1, canvas.shape[1] // 8 + 1), 255, np.uint8)
     cv2.fillConvexPoly(small, ((corners + reach * 0.4) / 8).round().astype(np.int32), 150)
     soft = cv2.resize(cv2.blur(small, (5, 5)), (canvas.shape[1], canvas.shape[0]))

@@ -1,11 +1,11 @@
-"""A trainer for any module that turns a batch into losses, on one to many GPUs by Hugging Face Accelerate.
+"""A trainer for any module that computes losses from a batch, on one or more GPUs with Hugging Face Accelerate.
 
     trainer = Trainer(learner, batches, Settings(steps=5000), Path("run"))
     trainer.run(resume=True)
 
-Started plainly it takes one device; started by `accelerate launch` or torchrun, one for each process. What is in a
-batch follows from the seed and the number of the step alone, so a run that was killed and is resumed from its last
-checkpoint has the same curve as one that was not, with the same number of processes.
+Started by itself it uses one device; started by `accelerate launch` or torchrun, one for each process. The content of a batch
+depends only on the seed and the number of the step. So a run that was killed and is resumed from its last checkpoint has the
+same curve as one that was not killed, with the same number of processes.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ from stages.training.schedule import Schedule
 
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 CHECKPOINTS_KEPT = 2
-CHECKPOINT_SECONDS = 120.0  # that are lost at most where steps are slow, and one more log_every
-MEMORY_SHARE = 0.92  # of the device, that a probed batch may take
-PROBE_STEPS = 2  # the second one meets the memory as the first left it
+CHECKPOINT_SECONDS = 120.0  # most seconds of work that can be lost if steps are slow, in addition to one log_every
+MEMORY_SHARE = 0.92  # of the device, that a batch may use when its size is probed
+PROBE_STEPS = 2  # the second one runs with the memory as the first left it
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to train. Of epochs, steps and seconds the first to be reached ends it; 0 is no limit."""
+    """How to train. The first limit of epochs, steps and seconds that is reached ends the training; 0 is no limit."""
 
     seed: int = 1
-    batch_size: int = 512  # examples for one step of the optimizer, over all processes; 0: what fills the memory
-    micro_batch: int = 0  # for one pass of one process; 0: what fits, at most its share of batch_size
+    batch_size: int = 512  # examples in one step of the optimizer, in all processes together; 0: as many as fit into the memory
+    micro_batch: int = 0  # examples in one pass of one process; 0: as many as fit, at most its share of batch_size
     epochs: float = 0
     steps: int = 0
     seconds: float = 0
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
-    warmup: float = 0.05  # of the whole
+    warmup: float = 0.05  # share of the training
     clip_norm: float = 1.0
-    deterministic: bool = False  # the same bits on every run on CUDA too; see make_deterministic
+    deterministic: bool = False  # bitwise the same on every run, on CUDA too; see make_deterministic
     precision: str = "auto"  # "bf16", "fp16" or "no"; auto: bf16 on CUDA
     log_every: int = 20  # steps
-    checkpoint_every: int = 500  # steps, or sooner where they are slow; 0: only at the end
+    checkpoint_every: int = 500  # steps, or sooner if they are slow; 0: only at the end
     probe_from: int = 8  # examples
     wandb: str = ""  # project
 
 
 class State(msgspec.Struct, kw_only=True):
-    """What a checkpoint knows besides the weights, the optimizer and the random numbers' states."""
+    """The content of a checkpoint besides the weights, the optimizer and the random states."""
 
     batch_size: int
     micro_batch: int
@@ -73,21 +73,21 @@ class State(msgspec.Struct, kw_only=True):
 
 
 class Batches(Protocol):
-    """Examples as a module takes them."""
+    """Examples in the form that a module takes."""
 
     def __len__(self) -> int: ...
 
     def take(self, places: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Tensor]:
-        """The examples at these places, on the device; all that is random about them comes from rng."""
+        """The examples at these indices, on the device. All random choices come from rng."""
 
 
 class ResumeError(Exception):
-    """A checkpoint does not belong to the run that is to go on."""
+    """A checkpoint is from another run than the one to be resumed."""
 
 
 class Trainer:
     def __init__(self, module: nn.Module, batches: Batches, settings: Settings, folder: Path) -> None:
-        """module: its forward turns a batch into named losses; "loss" is brought down. folder: log and checkpoints."""
+        """module: its forward computes named losses from a batch; "loss" is minimized. folder: for log and checkpoints."""
         self.settings, self.folder, self.batches = settings, folder, batches
         self.accelerator = make_accelerator(settings)
         set_seed(settings.seed, device_specific=True)
@@ -97,11 +97,13 @@ class Trainer:
         self.order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def run(self, *, resume: bool = False, stop_after: int = 0) -> None:
-        """Train to the end, or until step `stop_after`. resume: go on from the last checkpoint when there is one; without
-        it those that are there are removed."""
+        """Train to the end, or until step `stop_after`.
+
+        resume: continue from the last checkpoint if there is one. Without it, existing checkpoints are removed.
+        """
         last = find_checkpoint(self.folder) if resume else None
         if not resume and self.accelerator.is_main_process:
-            remove_folder(self.folder / CHECKPOINTS)  # or a later resume would take them for this run's
+            remove_folder(self.folder / CHECKPOINTS)  # otherwise a later resume would take them for this run's
         self._prepare(last)
         self._start_log(keep=last is not None)
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
@@ -125,7 +127,7 @@ class Trainer:
     # Setting up.
 
     def _prepare(self, checkpoint: Path | None) -> None:
-        """Sizes, optimizer and schedule; all of it as it was, from a checkpoint."""
+        """Set sizes, optimizer and schedule; from the checkpoint if there is one."""
         if checkpoint:
             state = msgspec.json.decode((checkpoint / STATE).read_bytes(), type=State)
             self._check_state(state, checkpoint)
@@ -144,7 +146,7 @@ class Trainer:
         if self.processes > 1 and hasattr(self.bare, "gather"):
             self.bare.gather = gather_with_gradient  # type: ignore[assignment]
         self.accelerator.register_for_checkpointing(self.schedule)
-        set_seed(self.settings.seed, device_specific=True)  # whatever the probing drew
+        set_seed(self.settings.seed, device_specific=True)  # the probing has used random numbers
         if checkpoint:
             self.accelerator.load_state(str(checkpoint))
 
@@ -152,16 +154,17 @@ class Trainer:
         if (state.processes, state.seed) != (self.processes, self.settings.seed):
             raise ResumeError(
                 f"{checkpoint} was written by {state.processes} processes with seed {state.seed}, and these are "
-                f"{self.processes} with seed {self.settings.seed}: resume it as it was begun, or begin anew elsewhere."
+                f"{self.processes} with seed {self.settings.seed}: resume it with the same settings, "
+                "or start again in another folder."
             )
 
     def _choose_sizes(self) -> None:
-        """The batch for a step and for a pass, the same in all processes, so that one divides the other."""
+        """Choose the batch sizes of a step and of a pass, the same in all processes; the second divides the first."""
         share = self.settings.batch_size // self.processes
         if self.settings.batch_size and not share:
             raise ValueError(
-                f"batch_size {self.settings.batch_size} is less than an example for each of {self.processes} processes; "
-                "raise it, or give 0 for what fills the memory."
+                f"batch_size {self.settings.batch_size} is less than one example for each of {self.processes} processes; "
+                "raise it, or set 0 for as many as fit into the memory."
             )
         most = share or max(1, len(self.batches) // self.processes)
         micro = self.settings.micro_batch
@@ -176,7 +179,7 @@ class Trainer:
         self.batch_size = (share or micro) * self.processes
 
     def _fits(self, count: int) -> bool:
-        """Whether passes of so many examples, forward and back, leave some of the device's memory free."""
+        """Whether forward and backward passes of this many examples leave some of the device's memory free."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
@@ -194,7 +197,7 @@ class Trainer:
         return torch.cuda.max_memory_reserved(self.device) <= room
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        """AdamW; norms, biases and scales do not decay."""
+        """AdamW without weight decay for norms, biases and scales."""
         weights = [parameter for parameter in self.bare.parameters() if parameter.requires_grad]
         groups = [
             {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": self.settings.weight_decay},
@@ -206,7 +209,7 @@ class Trainer:
     # Steps.
 
     def _read(self, step: int) -> list[dict[str, Tensor]]:
-        """This process's part of the step's batch, in passes."""
+        """This process's part of the step's batch, split into passes."""
         epoch, number = divmod(step, self.steps_per_epoch)
         places = self._shuffle(epoch)[number * self.batch_size : (number + 1) * self.batch_size]
         own = places.reshape(self.processes, self.accumulation, self.micro_batch)[self.accelerator.process_index]
@@ -217,7 +220,7 @@ class Trainer:
         ]
 
     def _shuffle(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of the examples in an epoch; the last one asked for is kept."""
+        """The order of the examples in an epoch; the last result is cached."""
         if self.order is None or self.order[0] != epoch:
             order = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.batches))
             self.order = (epoch, order)
@@ -246,7 +249,7 @@ class Trainer:
         return following
 
     def _keep_time(self) -> None:
-        """All processes by the main one's clock, or they would save and end at different steps."""
+        """Use the main process's clock in all processes: otherwise they would save and end at different steps."""
         clock = [self.elapsed]
         if self.processes > 1:
             broadcast_object_list(clock)
@@ -256,7 +259,7 @@ class Trainer:
     # The log.
 
     def _start_log(self, *, keep: bool) -> None:
-        """keep: drop only what was logged after the checkpoint."""
+        """keep: remove only the lines after the checkpoint."""
         if not self.accelerator.is_main_process:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -265,7 +268,7 @@ class Trainer:
             self.accelerator.init_trackers(self.settings.wandb, msgspec.to_builtins(self.settings))
 
     def _write_log(self) -> None:
-        """The mean losses since the last line, over all processes."""
+        """The mean losses since the last line, of all processes."""
         means = {name: torch.stack([losses[name] for losses in self.losses]).mean() for name in self.losses[0]}
         self.losses.clear()
         reduced = self.accelerator.reduce(torch.stack(list(means.values())), "mean").tolist()
@@ -298,7 +301,7 @@ class Trainer:
         return every > 0 and (self.schedule.step % every == 0 or self.clock - self.saved_at >= CHECKPOINT_SECONDS)
 
     def _save(self) -> None:
-        """Written beside its name and moved there, so that a checkpoint is whole or not there, after a power failure too."""
+        """Save under a temporary name and rename, so that a checkpoint is complete or missing, even after a power failure."""
         self.saved_at = self.clock
         name = f"step-{self.schedule.step:08}"
         part, whole = self.folder / CHECKPOINTS / f".{name}", self.folder / CHECKPOINTS / name
@@ -324,7 +327,7 @@ class Trainer:
 
 
 def make_accelerator(settings: Settings) -> accelerate.Accelerator:
-    """Raises ValueError when W&B is asked for and not installed."""
+    """Raises ValueError if W&B is set but not installed."""
     if settings.wandb and importlib.util.find_spec("wandb") is None:
         raise ValueError("wandb is not installed: pip install wandb, or leave the setting empty.")
     precision = settings.precision
@@ -339,14 +342,14 @@ def make_accelerator(settings: Settings) -> accelerate.Accelerator:
 
 
 def make_deterministic() -> None:
-    """For this whole process. To be called before its first use of CUDA."""
+    """Set it for the whole process. Call it before the first use of CUDA."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
 def probe_batch(fits: Callable[[int], bool], start: int, most: int) -> int:
-    """The largest batch up to `most` that fits: doubled until memory is full, then backed off halfway, thrice.
+    """The largest batch up to `most` that fits: doubled until the memory is full, then reduced by bisection, three times.
 
     Raises MemoryError when not even `start`, halved down to one, fits.
     """
@@ -360,7 +363,7 @@ def probe_batch(fits: Callable[[int], bool], start: int, most: int) -> int:
         bad //= 2
         good = bad if fits(bad) else 0
     if not good:
-        raise MemoryError("the device has no memory for a batch of one; take a smaller model or image size.")
+        raise MemoryError("the device does not have enough memory for a batch of one; use a smaller model or image size.")
     for _ in range(3):
         middle = (good + bad) // 2
         if middle in (good, bad):
@@ -370,7 +373,7 @@ def probe_batch(fits: Callable[[int], bool], start: int, most: int) -> int:
 
 
 def gather_with_gradient(tensor: Tensor) -> Tensor:
-    """The rows of all processes, in their order; the gradient of a loss of them all reaches each process's own rows."""
+    """The rows of all processes, in order. The gradient of a loss of all rows reaches each process's own rows."""
     if not tensor.requires_grad:
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, tensor.contiguous())
@@ -380,7 +383,7 @@ def gather_with_gradient(tensor: Tensor) -> Tensor:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Whole ones, the oldest first."""
+    """The complete checkpoints, the oldest first."""
     return sorted(path for path in (folder / CHECKPOINTS).glob("step-*") if (path / STATE).is_file())
 
 

@@ -1,6 +1,6 @@
-"""What is true of a scene: its objects, its text, its bin, and the captions that say so.
+"""The truth about a scene: its objects, its text, its bin, and its true captions.
 
-The grammar of captions is closed, so that a small model can learn it and a checker can read it:
+Captions have a fixed grammar, so that a small model can learn it and a program can check it:
 
     two red circles, a blue star and a pink cup on a green background
     three red fish, two blue stars, a green tree and more in a night sky      (four groups or more)
@@ -24,17 +24,17 @@ from stages.training.drawing import BACKDROPS, COLORS, Backdrop
 from stages.training.shapes import LABELS
 
 Box = tuple[int, int, int, int]
-Group = tuple[int, str, str]  # count, colour, label
+Group = tuple[int, str, str]  # count, color, label
 
 TEXT_KINDS = ("page of text", "receipt", "slide", "sign", "poster", "bar chart", "line chart", "pie chart")
 TAGS: tuple[str, ...] = (*LABELS, *TEXT_KINDS, *(backdrop.noun for backdrop in BACKDROPS))
 
 
-TRUTH = ".truth.jsonl"  # in the images' own folder, which may be an inbox: those pass hidden names over
+TRUTH = ".truth.jsonl"  # in the folder of the images, which may be an inbox: inboxes ignore hidden files
 
 
 class TrueObject(msgspec.Struct, frozen=True):
-    """One object. box: x0, y0, x1, y1 in pixels of the upright image, tight round what is seen of it."""
+    """One object. box: x0, y0, x1, y1 in pixels of the upright image, tight around its visible part."""
 
     label: str
     color: str
@@ -58,19 +58,19 @@ class Truth(msgspec.Struct, frozen=True):
     orientation: int  # EXIF, 1..8
     objects: list[TrueObject]
     lines: list[TrueLine]
-    captions: list[str]  # all that the grammar can truly say; the first is the one to learn
+    captions: list[str]  # all true captions of the grammar; BLIP learns the first one
     tags: list[str]  # of TAGS, the main one first
     bin: str
 
 
 def read_truth(file: Path) -> list[Truth]:
-    """The lines of a .truth.jsonl. msgspec.ValidationError when one is something else."""
+    """The lines of a .truth.jsonl. Raises msgspec.ValidationError if one is something else."""
     with file.open("rb") as lines:
         return [msgspec.json.decode(line, type=Truth) for line in lines]
 
 
 def choose_bin(width: int, height: int, objects: Sequence[TrueObject], lines: Sequence[TrueLine]) -> str:
-    """The binning rule on the truth: "A", "B" or "C"."""
+    """The bin of the truth by the binning rule: "A", "B" or "C"."""
     if len(lines) > 2 or sum(measure_area(line.box) for line in lines) / (width * height) > 0.2:
         return "A"
     if len({thing.label for thing in objects}) > 3 or len(objects) > 5:
@@ -80,7 +80,7 @@ def choose_bin(width: int, height: int, objects: Sequence[TrueObject], lines: Se
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PLURALS = {label: {"fish": "fish", "cross": "crosses"}.get(label, f"{label}s") for label in LABELS}
-MOST_GROUPS = 3  # that a caption names; "and more" stands for the others
+MOST_GROUPS = 3  # in a caption; "and more" stands for the others
 
 
 def _add_article(noun: str) -> str:
@@ -101,12 +101,12 @@ def _name_objects(groups: Sequence[Group], *, more: bool, backdrop: Backdrop) ->
     return (f"{', '.join(most)} and {last}" if most else last) + _name_place(backdrop)
 
 
-def tell_text(kind: str, objects: Sequence[TrueObject]) -> tuple[list[str], list[str]]:
+def describe_text(kind: str, objects: Sequence[TrueObject]) -> tuple[list[str], list[str]]:
     """Captions and tags of a text scene."""
     return [_add_article(kind)], [kind, *_rank_by_area((thing.label, thing.box) for thing in objects)]
 
 
-def tell_photo(objects: Sequence[TrueObject], backdrop: Backdrop) -> tuple[list[str], list[str]]:
+def describe_photo(objects: Sequence[TrueObject], backdrop: Backdrop) -> tuple[list[str], list[str]]:
     """Captions and tags of objects on a backdrop, or of the backdrop alone.
 
     The first caption names the largest groups first: by count, then by area. Of four groups or more, any three
@@ -127,7 +127,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def _rank_by_area(boxes: Iterable[tuple[Name, Box]]) -> list[Name]:
-    """The names, that with the largest sum of boxes first."""
+    """The names, sorted by the total area of their boxes, the largest first."""
     areas: Counter[Name] = Counter()
     for name, (x0, y0, x1, y1) in boxes:
         areas[name] += (x1 - x0) * (y1 - y0)
@@ -139,21 +139,21 @@ _PLACES = {_name_place(backdrop): backdrop for backdrop in BACKDROPS}
 _WITHOUT_OBJECTS = {_add_article(kind) for kind in TEXT_KINDS} | {f"an empty {backdrop.noun}" for backdrop in BACKDROPS}
 
 
-# Every word of the grammar, for a tokenizer of its own; besides them it has only commas.
+# Every word of the grammar, for its tokenizer; the only other token is the comma.
 VOCABULARY: tuple[str, ...] = tuple(
     sorted({word for sentence in (*_GROUPS, *_PLACES, *_WITHOUT_OBJECTS, "and more") for word in sentence.split()})
 )
 
 
 def _normalize(text: str) -> str:
-    """Lower case, single spaces, none before a comma: what tokenisers change."""
+    """Lower case, single spaces, none before a comma: tokenizers change these."""
     return " ".join(text.lower().replace(" ,", ",").split())
 
 
 def parse_caption(text: str) -> set[Group]:
-    """The (count, colour, label) groups that a caption names; none for text scenes and empty backdrops.
+    """The (count, color, label) groups in a caption; none for text scenes and empty backdrops.
 
-    Spacing and case are free. ValueError when the text is no sentence of the grammar.
+    Spacing and case do not matter. Raises ValueError if the text is not a sentence of the grammar.
     """
     sentence = _normalize(text)
     if sentence in _WITHOUT_OBJECTS:
@@ -168,5 +168,5 @@ def parse_caption(text: str) -> set[Group]:
 
 
 def caption_is_true(text: str, truth: Truth) -> bool:
-    """Whether a caption says what is there and where: every group (of four or more: any three, "and more")."""
+    """Whether a caption is true: every group (of four or more: any three, "and more"), and the place."""
     return _normalize(text) in truth.captions

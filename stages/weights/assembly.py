@@ -1,4 +1,4 @@
-"""Makes a pack from checkpoints on disk, without the model hub. Imports no torch until there is a pickle to convert."""
+"""Makes a pack from checkpoints on disk, without the model hub. Imports no torch unless there is a pickle to convert."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def assemble(
     labels: Path | None = None,
     allow_pickle: bool = False,
 ) -> Manifest:
-    """Fill a new folder with a pack. sources: stage → YOLO's file, or a folder as transformers saves it; labels: CLIP's, one a
-    line. progress gets a sentence about what is being done.
+    """Fill a new folder with a pack. sources: stage → YOLO's file, or a folder as transformers saves it. labels: CLIP's, one on
+    each line. progress: called with a sentence about what is being done.
 
-    Raises PackError when a source is not what its stage takes, or is a pickle and may not be read; OSError.
+    Raises PackError if a source is not what its stage takes, or is a pickle that may not be read; OSError.
     """
     check_sources(sources, labels, allow_pickle=allow_pickle)
     folder.mkdir()
@@ -59,7 +59,7 @@ def assemble(
     if "clip" in sources:
         write_labels(folder, labels)
     for file in list_files(folder):
-        file.chmod(0o644)  # safetensors writes for the owner alone
+        file.chmod(0o644)  # safetensors makes files that only their owner can read
     manifest = Manifest(
         name=name,
         description="Made from checkpoints by `visiond models make`.",
@@ -94,7 +94,7 @@ def check_yolo(source: Path, *, allow_pickle: bool) -> None:
 
 def check_transformers(model: Model, source: Path, *, allow_pickle: bool) -> None:
     if not (source / "config.json").is_file():
-        raise PackError(f"--{model.type} {source} must be a folder as transformers saves a model, but has no config.json.")
+        raise PackError(f"--{model.type} {source} must be a folder as transformers saves a model, but it has no config.json.")
     recognition.check_transformers(model, source, pickle=True)
     if not recognition.list_weights(source, pickle=True) and not allow_pickle:
         raise PackError(
@@ -108,7 +108,7 @@ def yolo_files(source: Path) -> dict[str, Path]:
 
 
 def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dict[str, str]:
-    """YOLO's two files into the folder; returns the name and digest of what they were converted from."""
+    """Put YOLO's two files into the folder. Returns the name and digest of the file that they were converted from."""
     if source.suffix == ".pt":
         progress(f"converting {source} to safetensors")
         from stages.yolo.network import convert_checkpoint
@@ -122,7 +122,7 @@ def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dic
 
 
 def add_transformers(model: Model, source: Path, folder: Path, progress: Callable[[str], None]) -> None:
-    """A model's weights as safetensors, and every small file beside them: its config, tokenizer and image processor."""
+    """Put a model's weights into the folder as safetensors, with its config, tokenizer and image processor."""
     weights = recognition.list_weights(source, pickle=True)
     folder.mkdir()
     beside = [file for file in source.iterdir() if file.suffix in (".json", ".txt") and not file.name.startswith(".")]
@@ -146,7 +146,7 @@ def convert_weights(model: Model, folder: Path) -> None:
 
 @contextlib.contextmanager
 def loader_errors() -> Iterator[None]:
-    """A loader's error about a file that it refuses, as PackError."""
+    """Turns a loader's error about a file into a PackError."""
     try:
         yield
     except ValueError as error:
@@ -154,7 +154,7 @@ def loader_errors() -> Iterator[None]:
 
 
 def write_labels(folder: Path, labels: Path | None) -> None:
-    """The labels that CLIP's tags are chosen from: the given ones, or else the names of YOLO's classes and of common scenes."""
+    """Write the labels for CLIP's tags: the given ones, or the names of YOLO's classes and of common scenes."""
     if labels:
         shutil.copyfile(labels, folder / LABELS)
         return
@@ -164,7 +164,7 @@ def write_labels(folder: Path, labels: Path | None) -> None:
 
 
 def notice_beside(source: Path, stage: str) -> str:
-    """The notice of the pack that the source belongs to: a notice belongs to the weights."""
+    """The notice of the pack that the source is from: a notice belongs to the weights."""
     for place in (source, source.parent):
         if (place / MANIFEST).is_file():
             manifest = read_manifest(place / MANIFEST)

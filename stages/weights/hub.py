@@ -1,9 +1,9 @@
-"""Pulling the standard pack from the model hub, once. Imports no torch until there is something to convert.
+"""Pulls the standard pack from the model hub, once. Imports no torch until there is something to convert.
 
-What comes is written down (commits and digests, in the pack's manifest) and every later start is held to it. Of the
-three models, at the time of writing, none is there as safetensors alone: YOLO's weights and, on their main branches,
-CLIP's and BLIP's are pickles. They are read here, once, by torch's restricted loader, which makes tensors (and for
-YOLO ultralytics' known classes) and calls nothing else, and written as safetensors; the pickles are deleted.
+Commits and digests are recorded in the pack's manifest, and every later start is checked against them. At the time of writing,
+none of the three models is available as safetensors alone: YOLO's weights are pickles, and so are those of CLIP and BLIP on
+their main branches. They are read here once, by torch's restricted loader, which makes only tensors (and for YOLO ultralytics'
+known classes) and calls nothing else, and are written as safetensors. The pickles are deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCES = {
 YOLO_WEIGHTS = "yolov8n.pt"
 PICKLE = "pytorch_model.bin"
 
-# CLIP's labels besides the names of YOLO's classes.
+# CLIP's labels in addition to the names of YOLO's classes.
 SCENES = (
     *("document", "receipt", "form", "letter", "book page", "handwritten note", "table of numbers", "map", "diagram"),
     *("chart", "screenshot", "website", "logo", "poster", "street sign", "menu", "business card", "whiteboard"),
@@ -36,13 +36,13 @@ SCENES = (
 
 
 class Hub(Protocol):
-    """Where models come from. Both methods raise PackError when it cannot be reached."""
+    """The source of models. Both methods raise PackError if it cannot be reached."""
 
     def describe(self, repository: str) -> tuple[str, list[str]]:
         """The newest commit of a repository and the files in it."""
 
     def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
-        """Put files of a commit into a folder; those already there are not fetched again."""
+        """Download files of a commit into a folder, except those that are already there."""
 
 
 class HuggingFaceHub:
@@ -65,7 +65,7 @@ class HuggingFaceHub:
 
 
 def network_errors() -> tuple[type[Exception], ...]:
-    """OSError, and the error of whichever HTTP library the installed huggingface_hub uses."""
+    """OSError, and the error of the HTTP library that the installed huggingface_hub uses."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
@@ -75,26 +75,26 @@ def unreachable(repository: str, error: BaseException) -> PackError:
     first = str(error).strip().split("\n")[0] or type(error).__name__
     return PackError(
         f"{repository} could not be pulled from the model hub ({first}). Set HF_ENDPOINT to a mirror, "
-        "or copy the folder standard/ of the models folder from a machine with network."
+        "or copy the folder standard/ of the models folder from a machine with a network connection."
     )
 
 
 def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) -> Manifest:
-    """Make the standard pack in a folder, unless it is there. progress is told in a sentence what is being done.
+    """Make the standard pack in a folder, unless it exists. progress: called with a sentence about what is being done.
 
-    Raises PackError when the hub cannot be reached or what it sends cannot be used.
+    Raises PackError if the hub cannot be reached, or if its files cannot be used.
     """
     if (folder / MANIFEST).is_file():
         progress(f"{folder} already exists; delete it to pull it again.")
         return read_manifest(folder / MANIFEST)
-    partial = folder.with_name(f".{folder.name}.partial")  # kept after a failure, so that the next try goes on from there
+    partial = folder.with_name(f".{folder.name}.partial")  # kept after a failure, so that the next try can continue
     partial.mkdir(parents=True, exist_ok=True)
     source = hub or HuggingFaceHub()
     revision = {repository: fetch(source, repository, partial / stage, progress) for stage, repository in SOURCES.items()}
     try:
         convert(partial, progress)
     except ValueError as error:
-        raise PackError(f"what the model hub sent cannot be used: {error}") from error
+        raise PackError(f"the files from the model hub cannot be used: {error}") from error
     manifest = describe_standard(partial, revision)
     write_manifest(partial / MANIFEST, manifest)
     os.rename(partial, folder)
@@ -103,7 +103,7 @@ def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) 
 
 
 def fetch(hub: Hub, repository: str, folder: Path, progress: Callable[[str], None]) -> str:
-    """Download what is needed of a repository; returns its commit."""
+    """Download the needed files of a repository. Returns its commit."""
     commit, files = hub.describe(repository)
     wanted = choose_files(files)
     if not wanted:
@@ -114,7 +114,7 @@ def fetch(hub: Hub, repository: str, folder: Path, progress: Callable[[str], Non
 
 
 def choose_files(files: list[str]) -> list[str]:
-    """Of a repository's files: YOLO's weights alone, or configs, tokenizer and weights, as safetensors if there are."""
+    """The needed files of a repository: YOLO's weights alone, or configs, tokenizer and weights, if possible as safetensors."""
     if YOLO_WEIGHTS in files:
         return [YOLO_WEIGHTS]
     top = [file for file in files if "/" not in file]
@@ -123,7 +123,7 @@ def choose_files(files: list[str]) -> list[str]:
 
 
 def convert(folder: Path, progress: Callable[[str], None]) -> None:
-    """Turn every pickle in the folder into safetensors, and delete it. Raises ValueError when one is not plain weights."""
+    """Convert every pickle in the folder to safetensors, and delete it. Raises ValueError if one is not plain weights."""
     from transformers import BlipForConditionalGeneration, CLIPModel
 
     from stages.checkpoints import convert_pickle
@@ -142,7 +142,7 @@ def convert(folder: Path, progress: Callable[[str], None]) -> None:
 
 
 def describe_standard(folder: Path, revision: dict[str, str]) -> Manifest:
-    """Write the labels; the manifest of what lies in the folder."""
+    """Write the labels. Returns the manifest of the folder."""
     names = json.loads((folder / "yolo" / "yolo.json").read_text())["names"]
     (folder / "labels.txt").write_text("\n".join([*names, *SCENES]) + "\n")
     stages = {

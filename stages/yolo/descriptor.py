@@ -1,4 +1,4 @@
-"""What the rest of the program has to know of YOLO. Imports no torch."""
+"""Describes the stage YOLO for the rest of the program. Imports no torch."""
 
 from __future__ import annotations
 
@@ -35,22 +35,20 @@ class Objects(msgspec.Struct, frozen=True):
 
 
 class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As ultralytics' of these names."""
+    """As ultralytics' options of the same names."""
 
-    conf: Annotated[Fraction, Meta(description="Least score of an object; one below it is not in the result.")] = 0.25
+    conf: Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")] = 0.25
     iou: Annotated[
         Fraction,
-        Meta(description="Of two boxes of a class whose overlap is more of what they cover together, the surer one stays."),
+        Meta(description="If two boxes of a class overlap by more (intersection over union), the better one stays."),
     ] = 0.7
-    max_det: Annotated[Count, Meta(description="Most objects of an image, the surest.")] = 300
+    max_det: Annotated[Count, Meta(description="Most objects of an image; those with the highest scores are kept.")] = 300
     imgsz: Annotated[
         Count | None,
-        Meta(
-            description="Pixels of the longer side as the network sees it, a multiple of its stride; not set: the weights' own."
-        ),
+        Meta(description="Pixels of the longer side for the network, a multiple of its stride; not set: as the weights say."),
     ] = None
     allow_pickle: Annotated[
-        bool, Meta(description="Whether a .pt file may be read. It is a program: allow only what you trust.")
+        bool, Meta(description="Whether a .pt file may be read. It can run code: allow it only for files that you trust.")
     ] = False
 
 
@@ -71,7 +69,7 @@ def check(files: Files, *, allow_pickle: bool) -> None:
 
 @lru_cache(maxsize=4096)
 def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Objects:
-    """0 to 6 objects along the image's diagonal, each a tenth of it wide and high."""
+    """0 to 6 objects on the image's diagonal, each with a tenth of its width and height."""
     count = variant % 7
     corners = [0.12 * index for index in range(count)]
     detections = [

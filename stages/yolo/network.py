@@ -1,11 +1,11 @@
-"""The one place that imports ultralytics: its networks, from weights that are no pickle.
+"""The only module that imports ultralytics. Loads its networks from weights that are not pickles.
 
-Importing ultralytics changes the process: it patches PIL.Image.open and torch.save, sets cv2's and OpenMP's threads,
-and would install packages and look for the network. What it may be told, it is told before; the rest is undone after.
+Importing ultralytics changes the process: it patches PIL.Image.open and torch.save, sets the threads of cv2 and OpenMP, and
+would install packages and use the network. Settings prevent what they can; the rest is undone after the import.
 
-Weights are a safetensors file and a JSON beside it: {"model": an ultralytics model YAML's name or its content, "nc",
-"names", "imgsz"}. A .pt file is a pickle; it is read only where that is asked for, and then by torch's restricted
-loader and ultralytics' list of known classes.
+Weights are a safetensors file and a JSON file beside it: {"model": the name or the content of an ultralytics model YAML, "nc",
+"names", "imgsz"}. A .pt file is a pickle. It is read only if that is allowed, and only by torch's restricted loader with
+ultralytics' list of known classes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import cv2
 import PIL.Image
 import torch
 import torch.nn.functional as F
-import torchvision  # noqa: F401  ultralytics' non_max_suppression uses torchvision's where that is imported
+import torchvision  # noqa: F401  ultralytics' non_max_suppression uses torchvision's if it is imported
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stages.base import StageUnusable
-from stages.recognition import YOLO_CLASSES, YOLO_HEADS, YOLO_MODELS, YOLO_TAKEN, tell_pickle
+from stages.recognition import YOLO_CLASSES, YOLO_HEADS, YOLO_MODELS, YOLO_TAKEN, explain_pickle
 
 _SETTINGS = {
     "YOLO_AUTOINSTALL": "false",
@@ -67,26 +67,32 @@ with _unpatched():
 def load_network(files: Mapping[str, str], *, allow_pickle: bool = False) -> tuple[DetectionModel, dict[str, Any]]:
     """A network in eval mode and its config. files: "weights" and "config", or "weights" alone for a .pt file.
 
-    Raises StageUnusable when the weights may not be read, are not of the model that the config describes, or of another kind.
+    Raises StageUnusable if the weights may not be read, or are those of another model.
     """
     weights = files["weights"]
     if weights.endswith(".pt"):
         if not allow_pickle:
-            raise StageUnusable(tell_pickle(weights))
+            raise StageUnusable(explain_pickle(weights))
         state, config = read_checkpoint(Path(weights))
     else:
         state, config = read_files(Path(weights), Path(files["config"]))
     try:
         model = build_network(config)
         model.load_state_dict(state)
-    except (RuntimeError, LookupError, TypeError, ValueError, OSError) as error:  # whatever ultralytics makes of a wrong config
+    except (
+        RuntimeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as error:  # whatever ultralytics raises for a wrong config
         what = " ".join(str(error).split())
-        raise StageUnusable(f"{weights} does not hold the weights of the model that its config describes: {what}") from error
+        raise StageUnusable(f"{weights} does not hold the weights of the model in its config: {what}") from error
     return take_detection_model(model, weights), config
 
 
 def read_files(weights: Path, config: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State and config from safetensors and the JSON beside them. Raises StageUnusable."""
+    """State and config from a safetensors file and the JSON file beside it. Raises StageUnusable."""
     try:
         return load_file(weights), json.loads(config.read_text())
     except (SafetensorError, ValueError, OSError) as error:
@@ -94,32 +100,32 @@ def read_files(weights: Path, config: Path) -> tuple[dict[str, Tensor], dict[str
 
 
 def take_detection_model(model: object, source: str | Path) -> DetectionModel:
-    """Raises StageUnusable for any but a plain detection model: a class or head derived from it answers something else."""
+    """Raises StageUnusable for any model but a plain detection model: a derived class or head has other answers."""
     kind = type(model).__name__
     if kind not in YOLO_MODELS or not isinstance(model, DetectionModel):
-        raise StageUnusable(f"{source} is {YOLO_CLASSES.get(kind, 'no YOLO model')} ({kind}); {YOLO_TAKEN}.")
+        raise StageUnusable(f"{source} is {YOLO_CLASSES.get(kind, 'not a YOLO model')} ({kind}); {YOLO_TAKEN}.")
     if (head := type(model.model[-1]).__name__) not in YOLO_HEADS:
         raise StageUnusable(f"{source} is a YOLO model with a {head} head; {YOLO_TAKEN}.")
     return model
 
 
 def speed_up_convolutions(model: nn.Module) -> None:
-    """On a GPU, in half precision: a convolution's bias and SiLU in one pass, which torch takes two for."""
+    """On a GPU, in half precision: compute a convolution's bias and SiLU in one pass instead of two."""
     for module in model.modules():
         if isinstance(module, Conv) and isinstance(module.act, nn.SiLU):
-            module.forward = functools.partial(convolve, module.conv)  # as ultralytics' own fusing does
+            module.forward = functools.partial(conv2d_silu, module.conv)  # ultralytics' own fusing does the same
 
 
-def convolve(layer: nn.Conv2d, pixels: Tensor) -> Tensor:
+def conv2d_silu(layer: nn.Conv2d, pixels: Tensor) -> Tensor:
     from stages.kernels.launch import add_bias_silu
 
-    assert layer.bias is not None  # ultralytics has fused the norm into it
+    assert layer.bias is not None  # from the batch norm, which ultralytics has fused into it
     values = F.conv2d(pixels, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
     return add_bias_silu(values.contiguous(memory_format=torch.channels_last), layer.bias)
 
 
 def build_network(config: Mapping[str, Any]) -> DetectionModel:
-    """The network that a config describes, with random weights, in eval mode."""
+    """The network in a config, with random weights, in eval mode."""
     return DetectionModel(copy.deepcopy(config["model"]), nc=config["nc"], verbose=False).eval()
 
 
@@ -131,17 +137,17 @@ def read_structure(name: str) -> dict[str, Any]:
 
 
 def save_network(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
-    """Write yolo.safetensors and yolo.json. Matrices are kept in float16, everything else as it is."""
+    """Write yolo.safetensors and yolo.json. Matrices are saved in float16, other tensors unchanged."""
     write_files({name: halve(tensor) for name, tensor in model.state_dict().items()}, config, folder)
 
 
 def halve(tensor: Tensor) -> Tensor:
-    """Contiguous, and in float16 if it is a matrix; norms and biases are small and their range matters."""
+    """Contiguous, and in float16 if it is a matrix; norms and biases are small, and need the range."""
     return tensor.detach().to(torch.float16 if tensor.ndim > 1 else tensor.dtype).contiguous()
 
 
 def convert_checkpoint(checkpoint: Path, folder: Path) -> None:
-    """Turn an ultralytics .pt file into yolo.safetensors and yolo.json. Raises what `read_checkpoint` does."""
+    """Convert an ultralytics .pt file to yolo.safetensors and yolo.json. Raises the errors of `read_checkpoint`."""
     state, config = read_checkpoint(checkpoint)
     write_files({name: tensor.contiguous() for name, tensor in state.items()}, config, folder)
 
@@ -155,9 +161,9 @@ def write_files(state: dict[str, Tensor], config: Mapping[str, Any], folder: Pat
 def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State and config of a detection model's .pt file.
 
-    Raises FileNotFoundError, or StageUnusable when it is no detection checkpoint of known classes.
+    Raises FileNotFoundError, or StageUnusable if it is not a detection checkpoint of known classes.
     """
-    if not checkpoint.is_file():  # ultralytics would look for it on the network
+    if not checkpoint.is_file():  # ultralytics would try to download it
         raise FileNotFoundError(f"there is no file {checkpoint}.")
     try:
         content, _ = torch_safe_load(str(checkpoint), safe_only=True)
@@ -174,14 +180,14 @@ def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def decode_in_float32(head: Any) -> None:
-    """Let a half-precision Detect head compute its boxes in float32: in bfloat16, 600 pixels are known to ±2."""
+    """Let a half-precision Detect head compute its boxes in float32: bfloat16 rounds 600 pixels by up to 2."""
     decode = type(head)._inference
 
-    def widened(self: nn.Module, raw: dict[str, Any]) -> Tensor:
-        # Of the feature maps only the shapes are read.
+    def inference_in_float32(self: nn.Module, raw: dict[str, Any]) -> Tensor:
+        # Only the shapes of the feature maps are used.
         features = [feature[:, :1].float() for feature in raw["feats"]]
         boxes: Tensor = decode(self, {"boxes": raw["boxes"].float(), "scores": raw["scores"].float(), "feats": features})
         return boxes
 
     head.dfl.float()
-    head._inference = MethodType(widened, head)
+    head._inference = MethodType(inference_in_float32, head)

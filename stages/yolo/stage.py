@@ -1,7 +1,7 @@
-"""YOLO through ultralytics: which objects are where.
+"""YOLO with ultralytics: the objects in an image, and where they are.
 
-Each image is letterboxed as ultralytics' predict does for one image alone; images of one canvas go through the
-network together. The tests hold boxes, classes and scores against ultralytics' own predict.
+Each image is letterboxed as ultralytics' predict does for a single image. Images with the same canvas size go through the
+network together. The tests compare boxes, classes and scores with ultralytics' own predict.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stages.yolo.descriptor import Detection, Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases
 from stages.yolo.network import decode_in_float32, load_network, non_max_suppression, scale_boxes, speed_up_convolutions
 
-# ultralytics' suppression takes a last dimension of 6 for the answer of a network that needs none.
+# With a last dimension of 6, ultralytics' non_max_suppression takes predictions for those of an end-to-end network.
 FEWEST_CANDIDATES = 8
 
 
@@ -69,7 +69,7 @@ class YoloStage(Stage):
         return [results[place] for place in range(len(images))]
 
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
-        """What the network finds, on the host: what non_max_suppression takes, without most of what it drops."""
+        """The network's predictions on the host, for non_max_suppression, without most of those that it would drop."""
         predictions: Tensor = self.model(fill_canvases(pixels, boxes, self.dtype))[0].float()
         return (predictions if self.end2end else keep_confident(predictions, self.options.conf)).cpu()
 
@@ -80,7 +80,7 @@ class YoloStage(Stage):
             self.options.conf,
             self.options.iou,
             max_det=self.options.max_det,
-            max_time_img=inf,  # else it gives up in the middle of a batch that takes long
+            max_time_img=inf,  # by default it gives up in the middle of a slow batch
             end2end=self.end2end,
         )
         return found
@@ -99,10 +99,10 @@ class YoloStage(Stage):
 
 
 def keep_confident(predictions: Tensor, confidence: float) -> Tensor:
-    """The anchors of [images, 4 + classes, anchors] that any image may need, the surest first.
+    """The anchors of [images, 4 + classes, anchors] that any image may need, the highest score first.
 
-    non_max_suppression waits for the device several times for each image; the few hundred boxes above the threshold
-    are faster sorted out on the host, while the device goes on with the next batch.
+    non_max_suppression waits for the device several times for each image. It is faster to process the few hundred boxes above
+    the threshold on the host, while the device runs the next batch.
     """
     scores = predictions[:, 4:].amax(dim=1)
     most = int((scores > confidence).sum(dim=1).max())

@@ -211,7 +211,7 @@ DISK = [
         "stages/weights/hub.py",
         'partial = folder.with_name(f".{folder.name}.partial")',
         "partial = folder",
-        ("stages/weights/test_hub.py::test_a_pull_that_failed_leaves_no_pack_and_can_be_repeated",),
+        ("stages/weights/test_hub.py::test_a_failed_pull_leaves_no_pack_and_can_be_repeated",),
         within="pull",
     ),
     Mutant(
@@ -220,7 +220,7 @@ DISK = [
         "stages/manifest.py",
         "os.replace(partial, path)",
         "path.write_bytes(partial.read_bytes())",
-        ("stages/weights/test_packs.py::test_a_manifest_appears_whole_and_leaves_nothing_beside_it",),
+        ("stages/weights/test_packs.py::test_a_manifest_is_written_atomically",),
     ),
 ]
 
@@ -859,9 +859,7 @@ PROCESSES = [
         "stages/decoding/decoder.py",
         "    keep_system_calls()",
         "    pass",
-        (
-            "stages/decoding/test_decoder.py::test_a_library_that_was_taken_over_reaches_neither_files_nor_network_nor_processes",
-        ),
+        ("stages/decoding/test_decoder.py::test_code_that_runs_in_a_decoder_reaches_no_files_network_or_processes",),
     ),
     Mutant(
         "decoder-privileges",
@@ -877,7 +875,7 @@ PROCESSES = [
         "stages/decoding/decoder.py",
         "channel.settimeout(self._wall_seconds)",
         "channel.settimeout(None)",
-        ("stages/decoding/test_decoder.py::test_whatever_the_child_does_is_one_images_failure",),
+        ("stages/decoding/test_decoder.py::test_any_failure_of_the_child_fails_one_image_only",),
     ),
     Mutant(
         "pixels",
@@ -933,7 +931,7 @@ PROCESSES = [
         "stages/processes.py",
         '"PYTHONSAFEPATH": "1", ',
         "",
-        ("stages/test_processes.py::test_what_a_child_starts_takes_none_either",),
+        ("stages/test_processes.py::test_a_childs_children_take_no_code_from_the_working_directory",),
     ),
 ]
 

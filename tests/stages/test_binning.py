@@ -70,7 +70,7 @@ def test_every_criterion_is_reported_with_its_value_and_threshold() -> None:
 
 
 @pytest.mark.parametrize("text", ["O", "★", "●●", "¥", "合", "+!", "", "7"])
-def test_shapes_that_read_as_a_lone_sign_are_no_text(text: str) -> None:
+def test_shapes_that_are_read_as_single_characters_are_not_text(text: str) -> None:
     lines = [write(text, 1.0)] * 4
     answers = payloads() | {"ocr": msgspec.json.encode({"lines": lines, "count": 4, "area_ratio": 0.5})}
     verdict = judge(answers, T)
@@ -84,7 +84,7 @@ def test_two_letters_or_digits_of_any_script_are_text(text: str) -> None:
     assert judge({"ocr": msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.1})}, T).name == "A"
 
 
-def test_only_sure_lines_count_and_share_the_texts_area() -> None:
+def test_only_lines_with_a_high_score_count() -> None:
     lines = [write("sure"), write("doubtful", 0.7), write("O", height=2)]
     answers = {"ocr": msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.8})}
     assert judge(answers, T).criteria["A"]["text_boxes"].value == 1
@@ -97,7 +97,7 @@ def test_thresholds_are_the_configurations() -> None:
     assert judge(payloads(objects=1), Thresholds(object_count=0)).name == "B"
 
 
-def test_a_stage_that_did_not_run_passes_nothing() -> None:
+def test_criteria_of_a_stage_that_did_not_run_do_not_pass() -> None:
     verdict = judge({}, T)
     assert verdict.name == "C"
     assert {c for rules in verdict.criteria.values() for c in rules.values() if (c.value, c.passed) != (None, None)} == set()
@@ -142,7 +142,7 @@ def test_a_rules_bin_is_a_plain_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "x" * 65, "a b", "A\n", None, 1, b"A"])
-def test_what_could_be_no_folder_of_its_own_is_refused(name: Any) -> None:
+def test_a_bin_that_cannot_be_a_folder_name_is_refused(name: Any) -> None:
     with pytest.raises(ValueError, match="the binning rule returned"):
         apply_rule(lambda record: name, {})
 

@@ -76,7 +76,7 @@ LEAST_SHARED_BYTES = 99 << 10  # that a block may have: on the smaller GPUs from
 HOPPER = "90"  # its kernels take more of that than Ampere's
 
 
-def test_every_kernel_compiles_into_what_room_there_is() -> None:
+def test_every_kernel_compiles_and_fits_into_shared_memory() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, HOPPER]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -25,7 +25,7 @@ from stages.kernels import launch
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError),
     ],
 )
-def test_a_device_error_gets_its_name(raised: Exception, expected: type[Exception]) -> None:
+def test_device_errors_are_translated(raised: Exception, expected: type[Exception]) -> None:
     with pytest.raises(expected) as caught, hold_device(threading.Lock()):
         raise raised
     assert type(caught.value) is expected
@@ -41,7 +41,7 @@ def test_the_lock_is_free_again_after_an_error() -> None:
     assert not lock.locked()
 
 
-def test_an_unknown_dtype_is_refused_with_those_there_are() -> None:
+def test_the_refusal_of_an_unknown_dtype_lists_all_dtypes() -> None:
     with pytest.raises(ValueError, match="float32, bfloat16, float16"):
         dtype_of(StageSpec(name="clip", backend="transformers", dtype="int8"))
 
@@ -51,7 +51,7 @@ def test_an_image_without_pixels_is_refused() -> None:
         pixels_of([Image(memoryview(b""), 1, 1)])
 
 
-def test_batches_are_as_full_as_they_may_be() -> None:
+def test_batches_are_as_full_as_allowed() -> None:
     assert list(split_batches(range(5), 2)) == [range(0, 2), range(2, 4), range(4, 5)]
 
 
@@ -68,7 +68,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(launch, "try_pointwise_linear", fail)
 
 
-def test_kernels_are_used_where_one_has_run() -> None:
+def test_kernels_are_used_if_one_has_run() -> None:
     has_kernels.cache_clear()
     assert has_kernels(DEVICE)
 
@@ -81,7 +81,7 @@ def test_kernels_are_used_where_one_has_run() -> None:
         RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
     ],
 )
-def test_where_kernels_cannot_be_compiled_that_is_said_and_all_goes_on_without(
+def test_if_kernels_cannot_be_compiled_there_is_a_warning_and_stages_run_without(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     break_kernels(monkeypatch, error)
@@ -98,7 +98,7 @@ def test_where_kernels_cannot_be_compiled_that_is_said_and_all_goes_on_without(
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), DeviceLost),
     ],
 )
-def test_a_device_that_is_full_or_lost_says_nothing_of_kernels(
+def test_a_full_or_lost_device_does_not_mean_that_kernels_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception]
 ) -> None:
     break_kernels(monkeypatch, error)

@@ -40,7 +40,7 @@ def test_the_same_bytes_give_the_same_answer_in_any_batch(name: str) -> None:
     assert len({msgspec.json.encode(answer) for answer in together}) > 4
 
 
-def test_answers_are_consistent_in_themselves() -> None:
+def test_fake_answers_are_consistent() -> None:
     for answer in make_stage("yolo").run(IMAGES):
         assert isinstance(answer, Objects)
         assert answer.count == len(answer.detections)
@@ -93,7 +93,7 @@ def test_a_marked_image_raises(fault: str, error: type[Exception]) -> None:
         make_stage("clip", fail={"BAD": fault}).run([make_image(b"BAD")])
 
 
-def test_memory_runs_out_only_above_the_size_asked_for() -> None:
+def test_memory_runs_out_only_above_the_given_batch_size() -> None:
     stage = make_stage("clip", fail={"BAD": "oom"}, oom_above=2)
     bad, good = make_image(b"BAD"), make_image(b"good")
     assert len(stage.run([bad, good])) == 2
@@ -106,7 +106,7 @@ def test_an_unknown_fault_is_refused() -> None:
         make_stage("clip", fail={"BAD": "segfaul"})
 
 
-def test_an_unknown_option_is_refused_with_those_there_are() -> None:
+def test_the_refusal_of_an_unknown_option_lists_all_options() -> None:
     with pytest.raises(
         ValueError, match="fake takes load_seconds, latency_seconds, latency_per_image_seconds, fail, oom_above"
     ):

@@ -61,7 +61,7 @@ class Bounded(msgspec.Struct, frozen=True, tag="bounded"):
 
 
 @pytest.mark.parametrize("kind", [Whole, Bounded, *(stage.result for stage in STAGES.values())])
-def test_what_is_made_up_fits_its_type_and_differs(kind: type[msgspec.Struct]) -> None:
+def test_made_up_results_fit_their_type_and_differ(kind: type[msgspec.Struct]) -> None:
     answers = {msgspec.json.encode(invent(kind, variant, 640, 480, frozenset())) for variant in range(64)}
     assert len(answers) > 8
     for answer in answers:

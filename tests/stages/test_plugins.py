@@ -78,7 +78,7 @@ def test_what_cannot_be_used_is_named_and_stops_nothing_else(
     assert why in problem
 
 
-def test_of_two_distributions_with_a_stage_of_one_name_neither_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_two_distributions_have_a_stage_of_the_same_name_neither_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [EntryPoint("second", f"{__name__}:{name}", plugins.GROUP) for name in ("SECOND", "FIRST")]
     monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
     found = plugins.gather(BUILT_IN)

@@ -32,7 +32,7 @@ def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "structure", "told"),
+    ("kind", "structure", "message"),
     [
         ("PoseModel", "yolov8n-pose.yaml", "is a YOLO pose model (PoseModel)"),
         ("OBBModel", "yolov8n-obb.yaml", "is a YOLO model of oriented boxes (OBBModel)"),
@@ -42,7 +42,7 @@ def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> 
         ("RTDETRDetectionModel", "rtdetr-l.yaml", "is an RT-DETR model (RTDETRDetectionModel)"),
     ],
 )
-def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: str, structure: str, told: str) -> None:
+def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: str, structure: str, message: str) -> None:
     file = save_yolo(tmp_path, kind, structure, width=1.0 if kind.startswith("RTDETR") else 0.125)
     for refuse in (
         lambda: open_pack(file, tmp_path / "models"),
@@ -50,7 +50,7 @@ def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: s
     ):
         with pytest.raises((PackError, StageUnusable)) as caught:
             refuse()
-        assert str(caught.value).startswith(f"{file} {told}; visiond takes YOLO detection models (DetectionModel")
+        assert str(caught.value).startswith(f"{file} {message}; visiond takes YOLO detection models (DetectionModel")
     assert not (tmp_path / "models").exists(), "what is refused is not recorded"
 
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_is_cut_short_or_of_another_library_is_refused_by_name
     with pytest.raises(PackError, match=r"x\.pt is cut short or damaged"):
         open_pack(file, tmp_path / "models")
     torch.save(torch.nn.Linear(1, 1), file)
-    with pytest.raises(PackError, match=r"does not hold an ultralytics model, but torch\.nn\.modules\.linear\.Linear"):
+    with pytest.raises(PackError, match=r"does not contain an ultralytics model, but torch\.nn\.modules\.linear\.Linear"):
         open_pack(file, tmp_path / "models")
 
 
@@ -103,7 +103,7 @@ def part(tmp_path: Path, blank_pack: Pack) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("stage", "kind", "told"),
+    ("stage", "kind", "message"),
     [
         ("blip", "BlipForQuestionAnswering", r"holds a BlipForQuestionAnswering \(BLIP for questions\)"),
         ("blip", "BlipForImageTextRetrieval", r"holds a BlipForImageTextRetrieval \(BLIP for retrieval\)"),
@@ -111,18 +111,20 @@ def part(tmp_path: Path, blank_pack: Pack) -> Any:
         ("clip", "CLIPVisionModel", r'holds CLIPVisionModel \(model_type "clip_vision_model"'),
     ],
 )
-def test_another_class_of_transformers_is_refused_by_name(part: Any, tmp_path: Path, stage: str, kind: str, told: str) -> None:
+def test_another_class_of_transformers_is_refused_by_name(
+    part: Any, tmp_path: Path, stage: str, kind: str, message: str
+) -> None:
     folder = part(stage)
     config = transformers.AutoConfig.from_pretrained(folder)
     getattr(transformers, kind)(config.vision_config if kind == "CLIPVisionModel" else config).save_pretrained(folder)
-    with pytest.raises(PackError, match=told) as caught:
+    with pytest.raises(PackError, match=message) as caught:
         open_pack(folder, tmp_path / "models")
     taken = str(caught.value).split("visiond takes ")[1]
     assert taken.startswith("BlipForConditionalGeneration (" if stage == "blip" else "CLIPModel ")
 
 
 @pytest.mark.parametrize("architectures", [None, ["BlipForConditionalGeneration"]])
-def test_weights_tell_blip_for_questions_where_its_config_does_not(part: Any, architectures: list[str] | None) -> None:
+def test_blip_for_questions_is_recognized_by_its_weights(part: Any, architectures: list[str] | None) -> None:
     folder = part("blip")
     transformers.BlipForQuestionAnswering(transformers.BlipConfig.from_pretrained(folder)).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | {"architectures": architectures}
@@ -132,16 +134,16 @@ def test_weights_tell_blip_for_questions_where_its_config_does_not(part: Any, ar
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"model_type": "siglip", "architectures": ["SiglipModel"]}, r'holds SiglipModel \(model_type "siglip"'),
         ({"model_type": "blip-2", "architectures": ["Blip2ForConditionalGeneration"]}, r"holds Blip2ForConditionalGeneration"),
         ({}, r'holds a model \(model_type ""'),
     ],
 )
-def test_a_model_of_another_family_is_refused_by_name(tmp_path: Path, config: dict[str, Any], told: str) -> None:
+def test_a_model_of_another_family_is_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PackError, match=told):
+    with pytest.raises(PackError, match=message):
         open_pack(tmp_path, tmp_path / "models")
     (tmp_path / "config.json").rename(tmp_path / "nothing")
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -172,11 +174,11 @@ def test_a_damaged_header_a_lost_shard_and_a_pickle_are_named(part: Any, tmp_pat
         open_pack(folder, tmp_path / "models")
     (folder / "model.safetensors.index.json").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(PackError, match=r"as a pickle, pytorch_model\.bin; `visiond models make`"):
+    with pytest.raises(PackError, match=r"are a pickle, pytorch_model\.bin; `visiond models make`"):
         open_pack(folder, tmp_path / "models")
 
 
-def test_what_the_loader_cannot_read_is_a_sentence(part: Any) -> None:
+def test_a_loaders_error_is_reported_in_a_sentence(part: Any) -> None:
     folder = part("clip")
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(StageUnusable, match=rf"the tokenizer in {folder} cannot be read"):

@@ -308,7 +308,7 @@ def test_a_budget_of_seconds_ends_a_training_that_would_take_longer(steps: int) 
 
 
 def test_a_training_without_an_end_is_refused() -> None:
-    with pytest.raises(ValueError, match="end"):
+    with pytest.raises(ValueError, match="needs a limit"):
         Schedule(0, 0, 0.1)
 
 

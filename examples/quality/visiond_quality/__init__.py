@@ -1,4 +1,4 @@
-"""How good an image is, without weights. This file describes the stage; stage.py does the work, and only workers import it."""
+"""Measures the quality of an image, without weights. This file describes the stage. Only workers import stage.py."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from stages.descriptor import Backend, Descriptor
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """Figures of an image's brightness. Those of noise and sharpness are in its 256 levels."""
+    """Measured on an image's brightness. Noise and sharpness are in units of its 256 levels."""
 
-    sharpness: float  # variance of the Laplacian; the higher, the sharper. Blurred photographs have less than some 100
+    sharpness: float  # variance of the Laplacian; higher is sharper. Blurred photographs have less than about 100
     brightness: float  # mean, 0..1
     dark: float  # share of the pixels that are black, 0..1
     bright: float  # share of the pixels that are white, 0..1
-    noise: float  # standard deviation of the noise, as Immerkær estimates it
-    hash: str  # 16 hexadecimal digits; those of two similar images differ in few of their 64 bits
+    noise: float  # standard deviation of the noise, by Immerkær's estimate
+    hash: str  # 16 hexadecimal digits; the hashes of similar images differ in few of the 64 bits
 
 
 class QualityOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which pixels count as black and white."""
 
     clipped: Annotated[
-        int, Meta(ge=0, le=127, description="A pixel counts as black up to this level, and as white from 255 less this.")
+        int, Meta(ge=0, le=127, description="A pixel counts as black up to this level, and as white from 255 minus this level.")
     ] = 2
 
 

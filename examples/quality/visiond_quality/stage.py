@@ -1,7 +1,8 @@
-"""The stage itself: a few sums over each image's brightness, on the worker's device.
+"""The stage: a few sums over each image's brightness, on the worker's device.
 
 Sharpness: J. L. Pech-Pacheco et al., "Diatom autofocusing in brightfield microscopy", ICPR 2000. Noise: J. Immerkær, "Fast
-noise variance estimation", CVIU 64 (1996). The hash is dHash: whether each of 8 × 8 fields is darker than its right neighbour.
+noise variance estimation", CVIU 64 (1996). The hash is dHash: for each of 8 × 8 fields, whether it is
+darker than its neighbour on the right.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class QualityStage(Stage):
         return Quality(*(round(figure, 4) for figure in figures.tolist()), hash=hash_levels(levels))
 
     def filter(self, levels: Tensor) -> Tensor:
-        """Both filters over an image [height, width]; one that is too small for them has neither edges nor noise."""
+        """Both filters on an image [height, width]. An image that is too small for them has no edges and no noise."""
         if min(levels.shape) < 3:
             return levels.new_zeros(2, 1)
         return F.conv2d(levels[None, None], self.filters)[0].flatten(1)

@@ -388,7 +388,7 @@ def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "models" / "broken").mkdir(parents=True)
     (tmp_path / "models" / "broken" / "manifest.json").write_text("{")
     done = place.command("models", "list")
-    assert (done.returncode, "manifest.json is no manifest" in done.stderr) == (os.EX_CONFIG, True)
+    assert (done.returncode, "manifest.json is not the manifest" in done.stderr) == (os.EX_CONFIG, True)
 
 
 def test_models_list_shows_which_weights_the_configuration_uses_wherever_they_are(tmp_path: Path) -> None:

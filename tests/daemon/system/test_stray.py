@@ -57,7 +57,7 @@ def test_every_line_of_a_json_log_is_one_object_whoever_printed_it(place: Place)
     assert run.returncode == 1
     events = {entry["event"]: entry for entry in lines(run.stderr)}
     assert events["worker printed"]["text"] == "hello from a library"
-    assert "ValueError: a fault made to order" in events["worker printed a traceback"]["exception"]
+    assert "ValueError: a fault that was asked for" in events["worker printed a traceback"]["exception"]
     assert events["it logs this"]["logger"] == "some.library"
     assert any("UserWarning: take care" in event for event in events)
     assert (thread := events["a thread raised an error"])["thread"] == "unlucky"

@@ -120,7 +120,7 @@ def test_the_captions_compared_differ_and_some_end_early(talker: BlipForConditio
     assert lengths.min() < NEW_TOKENS / 2 < NEW_TOKENS < lengths.max()
 
 
-def test_a_caption_of_a_stage_is_that_of_stock_processor_and_generate(talkative: str, pictures: list[Image]) -> None:
+def test_captions_are_those_of_the_stock_processor_and_generate(talkative: str, pictures: list[Image]) -> None:
     model = load_model(BlipForConditionalGeneration, talkative, torch.float32, "cpu")
     stock, tokenizer = BlipImageProcessor.from_pretrained(talkative), load_tokenizer(talkative)
     stage = make_stage(talkative)
@@ -134,14 +134,14 @@ def test_a_caption_of_a_stage_is_that_of_stock_processor_and_generate(talkative:
     assert len({answer.text for answer in ours}) > 5
 
 
-def test_fused_attention_sees_the_same(talkative: str) -> None:
+def test_fused_attention_gives_the_same_answer(talkative: str) -> None:
     model = load_model(BlipForConditionalGeneration, talkative, torch.float32, "cpu")
     before = embed(model, 4)
     speed_up_attention(model.vision_model)
     assert torch.allclose(embed(model, 4), before, atol=1e-5)
 
 
-def test_a_gelu_in_the_products_own_kernel_sees_the_same(talkative: str) -> None:
+def test_a_fused_gelu_gives_the_same_answer(talkative: str) -> None:
     model = load_model(BlipForConditionalGeneration, talkative, torch.float32, "cpu")
     before = embed(model, 4)
     speed_up_mlp(model.vision_model)
@@ -153,7 +153,7 @@ def test_batch_mates_change_no_caption(talkative: str, mixed_images: list[Image]
     assert run(stage, mixed_images) == [run(stage, [image])[0] for image in mixed_images]
 
 
-def test_a_forced_caption_has_exactly_so_many_tokens(talkative: str, pictures: list[Image]) -> None:
+def test_force_tokens_sets_the_exact_number_of_tokens(talkative: str, pictures: list[Image]) -> None:
     stage = make_stage(talkative, force_tokens=12)
     with torch.inference_mode():
         tokens = stage.forward(pixels_of(pictures[:5]))
@@ -177,7 +177,7 @@ def test_decoding_stops_when_every_caption_has_ended(talker: BlipForConditionalG
     assert int(captioner.position) == lengths.min() - 1 < NEW_TOKENS
 
 
-def test_a_caption_too_long_for_the_model_is_refused(talkative: str) -> None:
+def test_a_caption_that_is_too_long_for_the_model_is_refused(talkative: str) -> None:
     with pytest.raises(ValueError, match="lower max_new_tokens"):
         make_stage(talkative, max_new_tokens=1000)
 
@@ -250,7 +250,7 @@ def test_on_a_cpu_a_step_is_the_function_itself() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_graphs_give_the_tokens_of_the_plain_step(talker: BlipForConditionalGeneration) -> None:
+def test_cuda_graphs_give_the_same_tokens_as_the_plain_step(talker: BlipForConditionalGeneration) -> None:
     expected_of = {count: embed(talker, count) for count in (1, 3, 12)}
     model = BlipForConditionalGeneration(talker.config).eval()
     model.load_state_dict(talker.state_dict())

@@ -61,7 +61,7 @@ def test_an_embedding_survives_its_encoding() -> None:
     assert torch.equal(decode_embedding(encode_embedding(vector)), vector)
 
 
-def test_the_docs_lines_of_numpy_read_a_sidecars_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numpy_lines_of_the_docs_read_a_sidecars_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = F.normalize(torch.arange(-4.0, 5.0), dim=0)
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
@@ -73,7 +73,7 @@ def test_the_docs_lines_of_numpy_read_a_sidecars_embedding(tmp_path: Path, monke
     assert float(found["vector"] @ found["vector"]) == pytest.approx(1, abs=1e-3)
 
 
-def test_tags_are_the_likeliest_of_all_labels(blank_pack: Pack) -> None:
+def test_tags_are_the_most_likely_labels(blank_pack: Pack) -> None:
     folder = resolve(blank_pack, "clip").files["model"]
     model = load_model(CLIPModel, folder, torch.float32, "cpu")
     image, labels = draw_image(128, 128), ["red circle", "a very unusual thing", "tree"]
@@ -87,7 +87,7 @@ def test_tags_are_the_likeliest_of_all_labels(blank_pack: Pack) -> None:
     assert sum(tag.score for tag in answer.tags) == pytest.approx(1, abs=1e-5)
 
 
-def test_only_the_best_tags_are_told(blank_pack: Pack) -> None:
+def test_only_the_best_tags_are_returned(blank_pack: Pack) -> None:
     image = draw_image(64, 64)
     [everything], [best] = (run(make_stage(blank_pack, top_k=count), [image]) for count in (10**5, 3))
     assert len(everything.tags) == len(Path(resolve(blank_pack, "clip").files["labels"]).read_text().splitlines())
@@ -115,7 +115,7 @@ def test_half_precision_gives_nearly_the_same(blank_pack: Pack, mixed_images: li
         assert F.cosine_similarity(decode_embedding(one.embedding), decode_embedding(other.embedding), dim=0) > 0.999
 
 
-def test_a_label_longer_than_the_model_reads_is_cut(blank_pack: Pack) -> None:
+def test_a_label_that_is_too_long_for_the_model_is_truncated(blank_pack: Pack) -> None:
     [answer] = run(make_stage(blank_pack, labels=["word " * 500, "x"]), [draw_image(64, 64)])
     assert len(answer.tags) == 2
 

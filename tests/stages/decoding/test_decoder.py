@@ -121,7 +121,7 @@ PICTURES = [
 
 
 @pytest.mark.parametrize("given", PICTURES, ids=lambda given: given.name)
-def test_colours_and_orientation_survive_every_format(shared: Decoder, given: Input) -> None:
+def test_colors_and_orientation_survive_every_format(shared: Decoder, given: Input) -> None:
     pixels = shared.decode(*entry(given.make()))
     corners = [pixels[y, x].tolist() for y in (3, -4) for x in (3, -4)]
     assert np.abs(np.array(corners) - np.array(list(COLOURS.values()))).max() <= 6
@@ -140,26 +140,26 @@ def test_floats_are_stretched_between_their_own_extremes(shared: Decoder) -> Non
 
 
 @pytest.mark.parametrize("name", ["png, rgba", "png, grey and alpha", "png, palette with transparency", "webp, rgba"])
-def test_what_is_transparent_lies_on_white(shared: Decoder, name: str) -> None:
+def test_transparent_pixels_are_blended_with_white(shared: Decoder, name: str) -> None:
     (make,) = [given.make for given in ODD if given.name == name]
     pixels = shared.decode(*entry(make()))
     assert pixels[3, 3].tolist() == [255, 255, 255]
     assert pixels[-4, 3].max() < 200
 
 
-def test_a_picture_wider_than_a_strip_comes_out_whole(shared: Decoder) -> None:
+def test_a_picture_that_is_wider_than_a_strip_is_complete(shared: Decoder) -> None:
     image = Image.effect_noise((3000, 2000), 90)
     pixels = shared.decode(*entry(encode(image, "PPM")))
     assert np.array_equal(pixels[:, :, 1], np.array(image))
 
 
-def test_a_picture_that_is_not_of_the_header_s_size_is_refused(shared: Decoder) -> None:
+def test_a_picture_with_another_size_than_its_header_is_refused(shared: Decoder) -> None:
     with pytest.raises(ImageError) as refused:
         shared.decode(memoryview(GOOD), Header("JPEG", 64, 96, 1))
     assert refused.value.reason is Reason.HEADER
 
 
-def test_an_answer_is_the_callers_own(shared: Decoder) -> None:
+def test_decoded_pixels_are_a_copy(shared: Decoder) -> None:
     first = shared.decode(*entry(GOOD))
     before = first.copy()
     shared.decode(*entry(png(Image.new("RGB", (96, 64), "black"))))
@@ -170,7 +170,7 @@ def test_an_answer_is_the_callers_own(shared: Decoder) -> None:
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-def test_whatever_the_child_does_is_one_images_failure(
+def test_any_failure_of_the_child_fails_one_image_only(
     make: Callable[..., Decoder], deed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoder_module, "WALL_PER_CPU_SECOND", STALL)
@@ -197,7 +197,7 @@ def test_a_picture_too_large_for_the_childs_memory_is_refused_and_the_next_decod
     assert decoder.decode(*entry(GOOD)).shape == (64, 96, 3)
 
 
-def test_a_child_that_died_idle_is_replaced_and_no_image_blamed(make: Callable[..., Decoder]) -> None:
+def test_a_child_that_died_while_idle_is_replaced_and_no_image_is_blamed(make: Callable[..., Decoder]) -> None:
     decoder = make()
     decoder.decode(*entry(GOOD))
     assert decoder.pid is not None
@@ -223,7 +223,7 @@ def test_a_child_is_replaced_after_its_lifetime(make: Callable[..., Decoder], mo
     assert pids[2] is None
 
 
-def test_memory_is_given_back_after_a_large_picture(make: Callable[..., Decoder]) -> None:
+def test_memory_is_released_after_a_large_picture(make: Callable[..., Decoder]) -> None:
     decoder = make()
     decoder.decode(*entry(png(Image.new("L", (6000, 5000)))))
     assert os.fstat(decoder._memory_fd).st_size == decoder_module.KEPT_BYTES
@@ -231,7 +231,7 @@ def test_memory_is_given_back_after_a_large_picture(make: Callable[..., Decoder]
     decoder.decode(*entry(png(Image.new("L", (6000, 5000), 200))))
 
 
-def test_open_files_stay_level_over_two_hundred_decodes(make: Callable[..., Decoder]) -> None:
+def test_two_hundred_decodes_leave_no_open_files(make: Callable[..., Decoder]) -> None:
     decoder = make(command=sabotaged(DEEDS["leaves"]))
     decoder.decode(*entry(GOOD))
     before = len(os.listdir("/proc/self/fd"))
@@ -321,9 +321,7 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
         "os.memfd_create('room beside the limits')",
     ],
 )
-def test_a_library_that_was_taken_over_reaches_neither_files_nor_network_nor_processes(
-    make: Callable[..., Decoder], attempt: str
-) -> None:
+def test_code_that_runs_in_a_decoder_reaches_no_files_network_or_processes(make: Callable[..., Decoder], attempt: str) -> None:
     decoder = make(command=sabotaged(attempt))
     decoder.decode(*entry(GOOD))
     with pytest.raises(ImageError, match="Operation not permitted"):
@@ -378,9 +376,7 @@ def test_a_heif_plug_in_is_used_when_there_is_one(make: Callable[..., Decoder], 
     assert make().decode(memoryview(png()), Header("HEIF", 96, 64, 1))[3, 3].tolist() == [200, 40, 40]
 
 
-def test_a_picture_that_turns_out_smaller_as_it_is_decoded_is_refused(
-    make: Callable[..., Decoder], plug_in: Callable[..., None]
-) -> None:
+def test_a_picture_that_is_smaller_once_decoded_is_refused(make: Callable[..., Decoder], plug_in: Callable[..., None]) -> None:
     plug_in("self.im, self._size = self.im.crop((0, 0, 95, 64)), (95, 64)")
     with pytest.raises(ImageError, match="the header says 96×64, the pixels are") as refused:
         make().decode(memoryview(png()), Header("HEIF", 96, 64, 1))
@@ -400,7 +396,7 @@ def test_a_pool_answers_in_order_and_keeps_errors_in_place() -> None:
     ]
 
 
-def test_an_error_does_not_hold_on_to_the_bytes_it_was_about() -> None:
+def test_an_error_does_not_keep_its_image_in_memory() -> None:
     pool = Decoders(1, LIMITS)
     slab = bytearray(b"not a PNG")
     (error,) = pool.decode_all([(memoryview(slab), Header("PNG", 96, 64, 1))])

@@ -48,7 +48,7 @@ def pages_of(image: Image.Image) -> int:
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_format_that_has_an_orientation_tells_it(image_format: str, orientation: int) -> None:
+def test_the_orientation_of_every_format_is_read(image_format: str, orientation: int) -> None:
     data = memoryview(oriented(orientation, image_format))
     assert inspect(data, LIMITS) == Header(image_format, 96, 64, orientation, pages=1)
 
@@ -58,7 +58,7 @@ def test_malformed_exif_counts_as_upright(exif: bytes) -> None:
     assert read_orientation(memoryview(exif)) == 1
 
 
-def test_of_several_exif_blocks_the_first_counts() -> None:
+def test_the_first_of_several_exif_blocks_counts() -> None:
     first, second = oriented(6), Image.Exif()
     second[0x112] = 3
     block = second.tobytes()
@@ -66,7 +66,7 @@ def test_of_several_exif_blocks_the_first_counts() -> None:
     assert read_jpeg(memoryview(first.replace(b"\xff\xdb", segment + b"\xff\xdb", 1))) == (64, 96, 6)
 
 
-def test_a_frame_tells_which_jpegs_any_decoder_reads_alike() -> None:
+def test_plain_jpegs_are_recognized_by_their_frame() -> None:
     plain = [jpeg(), jpeg(progressive=True), jpeg(Image.new("L", (9, 9)))]
     peculiar = [jpeg(keep_rgb=True), jpeg(Image.new("CMYK", (9, 9))), ycck_jpeg(), arithmetic_jpeg()]
     assert [read_jpeg_frame(memoryview(data)).is_plain for data in plain] == [True] * 3
@@ -133,18 +133,18 @@ HEIF_SIZES = {  # properties of the primary picture, in order → its upright si
 
 
 @pytest.mark.parametrize(("properties", "size"), HEIF_SIZES.values(), ids=HEIF_SIZES.keys())
-def test_a_heic_is_as_large_as_its_properties_leave_it(properties: list[bytes], size: tuple[int, int]) -> None:
+def test_the_size_of_a_heic_follows_from_its_properties(properties: list[bytes], size: tuple[int, int]) -> None:
     mine = bytes((0, 1, len(properties), *range(1, len(properties) + 1)))
     data = memoryview(avif_of(mine, b"".join(properties) + clap(1, 1, 1, 1, 0, 1, 0, 1)))  # the last is another picture's
     assert read_heif(data) == (*size, 1)
 
 
-def test_an_avif_is_as_large_as_it_is_stored_since_pillow_does_not_cut() -> None:
+def test_the_size_of_an_avif_ignores_clap_as_pillow_does() -> None:
     assert read_avif(memoryview(avif_of(b"\0\1\2\1\2", PADDED + CUT))) == (642, 482, 1)
 
 
-def test_a_heic_that_is_cut_to_parts_of_nothing_is_refused() -> None:
-    with pytest.raises(ImageError, match="cut to an impossible size"):
+def test_a_heic_with_an_impossible_crop_is_refused() -> None:
+    with pytest.raises(ImageError, match="cropped to an impossible size"):
         read_heif(memoryview(avif_of(b"\0\1\2\1\2", PADDED + clap(641, 0, 481, 1, 0, 1, 0, 1))))
 
 
@@ -155,9 +155,7 @@ def big_tiff_of(entries: bytes) -> bytes:
 GIF_SCREEN = b"GIF89a" + struct.pack("<HHBBB", 96, 64, 0, 0, 0)
 GIF_FRAME = b"\x2c" + struct.pack("<HHHH", 0, 0, 96, 64)
 TIFF_SIZE = struct.pack("<HHQQHHQQ", WIDTH_TAG, 4, 1, 96, HEIGHT_TAG, 4, 1, 64)
-ENDLESS: dict[
-    str, Callable[[int], bytes]
-] = {  # what is walked in search of a size: so many small parts, and what would tell the size behind them
+ENDLESS: dict[str, Callable[[int], bytes]] = {  # very many small parts, and the size after them
     "JPEG, bare markers": lambda parts: b"\xff\xd8" + b"\xff\x01" * parts + jpeg()[2:],
     "JPEG, empty segments": lambda parts: b"\xff\xd8" + b"\xff\xe5\0\2" * parts + jpeg()[2:],
     "GIF, comments": lambda parts: GIF_SCREEN + b"\x21\xfe\0" * parts + GIF_FRAME,
@@ -168,7 +166,7 @@ ENDLESS: dict[
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_a_size_behind_very_many_small_parts_is_not_searched_for_to_the_end(kind: str) -> None:
+def test_the_search_for_a_size_stops_after_very_many_small_parts(kind: str) -> None:
     few = inspect(memoryview(ENDLESS[kind](10)), LIMITS)
     assert (few.width, few.height) == (96, 64)
     with pytest.raises(ImageError) as refused:

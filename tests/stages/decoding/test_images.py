@@ -94,7 +94,7 @@ def test_an_image_is_allowed_by_what_its_refusal_says(size: tuple[int, int]) -> 
     assert (inspect(data, limits).width, inspect(data, limits).height) == size
 
 
-def test_heic_is_refused_by_naming_the_plug_in_and_read_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_of_heic_names_the_plug_in_and_heic_is_read_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "heif_is_readable", lambda: False)
     with pytest.raises(ImageError, match=r"pip install 'visiond\[heic\]'"):
         inspect(memoryview(avif_named_heic()), LIMITS)
@@ -102,7 +102,7 @@ def test_heic_is_refused_by_naming_the_plug_in_and_read_once_it_is_there(monkeyp
     assert inspect(memoryview(avif_named_heic()), LIMITS) == Header("HEIF", 96, 64, 1)
 
 
-def test_a_batch_keeps_its_order_round_a_broken_image(decoders: Decoders) -> None:
+def test_a_batch_keeps_its_order_when_an_image_is_broken(decoders: Decoders) -> None:
     broken = jpeg(picture(32, 32)).replace(b"\xff\xdb", b"\xff\xfe")  # no quantisation tables
     batch = [entry(png(picture(20, 10))), entry(broken), entry(jpeg(picture(30, 40)))]
     first, second, third = decode(batch, "cpu", decoders, LIMITS)
@@ -136,7 +136,7 @@ def test_the_device_turns_as_pillow_does(orientation: int) -> None:
 
 
 @torchvision_is_deprecated
-def test_what_the_device_cannot_decode_spoils_nothing_beside_it() -> None:
+def test_a_file_that_the_device_cannot_decode_does_not_affect_the_others() -> None:
     batch = [entry(oriented(6)), entry(spoil(jpeg())), entry(jpeg(progressive=True))]
     first, second, third = images._decode_on_device(batch, torch.device("cpu"), LIMITS)
     assert second is None
@@ -145,20 +145,20 @@ def test_what_the_device_cannot_decode_spoils_nothing_beside_it() -> None:
 
 
 @torchvision_is_deprecated
-def test_pixels_of_another_size_than_the_header_says_are_not_taken() -> None:
+def test_pixels_with_another_size_than_the_header_are_refused() -> None:
     data, header = entry(jpeg())
     lied = Header("JPEG", header.width - 1, header.height, 1)
     assert list(images._decode_on_device([(data, lied)], torch.device("cpu"), LIMITS)) == [None]
 
 
-def test_one_device_call_takes_no_more_pixels_than_the_limit() -> None:
+def test_one_device_call_decodes_no_more_pixels_than_the_limit() -> None:
     sizes = [40, 40, 40, 150, 10, 90, 60, 41]
     batch = [(memoryview(b""), Header("JPEG", size, 1, 1)) for size in sizes]
     groups = [[header.width for _, header in group] for group in images._group_by_pixels(batch, 100)]
     assert groups == [[40, 40], [40], [150], [10, 90], [60], [41]]
 
 
-def test_the_decoder_chosen_says_nothing_of_its_deprecation() -> None:
+def test_the_gpu_decoder_prints_no_deprecation_warning() -> None:
     images._jpeg_decoder.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         files = [torch.frombuffer(bytearray(jpeg()), dtype=torch.uint8)]
@@ -220,7 +220,7 @@ def test_the_gpu_applies_the_orientation(cuda: torch.device, decoders: Decoders,
 
 
 @pytest.mark.gpu
-def test_a_bad_jpeg_in_a_gpu_batch_harms_nobody(cuda: torch.device, decoders: Decoders) -> None:
+def test_a_bad_jpeg_does_not_affect_the_others_of_its_gpu_batch(cuda: torch.device, decoders: Decoders) -> None:
     files = [jpeg(), spoil(jpeg()), ycck_jpeg(), encode(picture(), "WEBP", quality=95), jpeg(progressive=True)]
     first, bad, *others = decode([entry(data) for data in files], cuda, decoders, LIMITS)
     assert isinstance(bad, ImageError)

@@ -28,16 +28,16 @@ def test_pages_and_frames_are_counted(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["TIFF", "GIF", "WEBP", "PNG", "BMP", "AVIF"])
-def test_one_picture_is_one(name: str) -> None:
+def test_a_single_picture_counts_as_one(name: str) -> None:
     assert count_pages(name, memoryview(encode(picture(), name))) == 1
 
 
-def test_a_big_tiffs_pages_are_counted_too() -> None:
+def test_the_pages_of_a_bigtiff_are_counted() -> None:
     assert count_pages("TIFF", memoryview(tiff_of(7, big=True))) == 7
 
 
 @pytest.mark.parametrize("kind", [1, 4, 5])
-def test_a_smaller_copy_or_a_mask_is_no_page(kind: int) -> None:
+def test_a_smaller_copy_or_a_mask_is_not_a_page(kind: int) -> None:
     whole, copies = tiff_of(1)[:-4] + struct.pack("<I", 26), tiff_of(3, kind=kind)[8:]
     chain = [struct.unpack_from("<I", copies, 18 * place + 14)[0] for place in range(3)]
     moved = b"".join(
@@ -51,20 +51,20 @@ def test_pages_in_a_ring_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("big", [False, True])
-def test_of_very_many_pages_not_all_are_counted(big: bool) -> None:
+def test_counting_pages_stops_at_a_limit(big: bool) -> None:
     data = memoryview(tiff_of(100_000, big=big))
     started = time.process_time()
     assert count_pages("TIFF", data) == MOST
     assert time.process_time() - started < 1
 
 
-def test_frames_that_a_png_only_states_are_not_counted_one_by_one() -> None:
+def test_a_false_number_of_frames_in_a_png_takes_no_time() -> None:
     stated = animation("PNG").replace(b"acTL\0\0\0\x03", b"acTL\xff\xff\xff\xff")
     assert count_pages("PNG", memoryview(stated)) == MOST
 
 
 @pytest.mark.parametrize("name", ["TIFF", "GIF", "WEBP", "PNG"])
-def test_a_file_cut_anywhere_has_a_page_at_least_and_no_error(name: str) -> None:
+def test_a_file_that_is_cut_anywhere_has_at_least_one_page(name: str) -> None:
     data = animation(name)
     counts = [count_pages(name, memoryview(data[:end])) for end in range(12, len(data), 7)]
     assert set(counts) <= {1, 2, 3}

@@ -36,7 +36,7 @@ def draw(chance: random.Random) -> Image.Image:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_whole_jpeg_has_no_gap_however_flat_it_is(settings: dict[str, object]) -> None:
+def test_a_complete_jpeg_has_no_gap_even_if_it_is_flat(settings: dict[str, object]) -> None:
     chance, runs = random.Random(str(settings)), 0
     for _ in range(60):
         quality, subsampling = chance.choice((1, 10, 50, 90, 100)), chance.randrange(3)
@@ -48,11 +48,11 @@ def test_a_whole_jpeg_has_no_gap_however_flat_it_is(settings: dict[str, object])
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (0.2, 1.0), (0.3, 0.7)])
-def test_zeros_in_the_place_of_pixels_are_found(settings: dict[str, object], start: float, end: float) -> None:
+def test_zeros_instead_of_pixels_are_found(settings: dict[str, object], start: float, end: float) -> None:
     assert gap_in(without_bytes(start, end, **settings)) is not None
 
 
-def test_a_picture_that_turned_white_halfway_is_no_damage() -> None:
+def test_a_picture_whose_lower_half_is_white_is_not_damaged() -> None:
     page = Image.new("RGB", (1200, 1600), "white")
     page.paste(Image.effect_noise((200, 200), 90).convert("RGB"))
     data = jpeg(page, optimize=True)
@@ -60,7 +60,7 @@ def test_a_picture_that_turned_white_halfway_is_no_damage() -> None:
     assert gap_in(data) is None
 
 
-def test_zeros_behind_the_end_are_no_pixels() -> None:
+def test_zeros_after_the_end_marker_are_ignored() -> None:
     assert gap_in(jpeg() + bytes(10_000)) is None
     assert gap_in(jpeg() + bytes(10_000) + jpeg()) is None  # as a camera's file of two pictures
 
@@ -72,12 +72,12 @@ def test_the_refusal_says_how_much_is_missing_and_where() -> None:
     assert refused.value.reason is Reason.TRUNCATED
 
 
-def test_tables_that_cannot_be_read_are_left_to_the_decoder() -> None:
+def test_unreadable_huffman_tables_are_left_to_the_decoder() -> None:
     data = without_bytes(0.5, 1)
     assert gap_in(data.replace(b"\xff\xc4", b"\xff\xe9")) is None
 
 
-def test_looking_for_zeros_costs_next_to_nothing() -> None:
+def test_the_check_for_zeros_is_fast() -> None:
     """Microseconds for a whole photograph; even of zeros alone a hundred megabytes take no minute."""
     data = memoryview(jpeg(Image.effect_noise((900, 700), 60).convert("RGB")))
     start = read_jpeg_frame(data).pixels_at

@@ -37,7 +37,7 @@ def blank_right_of(pixels: Tensor, widths: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def test_a_convolution_takes_bias_relu_stride_and_bytes() -> None:
+def test_a_convolution_has_bias_relu_and_stride_and_takes_bytes() -> None:
     module = nn.Conv2d(3, 24, 3, stride=2, padding=1).to(DEVICE)
     pixels = torch.randint(0, 256, (2, 6, 10, 3), dtype=torch.uint8, device=DEVICE)
     ours, _ = launch.conv2d(layers.Convolution.of(module), pixels)
@@ -45,7 +45,7 @@ def test_a_convolution_takes_bias_relu_stride_and_bytes() -> None:
 
 
 @torch.inference_mode()
-def test_an_even_convolution_keeps_the_maps_size_and_stands_beside_the_greatest_of_each_neighbourhood() -> None:
+def test_a_convolution_with_an_even_kernel_keeps_the_maps_size_and_is_concatenated_with_a_max_pooling() -> None:
     module, widths = nn.Conv2d(12, 24, 2).to(DEVICE), torch.tensor([4, 7], device=DEVICE)
     pixels, others = draw(2, 5, 7, 12), draw(2, 5, 7, 24).abs()
     ours, _ = launch.conv2d(layers.Convolution.of(module, padding=(0, 0)), pixels, widths, pooled=others)
@@ -55,7 +55,7 @@ def test_an_even_convolution_keeps_the_maps_size_and_stands_beside_the_greatest_
 
 
 @torch.inference_mode()
-def test_what_lies_right_of_an_image_counts_as_zero() -> None:
+def test_columns_beyond_an_images_width_count_as_zero() -> None:
     widths = torch.tensor([3, 8], device=DEVICE)
     pixels = draw(2, 4, 8, 48)
     full, narrow = nn.Conv2d(48, 24, 3, padding=1).to(DEVICE), nn.Conv2d(48, 48, 3, padding=1, groups=48).to(DEVICE)
@@ -69,14 +69,14 @@ def test_what_lies_right_of_an_image_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("kernel", [(7, 7), (1, 7), (3, 3)])
 @torch.inference_mode()
-def test_a_depthwise_convolution_of_any_kernel(kernel: tuple[int, int]) -> None:
+def test_a_depthwise_convolution_of_any_kernel_size(kernel: tuple[int, int]) -> None:
     module = nn.Conv2d(40, 40, kernel, padding=(kernel[0] // 2, kernel[1] // 2), groups=40).to(DEVICE)
     pixels = draw(1, 9, 17, 40)
     agree(launch.depthwise_conv2d(layers.DepthwiseConvolution.of(module), pixels)[0], module(as_images(pixels)))
 
 
 @torch.inference_mode()
-def test_gates_come_from_the_means_of_what_a_layer_made() -> None:
+def test_squeeze_and_excitation_uses_the_means_of_a_layers_output() -> None:
     module, first, second = nn.Conv2d(48, 48, 1), nn.Conv2d(48, 6, 1), nn.Conv2d(6, 48, 1)
     for part in (module, first, second):
         part.to(DEVICE)
@@ -89,7 +89,7 @@ def test_gates_come_from_the_means_of_what_a_layer_made() -> None:
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(48, 48), (48, 96), (192, 192), (96, 192), (384, 384)])
 @torch.inference_mode()
-def test_two_pointwise_layers_are_one(inputs: int, outputs: int) -> None:
+def test_a_pointwise_mlp_is_two_convolutions_with_a_gelu(inputs: int, outputs: int) -> None:
     hidden = 2 * inputs
     first, second = nn.Conv2d(inputs, hidden, 1).to(DEVICE), nn.Conv2d(hidden, outputs, 1).to(DEVICE)
     pixels, gates = draw(2, 3, 5, inputs), torch.rand(2, inputs, device=DEVICE)
@@ -100,7 +100,7 @@ def test_two_pointwise_layers_are_one(inputs: int, outputs: int) -> None:
 
 
 @torch.inference_mode()
-def test_a_coarser_map_is_added_to_a_gated_one() -> None:
+def test_a_coarser_map_is_upsampled_and_added_to_a_gated_one() -> None:
     pixels, gates, coarser = draw(2, 4, 6, 24), torch.rand(2, 24, device=DEVICE), draw(2, 2, 3, 24)
     gated = as_images(pixels) * gates[:, :, None, None]
     agree(launch.upsample_add(pixels, gates, coarser), gated + F.interpolate(as_images(coarser), scale_factor=2))
@@ -108,7 +108,7 @@ def test_a_coarser_map_is_added_to_a_gated_one() -> None:
 
 
 @torch.inference_mode()
-def test_maps_of_four_sizes_stand_side_by_side() -> None:
+def test_maps_of_four_sizes_are_upsampled_and_concatenated() -> None:
     parts = [(draw(2, size, 2 * size, 24), torch.rand(2, 24, device=DEVICE)) for size in (1, 2, 4, 8)]
     theirs = [
         F.interpolate(as_images(pixels) * gates[:, :, None, None], scale_factor=8 // pixels.shape[1]) for pixels, gates in parts
@@ -117,7 +117,7 @@ def test_maps_of_four_sizes_stand_side_by_side() -> None:
 
 
 @torch.inference_mode()
-def test_the_head_makes_sixteen_probabilities_of_a_pixel() -> None:
+def test_the_deconvolution_head_makes_sixteen_probabilities_from_each_pixel() -> None:
     first, second = nn.ConvTranspose2d(24, 24, 2, stride=2).to(DEVICE), nn.ConvTranspose2d(24, 1, 2, stride=2).to(DEVICE)
     pixels = 3 * draw(2, 3, 5, 24)
     ours = launch.deconv_head(layers.DeconvHead.of(first, second), pixels)
@@ -126,7 +126,7 @@ def test_the_head_makes_sixteen_probabilities_of_a_pixel() -> None:
 
 
 @torch.inference_mode()
-def test_the_likeliest_class_and_its_probability() -> None:
+def test_the_argmax_of_the_softmax_and_its_probability() -> None:
     logits = 4 * draw(3, 2, 5000)
     classes, probabilities = launch.argmax_softmax(logits)
     theirs = logits.float().softmax(dim=-1).max(dim=-1)
@@ -135,7 +135,7 @@ def test_the_likeliest_class_and_its_probability() -> None:
 
 
 @torch.inference_mode()
-def test_a_residual_connection_and_its_norm() -> None:
+def test_a_residual_connection_and_its_layer_norm() -> None:
     hidden, update, norm = draw(3, 5, 40), draw(3, 5, 40), nn.LayerNorm(40, eps=1e-5).to(DEVICE).half()
     norm.weight.copy_(draw(40))
     norm.bias.copy_(draw(40))
@@ -145,7 +145,7 @@ def test_a_residual_connection_and_its_norm() -> None:
 
 
 @torch.inference_mode()
-def test_a_convolutions_bias_and_silu() -> None:
+def test_bias_and_silu_after_a_convolution() -> None:
     values, bias = draw(2, 24, 5, 7).to(memory_format=torch.channels_last), draw(24)
     theirs = F.silu(values + bias[:, None, None])
     torch.testing.assert_close(launch.add_bias_silu(values, bias), theirs, atol=2e-3, rtol=2e-3)

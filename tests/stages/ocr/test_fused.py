@@ -31,7 +31,7 @@ def draw(count: int, height: int, width: int) -> Tensor:
 
 
 @torch.inference_mode()
-def test_the_detector_sees_the_same_text() -> None:
+def test_the_fused_detector_finds_the_same_text() -> None:
     plain, pages = load_detector(weight_files()["det"]).to(DEVICE), draw(2, 32, 64)
     theirs = plain.infer(pages)
     assert theirs.max() > 0.3
@@ -39,7 +39,7 @@ def test_the_detector_sees_the_same_text() -> None:
 
 
 @torch.inference_mode()
-def test_the_recognizer_reads_the_same_in_a_line_and_nothing_right_of_it() -> None:
+def test_the_fused_recognizer_reads_the_same_text_and_nothing_beyond_the_line() -> None:
     network, _ = load_recognizer(weight_files()["rec"])
     plain, lines = network.to(DEVICE), draw(2, 48, 32)
     resized, padded = torch.tensor([15, 27], device=DEVICE), torch.tensor([20, 32], device=DEVICE)

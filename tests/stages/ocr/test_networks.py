@@ -58,7 +58,7 @@ def test_nothing_is_compiled_before_the_first_images_come() -> None:
     loader.compiled.set()
 
 
-def test_kernels_that_cannot_be_compiled_leave_the_plain_networks_and_say_so() -> None:
+def test_if_kernels_cannot_be_compiled_the_plain_networks_run_with_a_warning() -> None:
     loader = Loader(RuntimeError("ptxas died of signal 11"))
     loader.compiled.set()
     with pytest.warns(RuntimeWarning, match="GPU kernels cannot be compiled.*signal 11"):
@@ -66,7 +66,7 @@ def test_kernels_that_cannot_be_compiled_leave_the_plain_networks_and_say_so() -
     assert loader.latest() is loader.plain
 
 
-def test_kernels_that_were_compiled_and_no_longer_run_leave_the_plain_networks_too() -> None:
+def test_if_compiled_kernels_do_not_run_any_more_the_plain_networks_run() -> None:
     loader = Loader(RuntimeError("device kernel image is invalid"))
     loader.compiled.set()
     with pytest.warns(RuntimeWarning, match="GPU kernels cannot be compiled.*invalid"):
@@ -74,7 +74,7 @@ def test_kernels_that_were_compiled_and_no_longer_run_leave_the_plain_networks_t
     assert loader.latest() is loader.latest()
 
 
-def test_a_device_lost_meanwhile_is_told() -> None:
+def test_a_device_that_is_lost_while_compiling_is_reported() -> None:
     loader = Loader(DeviceLost("an illegal memory access"))
     loader.compiled.set()
     with pytest.raises(DeviceLost):
@@ -103,7 +103,7 @@ print(fused, len(texts) > 4)
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_reads_before_its_kernels_are_compiled_and_the_next_start_has_them(tmp_path: Path) -> None:
+def test_a_gpu_reads_while_its_kernels_are_compiled_and_the_next_start_has_them(tmp_path: Path) -> None:
     command, environment = [sys.executable, "-W", "ignore", "-c", PROGRAM], os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    told = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
-    assert told == ["[False] True\n", "[True] True\n"]
+    outputs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert outputs == ["[False] True\n", "[True] True\n"]

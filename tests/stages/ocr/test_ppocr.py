@@ -92,7 +92,7 @@ def test_every_class_has_its_character() -> None:
     assert len(set(characters)) == len(characters)
 
 
-def test_the_files_swapped_are_refused() -> None:
+def test_swapped_files_are_refused() -> None:
     with pytest.raises(WeightsError, match="does not hold the detector of PP-OCRv6 small"):
         load_detector(FILES["rec"])
     with pytest.raises(WeightsError, match="not one of rapidocr"):
@@ -108,7 +108,7 @@ def test_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
         load_detector(tmp_path / "det.onnx")
 
 
-def test_a_file_that_is_no_onnx_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_onnx_is_named(tmp_path: Path) -> None:
     (tmp_path / "rec.onnx").write_bytes(b"<html>not found</html>")
     with pytest.raises(WeightsError, match=r"rec\.onnx cannot be read as ONNX"):
         read_onnx(tmp_path / "rec.onnx")

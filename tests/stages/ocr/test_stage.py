@@ -101,7 +101,7 @@ def test_pages_hold_text(stage: OcrStage) -> None:
     assert all(0 <= x <= 640 and 0 <= y <= 480 for line in answer.lines for x, y in line.box)
 
 
-def test_what_a_worker_rehearses_on_holds_lines(stage: OcrStage) -> None:
+def test_the_page_that_a_worker_warms_up_with_has_lines(stage: OcrStage) -> None:
     page = wrap_pixels(np.array(Pillow.open(io.BytesIO(chain.draw_page(Limits())))))
     assert [line.text for line in read(stage, page)[0].lines] == ["A page to rehearse on", "and a second line"]
 
@@ -225,7 +225,7 @@ def turning() -> OcrStage:
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_turned_page_says_the_same_in_the_same_order(turns: int, stage: OcrStage, turning: OcrStage) -> None:
+def test_a_turned_page_has_the_same_text_in_the_same_order(turns: int, stage: OcrStage, turning: OcrStage) -> None:
     upright, page = draw_lines(READ), draw_lines(READ, turns)
     answer = read(turning, page)[0]
     assert [line.text for line in answer.lines] == READ
@@ -237,14 +237,14 @@ def test_a_turned_page_says_the_same_in_the_same_order(turns: int, stage: OcrSta
     assert np.abs(np.mean([line.box for line in answer.lines], axis=1) - centres).max() < 5  # pixels of the image as it is
 
 
-def test_pages_that_stand_in_all_ways_do_not_disturb_each_other(turning: OcrStage) -> None:
+def test_pages_of_all_orientations_do_not_affect_each_other(turning: OcrStage) -> None:
     together = read(
         turning, *[draw_lines(READ, turns) for turns in (2, 0, 3, 1)], wrap_pixels(np.full((99, 99, 3), 255, np.uint8))
     )
     assert [[line.text for line in answer.lines] for answer in together] == [READ] * 4 + [[]]
 
 
-def test_an_upright_page_is_read_the_same_whether_or_not_turned_ones_are(stage: OcrStage, turning: OcrStage) -> None:
+def test_orientation_does_not_change_how_an_upright_page_is_read(stage: OcrStage, turning: OcrStage) -> None:
     pages = [draw_page(seed) for seed in (0, 3, 13)]
     assert read(turning, *pages) == read(stage, *pages)
 
@@ -256,14 +256,14 @@ def test_lines_below_the_text_score_are_dropped(stage: OcrStage, monkeypatch: py
     assert read(stage, draw_page(1))[0].lines == [line for line in lines if line.score >= least]
 
 
-def test_an_unknown_option_is_named_with_those_there_are() -> None:
+def test_the_error_for_an_unknown_option_lists_all_options() -> None:
     with pytest.raises(ValueError, match=r"`box_tresh`.*box_threshold"):
         build_stage(box_tresh=0.5)
 
 
 def test_weights_for_other_roles_are_refused() -> None:
     stage = OcrStage(StageSpec("ocr", "ppocr", files={"detection": str(weight_files()["det"])}), "cpu")
-    with pytest.raises(WeightsError, match="det and rec, but there are some for detection"):
+    with pytest.raises(WeightsError, match="must be det and rec, but these are given: detection"):
         stage.load()
 
 

@@ -19,7 +19,7 @@ def turn(quads: np.ndarray, way: int, degrees: float = 0.0) -> np.ndarray:
 
 @pytest.mark.parametrize("degrees", [0, -4, 4, 10])
 @pytest.mark.parametrize("way", range(4))
-def test_boxes_are_seen_from_the_way_the_text_stands(way: int, degrees: float) -> None:
+def test_boxes_are_turned_to_the_direction_of_the_text(way: int, degrees: float) -> None:
     quads = turn(LINES, way, degrees)
     assert guess_turns(quads) == way % 2
     texts = turn_corners(quads, way)
@@ -34,14 +34,14 @@ def test_lines_are_ordered_as_they_are_read(way: int) -> None:
     assert order_lines(quads, way).tolist() == [1, 2, 0]
 
 
-def test_no_boxes_are_no_trouble() -> None:
+def test_a_page_without_boxes_works() -> None:
     nothing = np.empty((0, 4, 2), np.float32)
     assert guess_turns(nothing) == 0
     assert turn_corners(nothing, 2).shape == (0, 4, 2)
     assert order_lines(nothing, 3).tolist() == []
 
 
-def test_a_reading_with_more_sure_characters_weighs_more() -> None:
+def test_a_reading_with_more_characters_of_high_scores_scores_higher() -> None:
     assert is_sure([("some text", 0.99), ("x", 0.3)])
     assert not is_sure([("bec oh oth", 0.72)])
     assert not is_sure([])

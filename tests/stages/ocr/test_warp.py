@@ -57,12 +57,12 @@ def plan_slanted_lines(scale: float = 1.0) -> Lines:
         ((33, 257), (33, 31)),
     ],
 )
-def test_resizing_in_torch_is_cv2s_to_the_bit(source: tuple[int, int], target: tuple[int, int]) -> None:
+def test_resizing_in_torch_equals_cv2_bit_for_bit(source: tuple[int, int], target: tuple[int, int]) -> None:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (*source, 3), dtype=np.uint8))
     assert np.array_equal(resize_in_torch(pixels, *target), cv2.resize(pixels.numpy(), target))
 
 
-def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
+def test_lines_cropped_in_torch_are_cv2s_except_for_a_rare_level() -> None:
     pages, lines = [draw_page(500, 300, 0), draw_page(500, 300, 1)], plan_slanted_lines()
     assert lines.height[2] > lines.width[2]
     theirs, ours = crop_with_cv2(pages, lines, 48, 400).int(), crop_in_torch(pages, lines, 48, 400).int()
@@ -73,7 +73,7 @@ def test_lines_cut_in_torch_are_cv2s_but_for_a_rare_level() -> None:
     assert (off > 0).float().mean() < 1e-3
 
 
-def test_the_kernel_cuts_lines_as_torch_does() -> None:
+def test_the_kernel_crops_lines_as_torch_does() -> None:
     """At sizes that the interpreter can bear."""
     pages, lines = [draw_page(500, 300, seed).to(DEVICE) for seed in (0, 1)], plan_slanted_lines(0.25)
     lines = replace(lines, resized=np.minimum(lines.resized, 50))
@@ -84,7 +84,7 @@ def test_the_kernel_cuts_lines_as_torch_does() -> None:
     assert (off > 0).float().mean() < 2e-3
 
 
-def test_a_picture_is_interleaved_however_it_lies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_is_interleaved_from_any_memory_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warp, "has_kernels_for", lambda _: True)
     page = draw_page(50, 30, 0).to(DEVICE)
     planes = page.permute(2, 0, 1)
@@ -92,7 +92,7 @@ def test_a_picture_is_interleaved_however_it_lies_in_memory(monkeypatch: pytest.
     assert torch.equal(interleave(planes.contiguous()), page)
 
 
-def test_an_upright_box_is_cut_as_the_warp_cuts_it() -> None:
+def test_an_upright_box_is_cropped_as_by_the_warp() -> None:
     page = draw_page(500, 300, 0).numpy()
     corners = place_line(30, 20, 200, 40, 0)
     warp = cv2.getPerspectiveTransform(corners, frame(200, 40))

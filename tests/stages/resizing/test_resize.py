@@ -39,7 +39,7 @@ SOME_SIZES = [(1, 1), (2, 9), (5, 384), (224, 223), (385, 768), (1200, 31), (40,
 
 
 @pytest.mark.parametrize(("height", "width"), SOME_SIZES)
-def test_integers_are_torchs_own_for_bytes(height: int, width: int) -> None:
+def test_integer_weights_are_torchs(height: int, width: int) -> None:
     [pixels] = pixels_of([draw_noise(height, width)])
     axes = prepare_axis(height, 300, 0, 300), prepare_axis(width, 400, 50, 224)
     theirs = F.interpolate(pixels[None], (300, 400), mode="bicubic", antialias=True)[0, :, :, 50:274]
@@ -80,12 +80,12 @@ def test_weights_of_a_pixel_sum_to_one() -> None:
     ],
     ids=["a crop larger than the image", "no fixed size", "another filter"],
 )
-def test_a_processor_that_does_something_else_is_refused(settings: CLIPImageProcessor) -> None:
+def test_an_unsupported_image_processor_is_refused(settings: CLIPImageProcessor) -> None:
     with pytest.raises(ValueError, match="not supported"):
         ImageProcessor(settings, "cpu", torch.float32)
 
 
-def test_the_settings_of_the_published_clip_are_understood(tmp_path: Path) -> None:
+def test_the_image_processor_settings_of_the_published_clip_are_supported(tmp_path: Path) -> None:
     published = {"size": 224, "crop_size": 224, "do_center_crop": True, "resample": 3, "feature_extractor_type": "x"}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(published))
     prepare = ImageProcessor(CLIPImageProcessor.from_pretrained(tmp_path), "cpu", torch.float32)

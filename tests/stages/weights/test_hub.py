@@ -58,8 +58,8 @@ def hub(tmp_path: Path, blank_pack: Pack) -> FolderHub:
 
 
 def test_a_pulled_pack_runs_and_remembers_where_it_came_from(tmp_path: Path, hub: FolderHub) -> None:
-    told: list[str] = []
-    pack = pull_standard(tmp_path / "models", told.append, hub)
+    progress: list[str] = []
+    pack = pull_standard(tmp_path / "models", progress.append, hub)
     assert pack.manifest.revision == {repository: f"commit of {repository}" for repository in SOURCES.values()}
     assert list_packs(tmp_path / "models") == ["mini", "standard"]
     verify(pack)
@@ -73,7 +73,7 @@ def test_a_pulled_pack_runs_and_remembers_where_it_came_from(tmp_path: Path, hub
     caption = image.results["blip"]
     assert isinstance(caption, Caption)
     assert caption.similarity is not None
-    assert told[-1].endswith("standard is ready.")
+    assert progress[-1].endswith("standard is ready.")
 
 
 def test_no_pickle_is_left_and_the_weights_are_the_same(tmp_path: Path, hub: FolderHub, blank_pack: Pack) -> None:
@@ -100,7 +100,7 @@ def test_a_pulled_file_that_changes_is_noticed(tmp_path: Path, hub: FolderHub) -
         resolve(open_pack("standard", tmp_path / "models"), "clip")
 
 
-def test_a_pull_that_failed_leaves_no_pack_and_can_be_repeated(tmp_path: Path, hub: FolderHub) -> None:
+def test_a_failed_pull_leaves_no_pack_and_can_be_repeated(tmp_path: Path, hub: FolderHub) -> None:
     weights = hub.root / SOURCES["yolo"] / "yolov8n.pt"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:100])

@@ -77,7 +77,7 @@ def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> No
         open_pack("./nowhere", pack.models_folder)
 
 
-def test_a_standard_pack_that_was_not_pulled_is_told_how_to_get_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_standard_pack_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(NotPulled, match=r"pull it, or copy the folder"):
         open_pack("standard", tmp_path)
 
@@ -99,7 +99,7 @@ def test_a_stage_is_not_resolved_from_altered_files(pack: Pack, stage: str) -> N
         resolve(pack, stage)
 
 
-def test_a_file_that_nobody_recorded_is_refused(pack: Pack) -> None:
+def test_a_file_without_a_recorded_digest_is_refused(pack: Pack) -> None:
     (pack.folder / "clip/adapter.json").write_text("{}")
     with pytest.raises(PackError, match=r"clip/adapter\.json is not in"):
         resolve(pack, "clip")
@@ -152,7 +152,7 @@ def test_the_fingerprints_of_the_mini_pack_and_of_fakes_are_those_of_ledgers_in_
     assert [spec.fingerprint for spec in specs] == [f"sha256:{digits}" for digits in FINGERPRINTS[backend]]
 
 
-def test_each_stage_has_a_fingerprint_of_its_own(pack: Pack) -> None:
+def test_each_stage_has_its_own_fingerprint(pack: Pack) -> None:
     specs = resolve_all(pack, ORDER, {})
     assert len({spec.fingerprint for spec in specs}) == 4
     fakes = resolve_all(pack, ORDER, {name: {"backend": "fake"} for name in ORDER})
@@ -285,7 +285,7 @@ def test_a_single_file_of_yolo_weights_can_take_its_place(pack: Pack) -> None:
     assert spec.files == {"weights": str(weights)}
 
 
-def test_a_file_that_is_no_yolo_model_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_yolo_model_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "best.safetensors", "x")
     with pytest.raises(PackError, match=r"a yolo\.json beside it"):
         open_pack(tmp_path / "best.safetensors", tmp_path / "models")
@@ -308,7 +308,7 @@ def test_a_model_without_its_processor_is_refused_before_anything_is_loaded(pack
         open_pack(pack.folder, pack.models_folder)
 
 
-def test_a_folder_without_weights_is_told_what_should_be_there(tmp_path: Path) -> None:
+def test_the_refusal_of_a_folder_without_weights_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"manifest.json, or clip/, blip/ or yolo.safetensors"):
         open_pack(tmp_path, tmp_path / "models")
 
@@ -317,11 +317,11 @@ def test_a_folder_without_weights_is_told_what_should_be_there(tmp_path: Path) -
 def test_a_manifest_that_points_outside_its_pack_is_refused(pack: Pack, name: str) -> None:
     entry = StageEntry("ultralytics", {"weights": name})
     write_manifest(pack.folder / MANIFEST, Manifest(name="evil", stages={"yolo": entry}))
-    with pytest.raises(PackError, match="lies outside the pack"):
+    with pytest.raises(PackError, match="is outside the pack"):
         open_pack("small", pack.models_folder)
 
 
-def test_a_manifest_appears_whole_and_leaves_nothing_beside_it(pack: Pack) -> None:
+def test_a_manifest_is_written_atomically(pack: Pack) -> None:
     path = pack.folder / MANIFEST
     before, data = path.stat().st_ino, path.read_bytes()
     with path.open("rb") as reader:
@@ -331,7 +331,7 @@ def test_a_manifest_appears_whole_and_leaves_nothing_beside_it(pack: Pack) -> No
     assert [file.name for file in pack.folder.iterdir() if MANIFEST in file.name] == [MANIFEST]
 
 
-def test_a_manifest_that_is_none_is_refused(pack: Pack) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(pack: Pack) -> None:
     pack.record.write_text('{"name": "x", "stagse": {}}')
     with pytest.raises(PackError, match="stagse"):
         open_pack("small", pack.models_folder)
@@ -358,7 +358,7 @@ def test_each_stage_has_the_notice_of_the_weights_it_runs_on(pack: Pack, tmp_pat
     }  # its similarity
 
 
-def test_a_part_of_a_pack_may_have_a_notice_of_its_own(pack: Pack) -> None:
+def test_a_stage_of_a_pack_may_have_its_own_notice(pack: Pack) -> None:
     manifest = read_manifest(pack.record)
     stages = manifest.stages | {"yolo": msgspec.structs.replace(manifest.stages["yolo"], notice="a toy")}
     write_manifest(pack.record, msgspec.structs.replace(manifest, notice="", stages=stages))

@@ -125,7 +125,7 @@ def test_batch_mates_change_no_answer(sure_weights: SureWeights, mixed_images: l
             assert 0 <= found.box[1] <= found.box[3] <= image.height
 
 
-def test_half_precision_knows_boxes_to_the_pixel(blank_pack: Pack) -> None:
+def test_half_precision_finds_boxes_to_the_pixel(blank_pack: Pack) -> None:
     model, _ = load_network(resolve(blank_pack, "yolo").files)
     torch.manual_seed(0)
     features = [torch.zeros(1, 8, size, size) for size in (80, 40, 20)]
@@ -177,7 +177,7 @@ def test_importing_ultralytics_leaves_the_process_as_it_was() -> None:
     assert cv2.getNumThreads() > 0
 
 
-def test_a_pickle_is_read_only_where_it_is_allowed(tmp_path: Path, blank_pack: Pack) -> None:
+def test_a_pickle_is_read_only_if_that_is_allowed(tmp_path: Path, blank_pack: Pack) -> None:
     checkpoint = write_checkpoint(tmp_path, blank_pack)
     with pytest.raises(ValueError, match="allow_pickle = true"):
         make_stage({"weights": str(checkpoint)})
@@ -226,7 +226,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, blank_pack: Pack) 
         make_stage({**files, "config": str(tmp_path / "yolo.json")})
 
 
-def test_a_size_that_fits_no_grid_is_refused(blank_pack: Pack) -> None:
+def test_a_size_that_is_not_a_multiple_of_the_stride_is_refused(blank_pack: Pack) -> None:
     with pytest.raises(ValueError, match="choose a multiple of 32"):
         make_stage(resolve(blank_pack, "yolo").files, imgsz=100)
 
@@ -235,7 +235,7 @@ def test_a_size_that_fits_no_grid_is_refused(blank_pack: Pack) -> None:
     ("raised", "expected"),
     [(torch.OutOfMemoryError("no"), OutOfMemory), (torch.AcceleratorError("CUDA error: no"), DeviceLost)],
 )
-def test_a_device_error_comes_out_by_our_name(blank_pack: Pack, raised: Exception, expected: type[Exception]) -> None:
+def test_a_device_error_is_translated(blank_pack: Pack, raised: Exception, expected: type[Exception]) -> None:
     stage = make_stage(resolve(blank_pack, "yolo").files)
 
     def fail(batch: torch.Tensor) -> None:

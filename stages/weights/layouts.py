@@ -1,0 +1,88 @@
+"""Recognizes which stages a folder of weights without a manifest provides. Imports no torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from stages import recognition, registry
+from stages.descriptor import Backend
+from stages.manifest import MANIFEST, PackError, StageEntry
+
+
+def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, StageEntry]:
+    """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors, or one model by itself.
+
+    stage: look for this one alone, and return {} if the folder does not provide it. backend: use this backend's rule alone.
+    A plug-in that fails on the folder is left out with a warning, unless its stage is the one that is looked for.
+    Raises PackError when no stage is found, or a model that no stage takes.
+    """
+    folder = path if path.is_dir() else path.parent
+    found: dict[str, tuple[str, Backend, dict[str, str]]] = {}
+    problems: dict[str, PackError] = {}
+    for name, described in registry.STAGES.items():
+        try:
+            with plugin_errors(name, path):
+                if match := find_weights(path, described.backends, backend if name == stage else ""):
+                    by, kind, files = match
+                    files = {**files, **shared_files(kind, {other: found[other][2] for other in found})}
+                    if stage in ("", name):
+                        kind.check({role: folder / file for role, file in files.items()}, allow_pickle=True)
+                    found[name] = by, kind, files
+        except PackError as error:
+            problems[name] = error
+    for name, problem in problems.items():
+        if name == stage or (not stage and name not in registry.SOURCES):
+            raise problem
+    recognized = {name: StageEntry(by, files) for name, (by, _, files) in found.items() if stage in ("", name)}
+    if not recognized and not stage:
+        raise next(iter(problems.values()), None) or PackError(describe_unknown(path))
+    if not stage:
+        for problem in problems.values():
+            warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
+    return recognized
+
+
+def find_weights(path: Path, backends: Mapping[str, Backend], wanted: str) -> tuple[str, Backend, dict[str, str]] | None:
+    """The first of the backends that knows what is in a folder, or the wanted one; and the files by role."""
+    for name, backend in backends.items():
+        if wanted in ("", name) and (files := backend.find(path)):
+            return name, backend, files
+    return None
+
+
+def shared_files(backend: Backend, others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The files that a backend shares with other stages. others: stage → their files by role."""
+    shares = backend.shares.items()
+    return {role: others[other][part] for role, (other, part) in shares if part in others.get(other, {})}
+
+
+@contextmanager
+def plugin_errors(stage: str, path: Path) -> Iterator[None]:
+    """Turns every error of a plug-in's `find` or `check` into a PackError that names the plug-in."""
+    try:
+        yield
+    except Exception as error:  # a plug-in's code may raise anything
+        if stage not in registry.SOURCES:
+            raise
+        what = str(error) if isinstance(error, PackError) else f"{type(error).__name__}: {error}"
+        plugin = f'the stage "{stage}" of the plug-in {registry.SOURCES[stage]}'
+        raise PackError(f"{plugin} cannot use {path}: {what.rstrip('.')}.") from error
+
+
+def describe_unknown(path: Path) -> str:
+    if path.is_file():
+        return f"{path} must be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
+    if (path / "config.json").is_file():
+        model_type, name = recognition.name_model(path)
+        taken = {stage: [b.takes for b in kind.backends.values() if b.takes] for stage, kind in registry.STAGES.items()}
+        wanted = " and ".join(f"{name} for {stage}" for stage, names in taken.items() for name in names)
+        return f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json); visiond takes {wanted}.'
+    if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
+        return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
+    return (
+        f"{path} has no weights that visiond knows: it must have a {MANIFEST}, or clip/, blip/ or yolo.safetensors with "
+        "yolo.json."
+    )
