@@ -23,7 +23,7 @@ from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import JobStatus
-from daemon.layout import Layout, judge_of, open_slab
+from daemon.layout import Layout, digest_settings, judge_of, open_slab
 from daemon.ledger.files import tell_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
@@ -177,7 +177,8 @@ class Service:
                 outbox=outbox,
                 reuse_results=config.pipeline.reuse_results,
             )
-            status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts), layout.notices())
+            settings = await to_thread.run_sync(digest_settings, config, layout.specs)
+            status = Status(pipeline, ledger, metrics, await to_thread.run_sync(reader.counts), layout.notices(), settings)
             status.upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, status.forget)
             control = config.state.path / CONTROL
             async with serve(config, status, metrics, ledger, control, pages_matter=not self.once) as self.url:

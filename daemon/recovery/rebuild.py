@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 import sqlite3
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,7 +21,8 @@ from pathlib import Path
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.errors import LedgerDamaged
+from daemon.errors import InboxMoved, LedgerDamaged
+from daemon.hints import command, quantity
 from daemon.inbox.sources import taken_names
 from daemon.jobs import JobStatus, Version
 from daemon.ledger import identity
@@ -48,20 +51,34 @@ class Finding:
     detail: str = ""
 
 
+class OtherInbox(ValueError):
+    """A sidecar is of another inbox than the one whose folder it is in."""
+
+    def __init__(self, inbox: str, destination: Destination) -> None:
+        super().__init__(f"it belongs to the inbox {inbox}, but is in the folder of {os.fsdecode(destination.inbox)}")
+        self.inbox = inbox
+
+
 def rebuild(config: Config) -> Iterator[Finding]:
-    """Put a new ledger in the place of the old one, which stays beside it."""
+    """Put a new ledger in the place of the old one, which stays beside it. Raises InboxMoved; then the old one stays."""
     path = config.state.path / LEDGER
     fresh = path.with_name(f"{LEDGER}.new")
-    for suffix in DATABASE:
-        Path(f"{fresh}{suffix}").unlink(missing_ok=True)  # of a try that was interrupted
+    _remove(fresh)  # of a try that was interrupted
     with contextlib.closing(connect(fresh)) as connection:
         for number, inbox in enumerate(config.inbox, 1):
-            destination = Destination.of(inbox, config)
+            destination, others, restored = Destination.of(inbox, config), Counter[str](), 0
             connection.execute(SQL["add_inbox"], (destination.inbox,))
             for folder in folders_of([destination]):
                 files = list_sidecars(folder)
                 while some := list(itertools.islice(files, CHUNK)):
-                    yield from _restore(connection, some, folder, number, destination)
+                    for finding in _restore(connection, some, folder, number, destination, others):
+                        restored += finding.kind == "restored"
+                        yield finding
+            for configured in config.inbox:
+                del others[str(configured.path)]
+            if others and not restored:
+                _remove(fresh)
+                raise _moved(destination, others)
         present = _follow(path, connection)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
     for suffix in DATABASE:
@@ -73,6 +90,23 @@ def rebuild(config: Config) -> Iterator[Finding]:
     sync_folder(path.parent)
     if os.path.lexists(kept):
         yield Finding("kept", os.fsencode(kept))
+
+
+def _remove(database: Path) -> None:
+    for suffix in DATABASE:
+        Path(f"{database}{suffix}").unlink(missing_ok=True)
+
+
+def _moved(destination: Destination, others: Counter[str]) -> InboxMoved:
+    """others: how many sidecars there are of each inbox that is not configured."""
+    old, new, results = next(iter(others)), os.fsdecode(destination.inbox), os.fsdecode(destination.results)
+    were = ", ".join(f"{quantity(count, 'sidecar')} of the inbox {inbox}" for inbox, count in others.items())
+    return InboxMoved(
+        f"No ledger was made: {results} has {were}, which is not in this configuration, and none of {new}. If that folder was "
+        "moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
+        f"`{shlex.join(['ln', '-s', new, old])}`. Then run `{command('repair')}` again. To do without these results, move the "
+        f"sidecars out of {results}."
+    )
 
 
 def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
@@ -88,14 +122,23 @@ def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
 
 
 def _restore(
-    connection: sqlite3.Connection, files: Sequence[bytes], folder: bytes, inbox: int, destination: Destination
+    connection: sqlite3.Connection,
+    files: Sequence[bytes],
+    folder: bytes,
+    inbox: int,
+    destination: Destination,
+    others: Counter[str],
 ) -> Iterator[Finding]:
+    """others: counts the sidecars that are of another inbox, by its path."""
     records: dict[bytes, Record] = {}
     for file in files:
         try:
             records[file] = _locate(read_sidecar(file, folder, inbox, destination), destination)
         except KeyError as error:
             yield Finding("left out", file, f"it has no {error}")
+        except OtherInbox as error:
+            others[error.inbox] += 1
+            yield Finding("left out", file, str(error))
         except (OSError, ValueError, msgspec.DecodeError) as error:
             yield Finding("left out", file, str(error))
     restored = write(connection, list(records.values()))
@@ -147,7 +190,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         if not least <= number <= MOST:
             raise ValueError(f"its {name} is {number}; it must be from {least} to {MOST}")
     if source.inbox != destination.inbox.decode(errors="replace"):
-        raise ValueError(f"it belongs to the inbox {source.inbox}, but is in the folder of {os.fsdecode(destination.inbox)}")
+        raise OtherInbox(source.inbox, destination)
     if sidecar.schema != SCHEMA or file not in _places_of(record, destination):
         raise ValueError(f"it is not a {SCHEMA} sidecar of a file with that name")
     return record

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daemon.config.loading import Config
 from daemon.jobs import Job
-from daemon.layout import judge_of, resolve_models
+from daemon.layout import digest_settings, judge_of, resolve_models
 from daemon.ledger.records import Reader, Record
 from daemon.results.destinations import Destination, open_destinations
 from daemon.results.endings import Judge
@@ -18,10 +18,11 @@ from daemon.system.gpus import list_gpus
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The numbers of the images to be done anew, and how many must stay as they are for which reason."""
+    """The numbers of the images to annotate again, and how many must stay as they are for which reason."""
 
     ids: list[int]
     left: Counter[str]
+    settings_digest: str = ""  # of the settings by which results are stale
 
 
 def choose(records: Iterable[Record], config: Config) -> Choice:
@@ -40,7 +41,8 @@ def choose_stale(reader: Reader, config: Config) -> Choice:
     """Of all images those whose models, bin or criteria would be others now. Raises ModelsUnusable, ConfigError."""
     specs = resolve_models(config, list_gpus())
     fingerprints = {stage: spec.fingerprint for stage, spec in specs.items()}
-    return choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())), config)
+    choice = choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())), config)
+    return replace(choice, settings_digest=digest_settings(config, specs))
 
 
 def _stale(records: Iterable[Record], fingerprints: dict[str, str], judge: Judge) -> Iterator[Record]:

@@ -1122,6 +1122,14 @@ LEDGERS = [
         ("faults/test_recovery.py::test_a_sidecar_in_the_folder_of_another_inbox_is_left_out",),
     ),
     Mutant(
+        "repair-moved-inbox",
+        "no empty ledger is made from the sidecars of an inbox that was moved",
+        "daemon/recovery/rebuild.py",
+        "if others and not restored:",
+        "if False:",
+        ("faults/test_recovery.py::test_no_ledger_is_made_when_the_sidecars_are_of_an_inbox_that_was_moved",),
+    ),
+    Mutant(
         "repair-claims",
         "nothing is repaired while another daemon writes the results",
         "daemon/recovery/verify.py",

@@ -120,6 +120,23 @@ def test_a_running_daemon_annotates_anew_and_its_counts_stay_right(tmp_path: Pat
     assert verified(place) == {"whole": 3}
 
 
+def test_stale_images_and_a_daemon_with_older_settings_are_reported(tmp_path: Path) -> None:
+    place = annotated(tmp_path)
+    with Daemon(place) as daemon:
+        assert redo(place, "--stale") == ("0 images pending again\n", "")
+        place.configure({"binning": ANY_TEXT})
+        printed, reported = redo(place, "--stale")
+        assert printed != "0 images pending again\n"
+        assert reported == (
+            "The running daemon was started with other models, thresholds or rules than this configuration has now, so these "
+            "images will be as stale as before: restart it, then run `visiond redo --stale` again.\n"
+        )
+        assert daemon.stop() == 0
+    with Daemon(place) as daemon:
+        assert redo(place, "--stale")[1] == ""
+        assert daemon.stop() == 0
+
+
 def test_a_file_that_goes_before_it_is_read_once_more_leaves_its_result(tmp_path: Path) -> None:
     place = annotated(tmp_path, 2)
     before = place.sidecar("00000.ppm")
