@@ -24,7 +24,7 @@ from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import Lane
 from daemon.placement import Placement, Segment, choose_batch, plan
-from daemon.results.endings import Judge
+from daemon.results.judge import Judge
 from daemon.state import KERNELS
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.host import Host, count_cores

@@ -29,7 +29,7 @@ from daemon.limit import Limit
 from daemon.messages import Item, Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.results.destinations import Destination, Publication
-from daemon.results.endings import Judge
+from daemon.results.judge import Judge
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.system.retry import Retry

@@ -24,7 +24,7 @@ from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import JobStatus
 from daemon.layout import Layout, digest_settings, judge_of, open_slab
-from daemon.ledger.files import tell_lost_ledger
+from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
@@ -32,7 +32,7 @@ from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
 from daemon.results.destinations import Destination
-from daemon.results.endings import LONGEST_PAUSE_SECONDS
+from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
@@ -91,7 +91,7 @@ class Service:
                     self.notifier.stopping()
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
-                    await to_thread.run_sync(files.look)  # what went into a file that is gone is not called done
+                    await to_thread.run_sync(files.check)  # what went into a file that is gone is not called done
                     for pool in pools:
                         pool.stop()
                     tasks.cancel_scope.cancel()
@@ -141,7 +141,7 @@ class Service:
                 log.warning("models carry a notice", notice=line)
             for problem in BROKEN.values():
                 log.warning(problem)
-            if warning := await to_thread.run_sync(tell_lost_ledger, config):
+            if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER)
             stack.callback(ledger.close)

@@ -155,7 +155,7 @@ def list_images(
         return
     print_listing(
         ("id", "state", "file", "bin or reason"),
-        ((r.id, r.status.name, os.fsdecode(r.location), r.told) for r in records),
+        ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
     )
     print_notices((model.stage, model.notice) for record in records for model in record.models)
     if len(records) == limit:

@@ -88,7 +88,7 @@ def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: M
             counts[finding.kind] += 1
             amiss += [finding] if finding.kind not in ("whole", "restored") else []
             progress.step(number)
-    notes = recovery.tell_left_out(config)
+    notes = recovery.describe_left_out(config)
     if left_out := counts["left out"]:
         notes.append(LEFT_OUT.format(quantity(left_out, "sidecar")))
     rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]

@@ -1,6 +1,6 @@
-"""The ledger made from its sidecars: each holds all that its result consists of. No model runs.
+"""Makes a ledger from sidecars: each has all data of its result, so no model runs.
 
-What was pending is found again by the daemon's scan of the inboxes.
+The daemon's scan of the inboxes finds pending images again.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from daemon.sidecar import SCHEMA, parse_sidecar, path_of
 from daemon.state import DATABASE, LEDGER
 
 CHUNK = 512  # sidecars restored in one transaction
-CLOCK_SECONDS = 0.001  # to which the times in a sidecar are cut
+CLOCK_SECONDS = 0.001  # the precision of the times in a sidecar
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sidecar. kind: "whole", "missing", "edited", "foreign" (of no row) or "damaged" (what the ledger has of it) beside a
-    ledger; "restored" or "left out" where the ledger is made from it. "kept": no sidecar, but where the old ledger is now."""
+    """One sidecar. kind, compared with a ledger: "whole", "missing", "edited", "foreign" (it has no row) or "damaged" (its
+    row is); for a new ledger: "restored" or "left out". "kept" is not a sidecar but the place of the old ledger."""
 
     kind: str
     file: bytes
@@ -60,10 +60,10 @@ class OtherInbox(ValueError):
 
 
 def rebuild(config: Config) -> Iterator[Finding]:
-    """Put a new ledger in the place of the old one, which stays beside it. Raises InboxMoved; then the old one stays."""
+    """Replace the ledger by a new one, and keep the old one under another name. Raises InboxMoved; then nothing has changed."""
     path = config.state.path / LEDGER
     fresh = path.with_name(f"{LEDGER}.new")
-    _remove(fresh)  # of a try that was interrupted
+    _remove(fresh)  # of an attempt that was interrupted
     with contextlib.closing(connect(fresh)) as connection:
         for number, inbox in enumerate(config.inbox, 1):
             destination, others, restored = Destination.of(inbox, config), Counter[str](), 0
@@ -82,10 +82,12 @@ def rebuild(config: Config) -> Iterator[Finding]:
         present = _follow(path, connection)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
     for suffix in DATABASE:
-        keep = os.rename if suffix else os.link  # without a ledger, if only for a moment, a daemon would begin anew
+        keep = os.rename if suffix else os.link  # without a ledger, even for a moment, a daemon would make a new one
         with contextlib.suppress(FileNotFoundError):
             keep(f"{path}{suffix}", f"{kept}{suffix}")
-    identity.write(path.parent, present)  # before the ledger: killed in between, it is refused, and repaired again
+    identity.write(
+        path.parent, present
+    )  # before the ledger: after a kill in between, the ledger is refused and can be repaired again
     fresh.rename(path)
     sync_folder(path.parent)
     if os.path.lexists(kept):
@@ -110,8 +112,8 @@ def _moved(destination: Destination, others: Counter[str]) -> InboxMoved:
 
 
 def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
-    """What the new ledger is. No number is given twice, also where the sidecars of the last images were lost: the number
-    that was noted last may be older than they are."""
+    """The identity of the new ledger. No number is given twice, even if the sidecars of the last images were lost: the file
+    `identity` may have an older number."""
     last = identity.identity_of(connection).last_number
     with contextlib.suppress(LedgerDamaged):
         known = identity.read(path.parent)
@@ -144,15 +146,16 @@ def _restore(
     restored = write(connection, list(records.values()))
     for file, record in records.items():
         if record.id in restored:
-            restored.remove(record.id)  # it is the first of those with that id
+            restored.remove(record.id)  # the first sidecar with that id
             yield Finding("restored", file)
         else:
             yield Finding("left out", file, f"another sidecar has the id {record.id} too")
 
 
 def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destination) -> Record:
-    """The opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the file is no sidecar."""
-    if stat_regular(file) is None:  # nobody waits for a FIFO
+    """The record of a sidecar, the opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the
+    file is not a sidecar."""
+    if stat_regular(file) is None:  # reading a FIFO might never end
         raise ValueError("it is not a regular file")
     with open(file, "rb") as opened:
         data = opened.read()
@@ -164,7 +167,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         inbox_path=destination.inbox,
         path=path_of(source),
         location=b"",
-        version=Version(sidecar.id, source.bytes, 0, 0),  # of no file that there is
+        version=Version(sidecar.id, source.bytes, 0, 0),  # of no existing file
         status=JobStatus[sidecar.status or "DONE"],
         attempts=sidecar.attempts or 1,
         seen_at=_seconds(source.seen_at),
@@ -176,7 +179,9 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         pages=source.pages,
         outputs={stage: Output(payload, sidecar.timings[stage]) for stage, payload in results.items()},
         models=[
-            Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)  # it names no stage; OCR's weights have none
+            Model(
+                stage, fingerprint, "" if stage == "ocr" else sidecar.notice
+            )  # the sidecar does not name its stage; OCR's weights have no notice
             for stage, fingerprint in sidecar.models.items()
         ],
         bin=sidecar.bin.name if sidecar.bin else "",
@@ -197,7 +202,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
 
 
 def _places_of(record: Record, destination: Destination) -> set[bytes]:
-    """Where its sidecar may lie, or its reason, whatever became of its image."""
+    """All possible paths of its sidecar or its reason, wherever its image is now."""
     places = set(destination.paths_of(record))
     if record.status is JobStatus.FAILED:
         places.update(destination.numbered_reason_paths(record))
@@ -207,7 +212,7 @@ def _places_of(record: Record, destination: Destination) -> set[bytes]:
 
 
 def _locate(record: Record, destination: Destination) -> Record:
-    """The record with its source, where that can still be told to be the one: so the scan does not take it for a new file."""
+    """The record with the version and place of its source, if that is certain: then the scan takes it for no new file."""
     source = os.path.join(destination.inbox, record.path)
     status = stat_regular(source)
     if status and status.st_size == record.version.size and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS:
@@ -221,7 +226,7 @@ def _locate(record: Record, destination: Destination) -> Record:
 
 
 def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]:
-    """The opposite of `records.assemble`; returns the ids that are in the ledger now."""
+    """Write records into the ledger, the opposite of `records.assemble`; returns the ids that were added."""
     connection.execute("BEGIN")
     numbers: dict[Model, int] = {}
     for model in {model for record in records for model in record.models}:
@@ -256,7 +261,7 @@ def _seconds(timestamp: str) -> float:
 
 
 def folders_of(destinations: Iterable[Destination]) -> list[bytes]:
-    """Where sidecars and reasons of failure are."""
+    """The folders with sidecars and reasons of failure."""
     return [folder for destination in destinations for folder in (destination.results, destination.failed)]
 
 

@@ -1,4 +1,4 @@
-"""What is durable in the ledger, taken to the files that others read; and what could not leave its inbox, tried again."""
+"""Publishes what is durable in the ledger to files, and tries again to move sources that could not leave their inbox."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from daemon.system.retry import Retry
 log = structlog.get_logger()
 
 OWED = 128  # images published together
-PAUSE_SECONDS = 5.0  # between tries of what is held
+PAUSE_SECONDS = 5.0  # between attempts for held images
 
 
 class Publisher:
-    """One group of images at a time, in the order of the ledger."""
+    """Publishes one group of images at a time, in the order of the ledger."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class Publisher:
         return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
 
     async def publish(self, records: Sequence[Record]) -> Publication:
-        """All but what is held, of which the sidecars alone."""
+        """Publish these records; of those that are held, only the sidecars."""
         async with self._turn:
             return await self._publish(records)
 
     async def confirm(self, publications: Sequence[Publication]) -> None:
-        """Have them on the disk, and so in the ledger. Raises ResultsLost."""
+        """Flush them to the disk, and then mark them in the ledger. Raises ResultsLost."""
         folders = set[bytes]().union(*(publication.folders for publication in publications))
         await self._retry("results", self._sync, folders)
         placed = [placed for publication in publications for placed in publication.placed]
@@ -68,7 +68,7 @@ class Publisher:
             self._outbox.add({sequence: records[image] for sequence, image in added.items()})
 
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
-        """Publish what of these inboxes has its end and is in nobody's hands. again: the outbox has had it."""
+        """Publish the images of these inboxes that have ended and are not in work. again: they are in the outbox already."""
         self._held_of_late -= inboxes
         last = 0
         while inboxes:
@@ -76,10 +76,10 @@ class Publisher:
                 if not (records := await self._ledger.owed(last, OWED)):
                     break
                 last = records[-1].id
-                in_hand = {(job.inbox, job.path) for job in self._in_flight.values()}  # it, or a later version
+                in_work = {(job.inbox, job.path) for job in self._in_flight.values()}  # the file, perhaps in a later version
                 mine = [record for record in records if record.inbox in inboxes]
-                free = [record for record in mine if (record.inbox, record.path) not in in_hand]
-                if len(free) < len(mine):  # which may be held still
+                free = [record for record in mine if (record.inbox, record.path) not in in_work]
+                if len(free) < len(mine):  # the others may still be held
                     self._held_of_late |= self._held.keys() & inboxes
                 sound, put_back = await self._retry("ledger", leave_out_damaged, self._ledger, free)
                 if put_back:
@@ -93,7 +93,7 @@ class Publisher:
         await self.publish_owed(set(self._held), again=True)
 
     async def release(self) -> None:
-        """Try again what is held, now and then, so that most of the time is the others'."""
+        """Try held images again, at intervals that leave most of the time to other images."""
         while True:
             started = time.monotonic()
             await self.try_again()
@@ -112,5 +112,5 @@ class Publisher:
         try:
             await to_thread.run_sync(sync_folders, folders)
         except NotSynced as error:
-            # What it has failed to write the system has forgotten.
+            # The system has dropped what it could not write, so another call would not help.
             raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error

@@ -1,4 +1,4 @@
-"""Ledgers of other schemas: an older one, made by hand, is brought up to date, a newer one refused untouched."""
+"""Ledgers of other schemas: an older one, made by hand, is migrated; a newer one is refused and left untouched."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_older_ledger_is_read_without_being_changed(older: Path) -> None:
     before = older.read_bytes()
     with closing(Reader(older)) as reader:
         reader.check()
-        assert [record.doubt for record in reader.newest(None, 9)] == ["", ""]
+        assert [record.damage for record in reader.newest(None, 9)] == ["", ""]
         assert [record.bin for record in reader.finished()] == ["C"]
     assert older.read_bytes() == before
 
