@@ -217,3 +217,11 @@ def test_a_file_of_the_state_folder_that_cannot_be_read_is_named_and_is_no_defec
             other.read_bytes()
     with pytest.raises(OSError, match="Bad file descriptor"), schema.trouble_named(tmp_path / "ledger.sqlite"):
         os.stat(9999)
+
+
+@pytest.mark.parametrize(("page", "blank"), [(b"\x0d", True), (b"\x05", False)], ids=["leaf", "interior"])
+def test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank(tmp_path: Path, page: bytes, blank: bool) -> None:
+    """SQLite may leave the first page of the list without an entry after tables were dropped."""
+    file = tmp_path / "ledger.sqlite"
+    file.write_bytes(soundness.MAGIC.ljust(soundness.HEADER_BYTES, b"\0") + page.ljust(3996, b"\0"))
+    assert soundness.is_blank(file) is blank
