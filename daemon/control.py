@@ -31,7 +31,7 @@ from daemon.errors import (
 )
 from daemon.hints import command
 from daemon.jobs import JobStatus
-from daemon.ledger.files import tell_lost_ledger
+from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.records import Reader, Record
 from daemon.ledger.schema import trouble_named
 from daemon.monitoring.diary import read_diary
@@ -59,7 +59,7 @@ def run(
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
 
-        from daemon.results.claims import claim_outputs
+        from daemon.results.folder_locks import lock_outputs
         from daemon.service import run_service
         from daemon.system.lines import written_aside
         from daemon.system.stray import catch
@@ -71,7 +71,7 @@ def run(
             set_up_log(config.log.level, config.log.format)
             catch()
             work = partial(run_service, config, once=once, limit=limit, show=show)
-            with claim_outputs(config):
+            with lock_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})
 
 
@@ -85,7 +85,7 @@ def open_reader(config: Config) -> Iterator[Reader]:
         raise NotPermitted(path) from error
     except FileNotFoundError:
         mend = f"`{command('run')}` makes it. If another is meant, name its configuration with --config."
-        raise NothingFound(tell_lost_ledger(config) or f"There is no ledger at {path} yet; {mend}") from None
+        raise NothingFound(describe_lost_ledger(config) or f"There is no ledger at {path} yet; {mend}") from None
     with contextlib.closing(reader), trouble_named(path):
         yield reader
 
@@ -136,10 +136,10 @@ def find_image(reader: Reader, name: str) -> Record:
 def find_whole(reader: Reader, name: str) -> Record:
     """As find_image; raises LedgerDamaged when what the ledger has of it is damaged."""
     record = find_image(reader, name)
-    if record.doubt:
+    if record.damage:
         redo, repair = command("redo", str(record.id)), command("repair")
         raise LedgerDamaged(
-            f"What the ledger has of {name} is damaged ({record.doubt}). Stop the daemon and run `{repair}`, which restores "
+            f"What the ledger has of {name} is damaged ({record.damage}). Stop the daemon and run `{repair}`, which restores "
             f"it from the sidecar, or annotate the image again: `{redo}`."
         )
     return record

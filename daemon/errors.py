@@ -33,6 +33,12 @@ class ConfigError(VisiondError):
         self.problems = problems
 
 
+class InboxMoved(VisiondError):
+    """The sidecars to make a ledger from are of inboxes that are not configured."""
+
+    exit_status = os.EX_CONFIG
+
+
 class AlreadyRunning(VisiondError):
     exit_status = os.EX_TEMPFAIL
 

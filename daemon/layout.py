@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from daemon.config.loading import Config
@@ -17,7 +22,7 @@ from daemon.ledger.records import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.placement import Placement, Segment, choose_batch, plan
-from daemon.results.endings import Judge
+from daemon.results.judge import Judge
 from daemon.state import KERNELS
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.host import Host, count_cores
@@ -186,6 +191,16 @@ def judge_of(config: Config, inboxes: Mapping[int, bytes]) -> Judge:
         max_attempts=config.pipeline.max_attempts,
         retry_seconds=config.pipeline.retry_seconds,
     )
+
+
+def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
+    """A digest of what decides the results and bins of images: models, thresholds, the code of the user's rule, the mode."""
+    module = config.binning.rules.partition(":")[0]
+    origin = (importlib.util.find_spec(module) or ModuleSpec("", None)).origin if module else None
+    code = Path(origin).read_bytes().hex() if origin and os.path.isfile(origin) else ""
+    fingerprints = {name: spec.fingerprint for name, spec in sorted(specs.items())}
+    settings = [fingerprints, config.binning.model_dump(), config.pipeline.mode, code]
+    return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:16]
 
 
 def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:

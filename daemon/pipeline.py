@@ -26,7 +26,7 @@ from daemon.ledger.records import Record
 from daemon.limit import Limit
 from daemon.monitoring.metrics import Metrics
 from daemon.results.destinations import Destination
-from daemon.results.endings import Judge
+from daemon.results.judge import Judge
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.stations.station import Published, Station

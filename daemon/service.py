@@ -24,8 +24,8 @@ from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import JobStatus
-from daemon.layout import Layout, judge_of, open_slab
-from daemon.ledger.files import tell_lost_ledger
+from daemon.layout import Layout, digest_settings, judge_of, open_slab
+from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.monitoring.counts import Counts
@@ -34,7 +34,7 @@ from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
 from daemon.results.destinations import Destination
-from daemon.results.endings import LONGEST_PAUSE_SECONDS
+from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
@@ -94,7 +94,7 @@ class Service:
                     self.notifier.stopping()
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
-                    await to_thread.run_sync(files.look)  # results in a ledger file that is gone are lost: fail
+                    await to_thread.run_sync(files.check)  # results in a ledger file that is gone are lost: fail
                     for pool in pools:
                         pool.stop()
                     tasks.cancel_scope.cancel()
@@ -139,7 +139,7 @@ class Service:
                 log.warning("models carry a notice", notice=line)
             for problem in PROBLEMS.values():
                 log.warning(problem)
-            if warning := await to_thread.run_sync(tell_lost_ledger, config):
+            if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
             stack.callback(ledger.close)
@@ -174,7 +174,8 @@ class Service:
             )
             self.counts.begin(await to_thread.run_sync(reader.counts))
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
-            status = Status(pipeline, ledger, metrics, layout.notices(), upkeep)
+            settings = await to_thread.run_sync(digest_settings, config, layout.specs)
+            status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings)
             control = config.state.path / CONTROL
             async with serve(config, status, metrics, ledger, control, pages_matter=not self.once) as self.url:
                 yield pipeline, [lane.pool for lane in lanes], status

@@ -19,9 +19,9 @@ from daemon.control import ask, open_reader
 from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.hints import quantity
 from daemon.inbox.names import find_left_out, find_renamed
-from daemon.inbox.walk import count_unread, look_through
+from daemon.inbox.walk import count_unread, find_unread
 from daemon.layout import Layout, open_slab, size_slab
-from daemon.ledger.files import tell_lost_ledger
+from daemon.ledger.files import describe_lost_ledger
 from daemon.monitoring.notices import list_notices
 from daemon.results.destinations import Destination
 from daemon.state import CONTROL, LEDGER
@@ -86,7 +86,7 @@ def _inboxes(config: Config) -> Iterator[Finding]:
 
 def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
     """Those that `run` would pass over; large inboxes are walked in part."""
-    unread, whole = look_through(inbox, longest)
+    unread, whole = find_unread(inbox, longest)
     if len(unread):
         lines = unread.lines()
         more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
@@ -135,7 +135,7 @@ def _ledger(config: Config) -> Iterator[Finding]:
             yield from (Finding("warning", warning) for warning in find_left_out(config, reader))
         yield Finding("ok", f"ledger: {path} can be read and knows {quantity(images, 'version')} of files.")
     except NothingFound:  # `run` makes it
-        if warning := tell_lost_ledger(config):
+        if warning := describe_lost_ledger(config):
             yield Finding("warning", warning)
     except VisiondError as error:
         yield Finding("error", f"ledger: {error}")

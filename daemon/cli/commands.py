@@ -22,6 +22,7 @@ from daemon.cli.display import (
     print_json,
     print_listing,
     print_notices,
+    print_older_settings,
     print_put_back,
     print_sinks,
     print_table,
@@ -154,7 +155,7 @@ def list_images(
         return
     print_listing(
         ("id", "state", "file", "bin or reason"),
-        ((r.id, r.status.name, os.fsdecode(r.location), r.told) for r in records),
+        ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
     )
     print_notices((model.stage, model.notice) for record in records for model in record.models)
     if len(records) == limit:
@@ -229,6 +230,9 @@ def redo(
     print_put_back(control.put_back(settings, JobStatus.DONE, choice.ids), len(set(choice.ids)))
     for why, count in choice.left.items():
         errors.print(f"{quantity(count, 'image')} left as before: {why}.")
+    daemon = control.find_snapshot(settings) if stale and choice.ids else None
+    if daemon and daemon.settings_digest not in ("", choice.settings_digest):
+        print_older_settings()
 
 
 @app.command()

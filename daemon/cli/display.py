@@ -224,6 +224,15 @@ def print_put_back(images: int, asked: int) -> None:
         errors.print("The others were replaced by newer versions, which alone can be done again.")
 
 
+def print_older_settings() -> None:
+    """That `redo --stale` has no effect yet."""
+    again = say(command("redo", "--stale"))
+    errors.print(
+        "The running daemon was started with other models, thresholds or rules than this configuration has now, so these "
+        f"images will be as stale as before: restart it, then run `{again}` again."
+    )
+
+
 def print_unread(snapshot: Snapshot) -> None:
     """The folders in inboxes that cannot be read."""
     for line in snapshot.unread:

@@ -11,6 +11,7 @@ import typer
 
 from daemon.cli.display import console, errors, print_json, say
 from daemon.cli.options import ConfigOption, ForceOption, JsonOption, read_config
+from daemon.hints import quantity
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
@@ -23,6 +24,12 @@ REPAIRED = {
     "foreign": " and left alone",
     "damaged": " and repaired",
 }
+
+
+LEFT_OUT = (
+    "{} could not be used, so their results are not in the ledger. Their images are annotated again at the next start if they "
+    "are still in an inbox."
+)
 
 
 def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
@@ -40,14 +47,15 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Write missing and edited sidecars again from the ledger; if the ledger is lost or damaged, make it anew from the
-    sidecars and keep the old one beside it. No model runs, and no daemon may.
+    sidecars and keep the old one beside it. No model runs, and no daemon may. Exits 1 when sidecars had to be left out.
 
     Example: visiond repair
     """
     from daemon.recovery import verify as recovery
 
     settings = read_config(config)
-    _show(recovery.repair(settings), settings, as_json=as_json, done=REPAIRED)
+    counts = _show(recovery.repair(settings), settings, as_json=as_json, done=REPAIRED)
+    raise typer.Exit(1 if counts["left out"] else 0)
 
 
 def backup(
@@ -80,7 +88,9 @@ def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: M
             counts[finding.kind] += 1
             amiss += [finding] if finding.kind not in ("whole", "restored") else []
             progress.step(number)
-    notes = recovery.tell_left_out(config)
+    notes = recovery.describe_left_out(config)
+    if left_out := counts["left out"]:
+        notes.append(LEFT_OUT.format(quantity(left_out, "sidecar")))
     rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
     if as_json:
         document = {"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]}

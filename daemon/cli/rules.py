@@ -13,7 +13,7 @@ from daemon.errors import VisiondError
 from daemon.jobs import Job, JobStatus, Version
 from daemon.messages import Output
 from daemon.recovery.redo import job_of
-from daemon.results.endings import describe, explain, place_in_rule
+from daemon.results.judge import describe, explain, place_in_rule
 from stages.binning import Rule, apply_rule, judge, load_rule
 from stages.fake import answer
 

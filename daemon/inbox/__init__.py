@@ -1,1 +1,1 @@
-"""From a drop folder to an image in the ledger, and from there into memory."""
+"""Finds files in drop folders, admits them to the ledger, and reads them into memory."""

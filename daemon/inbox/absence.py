@@ -16,8 +16,8 @@ from daemon.system.mounts import is_there, tell_missing
 
 log = structlog.get_logger()
 
-REST_SECONDS = 5.0  # between tries of some images
-TRIES = 3  # after which `run --once` waits no longer
+REST_SECONDS = 5.0  # between tries with a few images
+TRIES = 3  # after these, `run --once` no longer waits
 
 
 def check_inboxes(config: Config) -> None:
@@ -37,14 +37,14 @@ class _Absence:
 
 
 class Absences:
-    """Which inboxes are away, judged by reading their images. While one is away, few of its images are tried; logged once."""
+    """Which inboxes are away, as shown by reading their images. While one is away, few of its images are tried. Logged once."""
 
     def __init__(self, roots: Mapping[int, bytes]) -> None:
         self._roots = roots
         self._absent: dict[int, _Absence] = {}
 
     def note(self, jobs: Sequence[Job]) -> None:
-        """Note whether these could be read."""
+        """Note whether these jobs could be read."""
         for inbox in {job.inbox for job in jobs if job.digest} & self._absent.keys():
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
             del self._absent[inbox]
@@ -52,16 +52,16 @@ class Absences:
             if inbox not in self._absent:
                 log.warning("images of an inbox cannot be read; they wait", path=os.fsdecode(self._roots[inbox]), error=why)
             known, now = self._absent.get(inbox), time.monotonic()
-            if known is None or now >= known.until:  # else its images were taken up together with those of the last try
+            if known is None or now >= known.until:  # else these images belong to the last try
                 self._absent[inbox] = _Absence(why, now + REST_SECONDS, known.tries + 1 if known else 1)
 
     def resting(self) -> set[int]:
-        """Those that should not be tried now."""
+        """The inboxes that should not be tried now."""
         now = time.monotonic()
         return {inbox for inbox, absence in self._absent.items() if now < absence.until}
 
     def lasting(self) -> set[int]:
-        """Those that have been tried often enough for `run --once` to end."""
+        """The inboxes that have been tried often enough for `run --once` to end."""
         return {inbox for inbox, absence in self._absent.items() if absence.tries >= TRIES}
 
     def held_back(self) -> list[str]:

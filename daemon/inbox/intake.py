@@ -1,4 +1,4 @@
-"""Reading files: once, straight into the slab, with their digest; and never a version other than the ledger's."""
+"""Reads each file once, straight into the slab, and computes its digest. It never reads another version than the ledger's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> N
     """Read each job's file into its extent and set its digest; else its `failure`, or `gone` when the file has
     changed since it was seen. `roots` are the inboxes' folders. Runs in a thread.
 
-    Raises OSError where no file could be read for now, whichever it is; then it may be called again."""
+    Raises OSError if no file at all can be read for now. It may then be called again."""
     for job in jobs:
-        job.digest, job.failure, job.gone = b"", None, False  # of a call that ended before all were read
+        job.digest, job.failure, job.gone = b"", None, False  # from a call that ended before it had read all
         try:
             _read(job, slab, roots)
         except OSError as error:
@@ -37,7 +37,7 @@ def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> N
 
 
 def _answers(folder: bytes) -> bool:
-    """Whether a folder can be listed: one sector that cannot be read is a file's fault, a whole disk is not."""
+    """Whether a folder can be listed. A bad sector is the problem of one file, a disk that is gone is not."""
     try:
         with os.scandir(folder) as entries:
             next(entries, None)
@@ -57,7 +57,7 @@ def _read(job: Job, slab: Slab, roots: Mapping[int, bytes]) -> None:
         filled = 0
         while filled < len(window) and (count := os.preadv(fd, [window[filled:]], filled)):
             filled += count
-        # What changed while it was read is not the version we were to read, whatever its size.
+        # A file that changed while it was read is another version, even if its size is the same.
         if filled < len(window) or not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
             job.gone = True
             return

@@ -1,5 +1,5 @@
-"""The inboxes' names. The ledger knows an inbox by its path, but its results are under its name. When the name changes, the
-results stay behind; when two inboxes swap names, each gets the other's. So the names are remembered beside the ledger."""
+"""The names of the inboxes. The ledger knows an inbox by its path, but its results are in a folder with its name. If the name
+changes, the results stay behind; if two inboxes swap names, each gets the other's results. So the names are kept in a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 def check_names(config: Config, reader: Reader) -> None:
-    """Raises ConfigError when an inbox that has results has another name than before; else remembers the names."""
+    """Raises ConfigError when an inbox that has results has a different name than before; otherwise saves the names."""
     if problems := find_renamed(config, reader):
         raise ConfigError(problems)
     for warning in find_left_out(config, reader):
@@ -38,8 +38,8 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
         if before != inbox.name and number is not None and reader.has_results(number):
             fix = f"Use the old name again, or run `{command('repair')}`, which writes the results under the new one"
             problems.append(
-                f"inbox {inbox.path}: its name was {_said(before)} and is {_said(inbox.name)} in this configuration, but its "
-                f"results are under the old name. {fix}; links and copies in bins stay where they are."
+                f"inbox {inbox.path}: its name was {_quoted(before)} and is {_quoted(inbox.name)} in this configuration, but "
+                f"its results are under the old name. {fix}; links and copies in bins stay where they are."
             )
     return problems
 
@@ -53,8 +53,8 @@ def find_left_out(config: Config, reader: Reader) -> list[str]:
     return [
         f"the ledger has results of the inbox {path}, which is not in this configuration: they are left as they are. If that "
         f"folder was moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
-        f"`{shlex.join(['ln', '-s', moved_to, path])}`. Under another path all its images are new: each gets a second result, "
-        "and is twice in lists and exports."
+        f"`{shlex.join(['ln', '-s', moved_to, path])}`. Under another path all its images count as new: each gets a second "
+        "result, and lists and exports have it twice."
         for path in map(os.fsdecode, known)
         if os.fsencode(path) not in configured
     ]
@@ -86,5 +86,5 @@ def _read(file: Path) -> dict[str, str]:
     return names if isinstance(names, dict) else {}
 
 
-def _said(name: str) -> str:
+def _quoted(name: str) -> str:
     return f'"{name}"' if name else "empty"

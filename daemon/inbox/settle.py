@@ -1,8 +1,8 @@
-"""Which files are whole. A file being written must not be read: it settles first.
+"""Which files are complete. A file that is still being written must not be read; it has to settle first.
 
-A file is whole when it arrived by rename, or when size, times and inode have not changed for `settle_seconds`. On a local
-file system the change time says so at first sight; on a network mount, whose clock is another machine's,
-only watching does. So too for a while after the clock was set: a file that grows may look old by it.
+A file is whole if it arrived by rename, or if its size, times and inode have not changed for `settle_seconds`. On a local file
+system its change time shows that at once. On a network mount, which uses another machine's clock, the file has to be watched
+for that long. The same is true for a while after the clock was set: a file that is growing may seem old.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from daemon.jobs import File, Version
 
-STEP_SECONDS = 0.5  # by which the clock must have moved beside the monotonic one to have been set
+STEP_SECONDS = 0.5  # the clock was set if it moved by this much against the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class _Wait:
 
 
 class Settling:
-    """Files of one inbox seen but not yet whole. Bounded: what does not fit is left to the next scan, and until that begins
-    `overflowed` says so.
+    """Files of one inbox that were seen but are not whole yet. Bounded: what does not fit is left to the next scan; until
+    that begins, `overflowed` is true.
 
-    Times are passed in, so that nothing here waits: `now` is monotonic, `clock` Unix seconds.
+    Times are passed in, so nothing here waits: `now` is monotonic, `clock` is Unix seconds.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.overflowed = False
         self._waiting: dict[bytes, _Wait] = {}
-        self._offset: float | None = None  # of the clock, from the monotonic one
+        self._offset: float | None = None  # of the clock from the monotonic clock
         self._set_at = -math.inf  # when the clock was seen to have been set (monotonic)
 
     def __len__(self) -> int:
@@ -49,11 +49,11 @@ class Settling:
 
     @property
     def has_room_again(self) -> bool:
-        """Whether it is worth while to look for what did not fit, though some files may never settle."""
+        """Whether to scan again for files that did not fit. Some files may never settle, so this does not wait for all."""
         return self.overflowed and len(self._waiting) <= self.limit // 2
 
     def is_whole(self, file: File, patience: Patience, now: float, clock: float, *, renamed: bool = False) -> bool:
-        """Whether this version of the file may be read now; if not, it is remembered for `due`."""
+        """Whether this version of the file may be read now. If not, `due` returns it later."""
         wait = self._waiting.get(file.path)
         if wait is None or wait.version != file.version:
             wait = _Wait(file.version, now, now)
@@ -71,7 +71,7 @@ class Settling:
         return False
 
     def _last_set(self, now: float, clock: float) -> float:
-        """When the clock was set for the last time, as far as that was seen (monotonic)."""
+        """When the clock was last seen to have been set (monotonic)."""
         offset = clock - now
         if self._offset is not None and abs(offset - self._offset) > STEP_SECONDS:
             self._set_at = now
@@ -79,11 +79,11 @@ class Settling:
         return self._set_at
 
     def due(self, now: float) -> list[bytes]:
-        """Paths of files that it is time to look at again."""
+        """Paths of files that have to be checked again now."""
         return [path for path, wait in self._waiting.items() if wait.due <= now]
 
     def seconds_to_next(self, now: float) -> float | None:
-        """How long until some file is due; None when none waits."""
+        """Seconds until the next file is due; None if none waits."""
         return max(0.0, min(wait.due for wait in self._waiting.values()) - now) if self._waiting else None
 
     def forget(self, path: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The source of an image that has its end: moved, copied, linked to or deleted, and never another version in its place."""
+"""Moves, copies, links or deletes the source of an image that has ended, and never another version that took its place."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ COPIED_BYTES = 1 << 20  # at once
 
 
 def move(record: Record, target: bytes) -> Placed:
-    """Rename the source, or copy it across file systems; what has the target's name already is left alone.
+    """Rename the source, or copy it across file systems. A file that already has the target's name is left alone.
 
-    A source that is another version by now stays: it will have a row and a result of its own.
+    A source that is a different version by now stays: it gets its own row and result.
     """
     taken = taken_names(target, record.id)
-    if record.location in taken:  # it failed, was tried again and failed again
+    if record.location in taken:  # it failed, was tried again, and failed again
         return Placed(record.id)
     if not _is_same(record, record.location):
         done = next((path for path in reversed(taken) if _is_same(record, path)), None)  # before a crash
         if done is None:
             return Placed(record.id)
-        delete(record)  # the last of it, if the crash was in the middle of that
+        delete(record)  # in case the crash came before the deletion was complete
         return Placed(record.id, done, Version.of(os.lstat(done)))
     final = next(path for path in _names(target, record.id) if not os.path.lexists(path))
     os.makedirs(os.path.dirname(final), exist_ok=True)
     try:
         _take(record, final)
     except OSError as error:
-        if error.errno != errno.EXDEV:  # which two mounts of one file system give, too
+        if error.errno != errno.EXDEV:  # two mounts of one file system give it too
             raise
         copied = next((path for path in taken if _is_copy(record, path)), None)  # before a crash, or the deletion failed
         if not copied and not copy(record, final):
             return Placed(record.id)
         final = copied or final
-        sync_folder(os.path.dirname(final))  # or a power failure might leave neither
+        sync_folder(os.path.dirname(final))  # otherwise a power failure might leave neither file
         delete(record)
     return Placed(record.id, final, Version.of(os.lstat(final)))
 
 
 def copy(record: Record, target: bytes) -> bool:
-    """From the file that was opened, whatever is put in its place or in that of a folder on its way meanwhile. Returns
-    whether the source is there still, and so the copy."""
+    """Copy the file that was opened, even if it or a folder on its path is replaced meanwhile. Returns whether the source, and
+    so the copy, is there."""
     if not _is_same(record, record.location):
         return False
     if record.location == target:
@@ -63,10 +63,12 @@ def copy(record: Record, target: bytes) -> bool:
             status = _expect(record, source.fileno())
             shutil.copyfileobj(source, taken, COPIED_BYTES)
             taken.flush()
-            os.fchmod(taken.fileno(), status.st_mode & 0o777)  # the copy is ours: set-user-id would lend our rights
+            os.fchmod(
+                taken.fileno(), status.st_mode & 0o777
+            )  # the copy is owned by this user: set-user-id would give others its rights
             os.utime(taken.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(taken.fileno())  # the source may be deleted next
-            _expect(record, source.fileno())  # still: it may have been written to
+            _expect(record, source.fileno())  # again, as it may have been written to
         os.rename(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -76,7 +78,7 @@ def copy(record: Record, target: bytes) -> bool:
 
 
 def link(source: bytes, target: bytes) -> None:
-    """A symbolic link: a hard link would change the source's change time and make another version of it."""
+    """Make a symbolic link. A hard link would change the source's change time, and so make it a new version."""
     if source == target:
         return
     temporary = temporary_name(target)
@@ -88,7 +90,7 @@ def link(source: bytes, target: bytes) -> None:
 
 
 def delete(record: Record) -> None:
-    """Remove the source, under another name first, so that a version that slips in is not the one that goes."""
+    """Delete the source. It is renamed first, so that a version that takes its place at that moment is not deleted."""
     aside = temporary_name(record.location)
     if _is_same(record, record.location):
         _take(record, aside)
@@ -97,12 +99,12 @@ def delete(record: Record) -> None:
 
 
 def second_name(target: bytes, number: int) -> bytes:
-    """What a source is called where another file has its name already."""
+    """The name of a source if another file already has its first name."""
     return next(itertools.islice(_names(target, number), 1, None))
 
 
 def taken_names(target: bytes, number: int) -> list[bytes]:
-    """Of the names that a source may have at `target` those that some file has."""
+    """The names for a source at `target` that some file already has."""
     names = _names(target, number)
     first = [path for path in itertools.islice(names, 2) if os.path.lexists(path)]
     return first + list(itertools.takewhile(os.path.lexists, names))
@@ -117,40 +119,40 @@ def _names(target: bytes, number: int) -> Iterator[bytes]:
 
 
 def temporary_name(path: bytes) -> bytes:
-    """A name beside `path`, always the same for it, so that a crash leaves at most one and the next try uses it up."""
+    """A name in the same folder, always the same for a path: a crash leaves at most one such file, and the next reuses it."""
     folder, name = os.path.split(path)
     return os.path.join(folder, b".visiond-" + hashlib.sha256(name).hexdigest()[:24].encode() + b".tmp")
 
 
 def _is_same(record: Record, path: bytes) -> bool:
-    """Whether the file at `path` is the version the result is of."""
+    """Whether the file at `path` is the version that has this result."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     if path == record.location:
         return record.version.is_of(status, moved=record.has_moved)
-    now = Version.of(status)  # a copy has an inode of its own
+    now = Version.of(status)  # a copy has another inode
     return (now.size, now.mtime_ns) == (record.version.size, record.version.mtime_ns)
 
 
 def _is_copy(record: Record, path: bytes) -> bool:
-    """Whether the file at `path` has the source's very bytes."""
+    """Whether the file at `path` has the same bytes as the source."""
     return _is_same(record, path) and filecmp.cmp(record.location, path, shallow=False)
 
 
 def _take(record: Record, target: bytes) -> None:
-    """Rename the source to `target`; it goes back should another version have slipped in at the last moment."""
+    """Rename the source to `target`. If another version took its place at the last moment, rename that back."""
     name = os.path.basename(record.location)
     with _opened_folder(record) as folder:
         os.rename(name, target, src_dir_fd=folder)
-        if not record.version.is_of(os.lstat(target), moved=True):  # its inode came along
+        if not record.version.is_of(os.lstat(target), moved=True):  # a rename keeps the inode
             os.rename(target, name, dst_dir_fd=folder)
             raise _replaced(record)
 
 
 def _expect(record: Record, fd: int) -> os.stat_result:
-    """What is opened there is the source."""
+    """The status of an open file, which must be the source. Raises OSError if it is not."""
     status = os.fstat(fd)
     if not record.version.is_of(status, moved=record.has_moved):
         raise _replaced(record)
@@ -163,8 +165,8 @@ def _replaced(record: Record) -> OSError:
 
 @contextlib.contextmanager
 def _opened_folder(record: Record) -> Iterator[int]:
-    """A descriptor of the folder that holds the source: no other file of that name is taken, whatever link is laid on the
-    way to it meanwhile."""
+    """A descriptor of the folder with the source, so that no link that someone puts on the path meanwhile can lead to another
+    file of that name."""
     folder = os.path.dirname(record.location if record.has_moved else record.path)
     fd = os.open(folder, FOLDER) if record.has_moved else open_beneath(record.inbox_path, folder or b".")
     try:

@@ -1,7 +1,7 @@
-"""A walk through an inbox: every file in it, and every sub-folder that had to be skipped, with the reason.
+"""Walks through an inbox: finds every file in it, and every sub-folder that has to be skipped, with the reason.
 
-It uses full paths, as every later step (reading, results, bins) does. So a folder whose path is longer than the
-system allows is skipped, although a walk by descriptors could enter it: its files could be found, but never published.
+It uses full paths, as every later step (reading, results, bins) does. A folder whose path is longer than the system allows is
+skipped. A walk by descriptors could enter it, but the files found there could not be published.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from daemon.system.scarcity import cause_of
 
 log = structlog.get_logger()
 
-MOST_NAMED = 1000  # folders of an inbox that are remembered by name; more are only counted
+MOST_NAMED = 1000  # folders of an inbox whose names are kept; others are only counted
 SHOWN = 20  # of them, in `visiond status` and `check`
-LOOK_ENTRIES, LOOK_SECONDS = 100_000, 5.0  # of an inbox that `check` looks at
+CHECK_ENTRIES, CHECK_SECONDS = 100_000, 5.0  # the most that `check` reads of an inbox
 LONGEST_SHOWN = 200  # characters of a path
 LONGEST_PATH = 4095  # bytes (PATH_MAX)
 TOO_LONG = (
@@ -37,22 +37,22 @@ Found = tuple[bytes, os.stat_result]  # a file's path in the inbox, and what the
 
 @dataclass(slots=True)
 class Unread:
-    """The folders in an inbox that cannot be read at present, by their path in it; b"" is the inbox itself, where it can be
-    listed but not its files looked at."""
+    """The folders in an inbox that cannot be read at present, by their path in it. b"" is the inbox itself, if it can be
+    listed but the status of its files cannot be read."""
 
     root: bytes
     logs: bool = True
     causes: dict[bytes, str] = field(default_factory=dict)
-    unnamed: int = 0  # further ones, as the last whole scan counted them
-    _seen: set[bytes] = field(default_factory=set)  # in the scan under way
+    unnamed: int = 0  # others, as the last complete scan counted them
+    _seen: set[bytes] = field(default_factory=set)  # in the present scan
     _unnamed: int = 0  # likewise
 
     def __len__(self) -> int:
         return len(self.causes) + self.unnamed
 
     def lines(self, most: int = SHOWN) -> list[str]:
-        """Each with its cause, up to a limit."""
-        chosen = sorted(self.causes.copy().items())[:most]  # a thread may be at work on it
+        """The folders with their causes, up to a limit."""
+        chosen = sorted(self.causes.copy().items())[:most]  # a thread may be changing it
         return [f"{self._say(path)}: {cause}" for path, cause in chosen]
 
     def begin_scan(self) -> None:
@@ -60,13 +60,13 @@ class Unread:
         self._seen, self._unnamed = set(), 0
 
     def end_scan(self) -> None:
-        """Folders that the scan did not meet are gone, or are inside another folder that cannot be read."""
+        """Remove folders that the scan did not find: they are gone, or inside another folder that cannot be read."""
         for path in self.causes.keys() - self._seen:
             del self.causes[path]
         self.unnamed = self._unnamed
 
     def note(self, path: bytes, error: OSError) -> None:
-        """This folder, or something in it, cannot be read: logged once, until it has been read or is gone."""
+        """This folder, or something in it, cannot be read. Logged once, until it has been read or is gone."""
         known, cause = path in self.causes, TOO_LONG if error.errno == errno.ENAMETOOLONG else cause_of(error)
         if known or len(self.causes) < MOST_NAMED:
             self.causes[path] = cause
@@ -76,7 +76,7 @@ class Unread:
             return
         self._unnamed += 1
         if not self.unnamed and self.logs:
-            log.warning("further folders cannot be read; they are only counted", path=self._say(path), error=cause)
+            log.warning("more folders cannot be read; they are only counted", path=self._say(path), error=cause)
         self.unnamed = max(self.unnamed, self._unnamed)
 
     def forget(self, path: bytes) -> None:
@@ -85,17 +85,17 @@ class Unread:
             log.info("folder can be read again", path=self._say(path))
 
     def _say(self, path: bytes) -> str:
-        """The path; a very long one is shortened to its two ends."""
+        """The path; of a very long one the start and the end."""
         whole = os.fsdecode(os.path.join(self.root, path).rstrip(b"/"))
         return whole if len(whole) <= LONGEST_SHOWN else f"{whole[: LONGEST_SHOWN // 2]}…{whole[-LONGEST_SHOWN // 2 :]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How an inbox is walked. longest: a file with a longer path could not be published, and that would stop the daemon.
+    """How to walk an inbox. longest: a file with a longer path could not be published, and that would stop the daemon.
 
-    enter: called with each folder before it is listed. answer: called with the error when the inbox itself cannot be listed, or
-    with None when it has been.
+    enter: called with each folder before it is listed. answer: called with the error if the inbox itself cannot be listed, or
+    with None once it has been listed.
     """
 
     root: bytes
@@ -107,12 +107,12 @@ class Walk:
     answer: Callable[[OSError | None], None] = lambda _: None
 
     def files(self, subtree: bytes = b"") -> Iterator[Found | None]:
-        """Every file, and None for entries to ignore. Files that vanish meanwhile are no error."""
+        """Every file, and None for entries to ignore. Files that are deleted meanwhile are no error."""
         pending = [subtree]
         while pending:
             relative = pending.pop()
             self.enter(relative)
-            trouble: OSError | None = None  # with something in it
+            trouble: OSError | None = None  # with an entry
             try:
                 with os.scandir(os.path.join(self.root, relative)) as entries:
                     for entry in entries:
@@ -123,7 +123,7 @@ class Walk:
                         try:
                             is_folder = entry.is_dir(follow_symlinks=False)
                             status = None if is_folder else entry.stat(follow_symlinks=False)
-                        except OSError as error:  # its folder may be listed but not entered, or its path is too long
+                        except OSError as error:  # the folder can be listed but not entered, or the path is too long
                             trouble = trouble if error.errno in _VANISHED else error
                             yield None
                             continue
@@ -154,31 +154,31 @@ class Walk:
 
 
 def count_unread(unread: Unread) -> str:
-    """How many folders of its inbox cannot be read, without their names."""
+    """The number of folders of an inbox that cannot be read, without their names."""
     count = len(unread)
     return f"{count:,} folder{'' if count == 1 else 's'} in inbox {os.fsdecode(unread.root)} cannot be read"
 
 
 def compile_ignored(patterns: Iterable[str]) -> re.Pattern[bytes]:
-    """Names that an inbox passes over, from shell patterns."""
+    """A pattern of the names that an inbox ignores, from shell patterns."""
     translated = [b"(?:" + os.fsencode(fnmatch.translate(pattern)) + b")" for pattern in patterns]
     return re.compile(b"|".join(translated) or b"(?!)", re.DOTALL)
 
 
-def look_through(inbox: Inbox, longest: int) -> tuple[Unread, bool]:
-    """The folders that cannot be read, and whether all were looked at: no more than LOOK_ENTRIES files or LOOK_SECONDS, as a
-    mount may die meanwhile."""
+def find_unread(inbox: Inbox, longest: int) -> tuple[Unread, bool]:
+    """The folders that cannot be read, and whether the walk was complete. It ends after CHECK_ENTRIES files or CHECK_SECONDS,
+    as a mount may die meanwhile."""
     unread = Unread(os.fsencode(inbox.path), logs=False)
     walk = Walk(unread.root, compile_ignored(inbox.ignore), inbox.recursive, unread, longest)
-    deadline, whole = time.monotonic() + LOOK_SECONDS, []
+    deadline, whole = time.monotonic() + CHECK_SECONDS, []
 
-    def look() -> None:
+    def walk_through() -> None:
         for count, _ in enumerate(walk.files()):
-            if count >= LOOK_ENTRIES or time.monotonic() > deadline:
+            if count >= CHECK_ENTRIES or time.monotonic() > deadline:
                 return
         whole.append(True)
 
-    thread = threading.Thread(target=look, name="look", daemon=True)
+    thread = threading.Thread(target=walk_through, name="walk", daemon=True)
     thread.start()
-    thread.join(LOOK_SECONDS)
+    thread.join(CHECK_SECONDS)
     return unread, bool(whole)

@@ -1,7 +1,7 @@
-"""Finding files. Events are a hint; a scan of the folders, held against the ledger, is the truth.
+"""Finds files. Events are a hint; a scan of the folders, compared with the ledger, is the truth.
 
-The kernel drops events when nobody reads them, network mounts send none, and a daemon that was down saw none: so every
-`rescan_seconds` each inbox is walked, and what the ledger does not know is taken up. Events only make that faster.
+The kernel drops events if nobody reads them in time, network mounts send none, and a daemon that was down got none. So each
+inbox is scanned every `rescan_seconds`, and files that the ledger does not know are admitted. Events only make that faster.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from daemon.system.scarcity import cause_of
 log = structlog.get_logger()
 T = TypeVar("T")
 
-CHUNK, CHUNK_SECONDS = 512, 1.0  # files for one look into the ledger; what else ends a chunk
-LOOKS = 2  # threads of an inbox, so that dead ones do not use up those of all
-HINTS = 65_536  # events waiting to be looked at; more are dropped and a scan finds the files
-UNSETTLED = 20_000  # files waiting until they are whole; more are left to a scan that comes soon
+CHUNK, CHUNK_SECONDS = 512, 1.0  # files for one query of the ledger; the longest time for collecting them
+THREADS = 2  # per inbox, so that a dead mount does not use up the threads of all inboxes
+HINTS = 65_536  # events that wait; more are dropped, and a scan finds their files
+UNSETTLED = 20_000  # files that wait until they are whole; more are left to a scan that follows soon
 POLL_SECONDS = 5.0  # between scans where there are no events
-DEAF_SECONDS = 30.0  # that a later look than the first may take
+SILENT_SECONDS = 30.0  # that any call after the first may take
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 
 _EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB | Mask.ONLYDIR
 
 
 class Hint(NamedTuple):
-    """Something happened to this file."""
+    """This file has changed."""
 
     path: bytes
     renamed: bool = False
@@ -54,55 +54,55 @@ class Hint(NamedTuple):
 
 @dataclass(slots=True)
 class Folder:
-    """An inbox as the watcher sees it; `number` is its number in the ledger. Each has tasks and threads of its own, so that a
-    mount that does not answer holds up no other inbox."""
+    """An inbox as the watcher sees it. `number` is its number in the ledger. Each has its own tasks and threads, so that a
+    mount that does not answer delays no other inbox."""
 
     number: int
     settings: Inbox
     root: bytes
     ignored: re.Pattern[bytes]
     polls: bool = False
-    heard: bool = False  # it has answered once
+    has_answered: bool = False  # at least once
     longest: int = LONGEST_PATH  # bytes of a file's path in it
     unread: Unread = field(init=False)  # folders in it that cannot be read
     trouble: str = ""  # why it cannot be read
-    given_up: str = ""  # why it is waited for no longer
+    given_up: str = ""  # why the watcher no longer waits for it
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
-    wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan before their time
+    wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan now
     wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
     settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
-    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(LOOKS))
-    looks: list[float] = field(default_factory=list)  # when those threads began that are looking into it (monotonic)
+    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
+    calls: list[float] = field(default_factory=list)  # when each call that still runs in a thread began (monotonic)
 
     def __post_init__(self) -> None:
         self.unread = Unread(self.root)
 
     @property
     def label(self) -> str:
-        """In the metrics."""
+        """Its name in the metrics."""
         return self.settings.name or str(self.number)
 
     @property
     def patience(self) -> Patience:
         return Patience(self.settings.settle_seconds, trusts_clock=not self.polls)
 
-    async def look(self, function: Callable[..., T], *arguments: object) -> T:
+    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function that reads the folder, in a thread: it may never return."""
         started = time.monotonic()
-        self.looks.append(started)
+        self.calls.append(started)
         try:
             answer = await to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=self.threads)
-            self.heard = True
+            self.has_answered = True
             return answer
         finally:
-            self.looks.remove(started)
+            self.calls.remove(started)
 
-    def deaf_seconds(self) -> float:
-        """How long it has not answered; 0 while that is not too long."""
-        waited = time.monotonic() - min(self.looks, default=time.monotonic())
-        return waited if waited > (DEAF_SECONDS if self.heard else ANSWER_SECONDS) else 0.0
+    def silent_seconds(self) -> float:
+        """How long it has not answered, if that is too long; else 0."""
+        waited = time.monotonic() - min(self.calls, default=time.monotonic())
+        return waited if waited > (SILENT_SECONDS if self.has_answered else ANSWER_SECONDS) else 0.0
 
     def want_scan(self, subtree: bytes = b"") -> None:
         self.wanted.add(subtree)
@@ -115,11 +115,11 @@ class Folder:
             self.want_scan()
 
     def problem(self) -> str:
-        """Why nothing is found in it at present; empty when all is well."""
+        """Why no files are found in it at present; else empty."""
         if self.given_up:
             return self.given_up
-        if deaf := self.deaf_seconds():
-            return f"inbox {self.settings.path} has not answered for {deaf:.0f} s; is its mount dead?"
+        if silent := self.silent_seconds():
+            return f"inbox {self.settings.path} has not answered for {silent:.0f} s; is its mount dead?"
         return f"inbox {self.settings.path} cannot be read: {self.trouble}" if self.trouble else ""
 
 
@@ -150,8 +150,8 @@ class Watcher:
             metrics.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
 
     async def run(self, admit: Admit, answered: Callable[[], None] = lambda: None, *, once: bool = False) -> None:
-        """Watch until cancelled; with `once`, until all that is there has been found whole. answered: called when an inbox has
-        answered for the first time."""
+        """Watch until cancelled; with `once`, until all files that are there are whole and admitted. answered: called when an
+        inbox has answered for the first time."""
         self._admit, self._answered = admit, answered
         if once:
             async with anyio.create_task_group() as tasks:
@@ -170,21 +170,25 @@ class Watcher:
                 self._inotify.close()
 
     def held_back(self) -> list[str]:
-        """What keeps files from being found. Empty when nothing does."""
+        """Why files of some inboxes are not found; else empty."""
         return [problem for folder in self._folders if (problem := folder.problem())]
 
     def unread(self) -> list[Unread]:
-        """Of each inbox the folders that cannot be read, where there are some."""
+        """The folders that cannot be read, for each inbox that has some."""
         return [folder.unread for folder in self._folders if len(folder.unread)]
 
     def answering(self) -> set[int]:
-        """The inboxes that can be read from without waiting for a dead mount."""
-        return {folder.number for folder in self._folders if folder.heard and not (folder.deaf_seconds() or folder.given_up)}
+        """The inboxes that can be read without waiting for a dead mount."""
+        return {
+            folder.number
+            for folder in self._folders
+            if folder.has_answered and not (folder.silent_seconds() or folder.given_up)
+        }
 
     # The truth: scans
 
     async def _sweep_or_give_up(self, folder: Folder) -> None:
-        """What does not answer is not waited for: it is told at the end."""
+        """Sweep, but stop waiting for an inbox that does not answer: `held_back` reports it."""
         async with anyio.create_task_group() as tasks:
 
             async def sweep() -> None:
@@ -193,14 +197,14 @@ class Watcher:
 
             tasks.start_soon(sweep)
             silences = 0
-            while silences < 2:  # in a row: else it was the whole machine that stood still
+            while silences < 2:  # in a row; after one alone, the whole machine may have been suspended
                 await anyio.sleep(ANSWER_SECONDS / 4)
-                silences = silences + 1 if folder.deaf_seconds() else 0
+                silences = silences + 1 if folder.silent_seconds() else 0
             folder.given_up = folder.problem()
             tasks.cancel_scope.cancel()
 
     async def _sweep(self, folder: Folder) -> None:
-        """A scan of everything, then patience with what has not settled yet; another scan for what did not fit."""
+        """Scan everything, wait for files that have not settled, and scan again for what did not fit."""
         await self._scan(folder, b"")
         while (pause := folder.settling.seconds_to_next(time.monotonic())) is not None:
             await anyio.sleep(pause)
@@ -210,7 +214,7 @@ class Watcher:
 
     async def _rescan(self, folder: Folder) -> None:
         while True:
-            folder.wake = anyio.Event()  # before looking, so that what is wanted meanwhile is not overslept
+            folder.wake = anyio.Event()  # before the check, so that no request in between is missed
             if folder.wanted or time.monotonic() >= self._next_scan(folder):
                 subtrees, folder.wanted = folder.wanted or {b""}, set()
                 for subtree in sorted(subtrees):
@@ -223,16 +227,16 @@ class Watcher:
             return 0.0
         interval = min(POLL_SECONDS, self._rescan_seconds) if folder.polls else self._rescan_seconds
         if folder.settling.overflowed:
-            interval = min(interval, folder.settings.settle_seconds)  # by then there is room for what was left out
+            interval = min(interval, folder.settings.settle_seconds)  # by then there is room for the files that did not fit
         return folder.scanned_at + max(interval, REST * folder.scan_seconds)
 
     async def _scan(self, folder: Folder, subtree: bytes) -> None:
-        """Walk a folder and take up what the ledger does not know, a chunk at a time."""
+        """Walk a folder and admit the files that the ledger does not know, in chunks."""
         started = time.monotonic()
         first = not folder.scanned_at
-        if not folder.heard:
+        if not folder.has_answered:
             try:
-                network = await folder.look(is_network_mount, folder.settings.path)
+                network = await folder.in_thread(is_network_mount, folder.settings.path)
             except OSError as error:
                 self._answer(folder, error)
                 return
@@ -240,16 +244,16 @@ class Watcher:
             self._answered()
         if not subtree:
             folder.unread.begin_scan()
-            folder.settling.overflowed = False  # what was left out until now is met again on this walk
+            folder.settling.overflowed = False  # this walk finds again what did not fit
         chunks = self._walk(folder, subtree)
-        while (files := await folder.look(next, chunks, None)) is not None:
+        while (files := await folder.in_thread(next, chunks, None)) is not None:
             whole = self._whole(folder, [(file, False) for file in files])
             if whole and not first and not subtree:
                 self._metrics.reconcile_found.inc(len(whole))
             if whole:
                 await self._admit(whole)
             if len(folder.settling) and folder.hints.empty():
-                folder.push(Hint(b""))  # the folder itself: so `_follow` learns that something settles
+                folder.push(Hint(b""))  # wakes `_follow`, as something has to settle
         if not subtree:
             folder.unread.end_scan()
             folder.scan_seconds = time.monotonic() - started
@@ -257,8 +261,8 @@ class Watcher:
             self._metrics.scan_seconds.observe(folder.scan_seconds)
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
-        """Files the ledger does not know, in chunks, none of which is long in coming: else many folders without files would
-        look like a dead mount. Runs in a thread."""
+        """Files that the ledger does not know, in chunks. No chunk takes long; otherwise many folders without files would look
+        like a dead mount. Runs in a thread."""
         found: list[File] = []
         yielded_at = time.monotonic()
         own = (partial(self._watch, folder), partial(self._answer, folder))
@@ -277,7 +281,7 @@ class Watcher:
         return [file for file in files if (file.path, file.version) not in known]
 
     def _answer(self, folder: Folder, error: OSError | None) -> None:
-        """Say once that an inbox cannot be read."""
+        """Note whether an inbox can be read; log once that it cannot."""
         if error and not folder.trouble:
             path = os.fsdecode(folder.root)
             log.warning("inbox cannot be read; it is tried again at every scan", path=path, error=cause_of(error))
@@ -295,7 +299,7 @@ class Watcher:
             return None
 
     def _watch(self, folder: Folder, relative: bytes) -> None:
-        """Ask for events of one folder, before it is listed, so that nothing falls between."""
+        """Ask for the events of one folder. This comes before the folder is listed, so that no file is missed."""
         if folder.polls or self._inotify is None:
             return
         try:
@@ -338,10 +342,10 @@ class Watcher:
         if not event.mask & Mask.ISDIR:
             folder.push(Hint(path, renamed=bool(event.mask & Mask.MOVED_TO)))
         elif folder.settings.recursive and (event.mask & (Mask.CREATE | Mask.MOVED_TO) or path in folder.unread.causes):
-            folder.want_scan(path)  # files may be in it already, or its rights have changed
+            folder.want_scan(path)  # it may already have files, or its permissions have changed
 
     async def _follow(self, folder: Folder) -> None:
-        """Look at what the hints name, and again at what had not settled."""
+        """Examine the files that hints name, and again those that had not settled."""
         while True:
             hints: list[Hint] = []
             with anyio.move_on_after(folder.settling.seconds_to_next(time.monotonic())):
@@ -351,21 +355,21 @@ class Watcher:
             await self._examine(folder, hints + _due(folder))
 
     async def _examine(self, folder: Folder, hints: list[Hint]) -> None:
-        """Look at each file named and admit those that are whole and new."""
+        """Read the status of each file, and admit those that are whole and new."""
         renamed = {hint.path for hint in hints if hint.renamed}
         paths = {hint.path for hint in hints}
         if not paths:
             return
-        files = await folder.look(self._look, folder, paths)
+        files = await folder.in_thread(self._read_versions, folder, paths)
         for path in paths - {file.path for file in files}:
             folder.settling.forget(path)
         if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
             await self._admit(whole)
         if folder.settling.overflowed:
-            folder.wake.set()  # the next scan is sooner than `_rescan` thought
+            folder.wake.set()  # `_rescan` has to compute its next scan again
 
-    def _look(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
-        """Each file as it is now, where the ledger does not know this version. Runs in a thread."""
+    def _read_versions(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
+        """The present version of each file, if the ledger does not know it. Runs in a thread."""
         found = [(path, status) for path in paths if len(path) <= folder.longest and (status := _status_of(folder, path))]
         return self._unknown(folder, [_file(folder.number, path, status) for path, status in found])
 
@@ -379,12 +383,12 @@ def _open_folder(number: int, inbox: Inbox) -> Folder:
 
 
 def _due(folder: Folder) -> list[Hint]:
-    """Files that have had their time to settle."""
+    """Files whose time to settle is over."""
     return [Hint(path) for path in folder.settling.due(time.monotonic())]
 
 
 def _status_of(folder: Folder, path: bytes) -> os.stat_result | None:
-    """The file as it is now; None when it has gone or is a folder."""
+    """The file's status; None if it is gone or a folder."""
     try:
         status = os.stat(os.path.join(folder.root, path), follow_symlinks=False)
     except OSError:

@@ -1,1 +1,1 @@
-"""The SQLite file that knows every image and holds every result."""
+"""The SQLite file that knows every image and stores every result."""

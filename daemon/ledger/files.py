@@ -1,4 +1,4 @@
-"""The files that commands write: whole or not at all, and what goes wrong as an error of ours."""
+"""Writes the files of commands completely or not at all. Errors become exceptions of visiond."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ STDOUT = Path("-")
 
 @contextlib.contextmanager
 def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[Path]:
-    """Another name beside `file` to write under; at the end of the context it is renamed. force: in place of a file that is
-    there, which may be the last good backup.
+    """A temporary file in the same folder, which gets the name `file` at the end of the context. force: replace an existing
+    file, which may be the last good backup.
 
-    Raises NotWritable, and WrongArgument for the ledger's own files: a daemon would go on writing to what was replaced.
+    Raises NotWritable, and WrongArgument for the ledger's own files: a daemon would continue to write to the replaced one.
     """
     file = file.resolve()
     if file in [Path(f"{ledger.resolve()}{suffix}") for suffix in DATABASE]:
         raise WrongArgument(f"{file} is the ledger itself; name another file.")
     if file.exists() and not file.is_file():
-        raise NotWritable(f"{file} is no regular file; it is written beside and renamed. Name a file.")
+        raise NotWritable(f"{file} is not a regular file, so it cannot be replaced. Name a file.")
     if file.exists() and not force:
         raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.unlink(missing_ok=True)
         yield partial
-        sync_file(partial)  # or a power failure might leave the new name with nothing under it
+        sync_file(partial)  # otherwise a power failure might leave an empty file with this name
         os.replace(partial, file)
         sync_folder(file.parent)
     except OSError as error:
@@ -45,7 +45,7 @@ def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[
 
 
 def sync_file(file: Path) -> None:
-    """Have what was written to it outlive a power failure, whoever wrote it. Raises OSError."""
+    """Flush a file to the disk, whoever wrote it. Raises OSError."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -54,7 +54,7 @@ def sync_file(file: Path) -> None:
 
 
 def sync_folder(folder: Path | bytes) -> None:
-    """Have a renaming in it outlive a power failure; without, the old file may be back. Raises OSError."""
+    """Flush a folder, so that a rename in it outlives a power failure; otherwise the old file may be back. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -64,20 +64,20 @@ def sync_folder(folder: Path | bytes) -> None:
 
 @contextlib.contextmanager
 def written_into(folder: Path) -> Iterator[None]:
-    """What cannot be made in the folder, or the folder itself, as NotWritable."""
+    """Raises NotWritable if something in the folder, or the folder itself, cannot be made."""
     try:
         yield
     except OSError as error:
         raise NotWritable(f"{error.filename or folder} cannot be written: {error.strerror or error}.") from error
 
 
-def tell_lost_ledger(config: Config) -> str:
-    """What to say where results are there and the ledger is not, or is empty, and nothing beside it says that it was lost: a
-    daemon begins a new one. Empty where that is not so."""
+def describe_lost_ledger(config: Config) -> str:
+    """A warning if there are results but no ledger, or an empty one, and no file `identity` that says that it was lost: then a
+    daemon makes a new ledger. Else empty."""
     path = config.state.path / LEDGER
     if not is_blank(path) or (config.state.path / IDENTITY).exists():
         return ""
     if not any(name.endswith(".json") for _, _, names in os.walk(config.output.results) for name in names):
         return ""
-    mend = f"`{command('repair')}` makes it from them; `{command('run')}` begins a new one."
-    return f"There is no ledger at {path}, but there are results: {mend}"
+    fix = f"`{command('repair')}` makes it from them; `{command('run')}` starts a new one."
+    return f"There is no ledger at {path}, but there are results: {fix}"

@@ -1,8 +1,8 @@
-"""The ledger: one SQLite file that knows every image and holds every result. It is the truth.
+"""The ledger: one SQLite file that knows every image and stores every result. It is the truth.
 
-A result is durable when its transaction is. One thread writes, over one connection, and commits in groups: all that
-was asked for while the last commit ran goes into the next one, so many images share an fsync. A row is PENDING
-until it has its end; who works on it is a matter of the daemon's memory, so a crash leaves nothing leased.
+A result is durable when its transaction is committed. One thread writes, over one connection, and commits in groups: all
+requests that came during the last commit go into the next one, so many images share an fsync. A row is PENDING until the
+image ends. Which images are being worked on is only in the daemon's memory, so a crash leaves no leases behind.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ log = structlog.get_logger()
 
 
 class Ledger:
-    """The only writer. Every method is a request to the writing thread and returns when it is durable.
+    """The only writer. Every method is a request to the writing thread, and returns when it is durable.
 
-    A full or failing disk raises LedgerUnusable; the request has then had no effect and may be repeated.
+    Raises LedgerUnusable if the disk is full or fails; then the request had no effect and may be repeated.
     """
 
     def __init__(self, path: Path, observe_commit: Callable[[float], None] = lambda seconds: None) -> None:
@@ -44,34 +44,34 @@ class Ledger:
         """
         self.path = path
         self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
-        self._damaged: set[Key] = set()  # digests with a model, or None for format and size
+        self._damaged: set[Key] = set()  # digest with a model, or with None for format and size
         self._models: dict[int, Model] = {}
-        self._model_ids: dict[str, int] = {}  # stage → the model that answers for it now
+        self._model_ids: dict[str, int] = {}  # stage → its present model
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
-        self._configured = "[]"  # inboxes, as JSON: rows of others wait until they are configured again
-        self._cursors: dict[int, int] = {}  # priority → last row handed out
-        self._asked_of: frozenset[int] = frozenset()  # the inboxes that the cursors have not passed over
-        self.awaited = 0  # requests for which shrinking the file stops
-        self.touched: set[bytes] | None = None  # digests that were written since it was made, where somebody asks
+        self._configured = "[]"  # inboxes, as JSON; rows of other inboxes wait until these are configured again
+        self._cursors: dict[int, int] = {}  # priority → the last row that `next_jobs` returned
+        self._asked_of: frozenset[int] = frozenset()  # the inboxes whose rows the cursors have not skipped
+        self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
+        self.touched: set[bytes] | None = None  # digests written since pruning began; None without pruning
         self._writer = Writer(self._connection, path, observe_commit)
         self._ask = self._writer.ask
 
     def close(self) -> None:
-        """Finish what was asked for and close the file."""
+        """Finish all requests and close the file."""
         self._writer.close()
         with contextlib.suppress(sqlite3.Error):
             identity.note(self.path, identity.identity_of(self._connection))
         self._connection.close()
 
     async def identity(self) -> identity.Identity:
-        """Which ledger it is, and up to which number its images are numbered."""
+        """Which ledger it is, and the last number that an image got."""
         return await self._ask(identity.identity_of)
 
     # Setting up
 
     async def register(self, inboxes: Sequence[tuple[Path, int]], models: Iterable[Model]) -> list[int]:
-        """Make inboxes (with their priorities) and the present models known; returns the inboxes' numbers."""
+        """Add inboxes, with their priorities, and the present models; returns the inboxes' numbers."""
         present = list(models)
 
         def work(connection: sqlite3.Connection) -> list[int]:
@@ -95,15 +95,15 @@ class Ledger:
         return await self._ask(work)
 
     async def bound_waits(self, retry_seconds: float, longest_seconds: float) -> None:
-        """Limit each wait for another attempt to its own pause from now, even if the last daemon had another time."""
+        """Limit each wait for another attempt to its own pause from now, even if the last daemon's clock was wrong."""
         bounds = {"now": steady_seconds(), "retry": retry_seconds, "longest": longest_seconds}
         await self._ask(lambda connection: connection.execute(SQL["bound_waits"], bounds))
 
     # Before a job
 
     async def admit(self, files: Sequence[File]) -> Admitted:
-        """A row for each version that is new: PENDING or, for what is no regular file, SKIPPED. Older pending versions
-        of the same file are GONE or, with a result, DONE again."""
+        """Add a row for each new version: PENDING, or SKIPPED if it is not a regular file. Older pending versions of the same
+        file become GONE or, if they have a result, DONE again."""
 
         def work(connection: sqlite3.Connection) -> Admitted:
             now = time.time()
@@ -129,10 +129,10 @@ class Ledger:
         inboxes: Collection[int] | None = None,
         only: Collection[int] | None = None,
     ) -> list[Job]:
-        """Jobs to work on: those due for another try, then highest priority first and oldest first within it.
+        """Jobs to work on: those due for another attempt, then the highest priority first, and the oldest first within it.
 
-        `busy` holds the ids in hand already. inboxes: only of these. only: of these ids, those due for another try. One caller
-        at a time: the ledger remembers how far it has read.
+        busy: ids in work already. inboxes: only jobs of these. only: only those of these ids that are due for another attempt.
+        One caller at a time: the ledger remembers how far it has read.
         """
         asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
         wanted = msgspec.json.encode(sorted(asked_of)).decode()
@@ -141,7 +141,7 @@ class Ledger:
         self._asked_of = frozenset(asked_of)
 
         def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
-            most = limit + len(busy) if only is None else -1  # others may be due before them
+            most = limit + len(busy) if only is None else -1  # others may come before them
             due = connection.execute(SQL["again"], (steady_seconds(), wanted, most)).fetchall()
             rows = [row for row in due if row["id"] not in busy and (only is None or row["id"] in only)][:limit]
             cursors: dict[int, int] = {}
@@ -159,7 +159,7 @@ class Ledger:
         return [job_of(row) for row in rows]
 
     async def seconds_to_next_try(self, without: Collection[int] = ()) -> float | None:
-        """When the next postponed job is due; None when there is none. without: inboxes that are not asked about."""
+        """Seconds until the next postponed job is due; None if there is none. without: inboxes to leave out."""
         now, wanted = steady_seconds(), self._configured
         if without:
             wanted = msgspec.json.encode(sorted(self._inbox_paths.keys() - set(without))).decode()
@@ -167,7 +167,7 @@ class Ledger:
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
     async def recall(self, jobs: Sequence[Job]) -> None:
-        """Give each job what is known of its bytes: format and size, and the results of the present models."""
+        """Add to each job what the ledger knows about its bytes: format and size, and the results of the present models."""
         digests = {job.digest for job in jobs}
 
         def work(connection: sqlite3.Connection) -> Stored:
@@ -182,7 +182,7 @@ class Ledger:
                 job.outputs |= {stages[model]: output for model, output in outputs.items() if model in stages}
 
     def _read_stored(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
-        """Damaged results are not used: the model runs again, and the new answer replaces the damaged one."""
+        """Damaged results are not used: the model runs again, and its new result replaces the damaged one."""
         stored = read_stored(connection, digests, self._models)
         for digest, model in stored.damaged - self._damaged:
             what = self._models[model].stage if model in self._models else "format and size"
@@ -193,21 +193,21 @@ class Ledger:
     # After it
 
     async def keep(self, jobs: Sequence[Job]) -> None:
-        """Hold the outputs of jobs that are not finished yet, so that a crash resumes at the next segment."""
+        """Store the outputs of jobs that are not finished yet, so that work resumes at the next segment after a crash."""
         await self._ask(lambda connection: self._keep(connection, jobs))
 
     async def blame(self, job: Job) -> None:
-        """Hold how many workers died on the job alone, so that a new daemon does not begin to count again."""
+        """Store how many workers died on the job alone, so that a restart does not reset the count."""
         await self._ask(lambda connection: connection.execute(SQL["blame"], (job.deaths, job.id)))
 
     async def end(self, endings: list[Ending], judge: Callable[[list[Job]], list[Ending]] | None = None) -> set[int]:
-        """Write how jobs ended, with every result they have. Returns the ids that were still PENDING until now:
-        a job whose file was replaced meanwhile is not among them and must not be published. Where other results of the
-        same bytes were there first, the jobs get those and are judged again, in `endings`: what is published is what the
-        ledger holds. A job that has a result and whose file is GONE keeps it, and is DONE as before."""
+        """Write how jobs ended, with all their results. Returns the ids that were still PENDING: a job whose file was replaced
+        meanwhile is not among them and must not be published. If other results of the same bytes were stored first, the jobs
+        get those and are judged again, in `endings`: what is published is what the ledger has. A job that already had a
+        result and whose file is GONE keeps that result, and is DONE as before."""
         jobs = [e.job for e in endings]
         for job in jobs:
-            if not job.outputs.keys() <= BUILT_IN_KEYS.keys():  # a sidecar has plug-ins in the order of its stored models
+            if not job.outputs.keys() <= BUILT_IN_KEYS.keys():  # a sidecar has them in the order of its stored models
                 job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
 
         def work(connection: sqlite3.Connection) -> set[int]:
@@ -226,7 +226,7 @@ class Ledger:
         return await self._ask(work)
 
     def _take_kept(self, connection: sqlite3.Connection, jobs: list[Job]) -> list[Job]:
-        """Give the jobs the results that the ledger has; returns those that had said otherwise."""
+        """Give the jobs the results that the ledger has; returns the jobs whose own results differed."""
         digests = {job.digest for job in jobs}
         stored = self._read_stored(connection, digests)
         known = {Key(job.digest, self._model_ids[stage]) for job in jobs for stage in job.outputs}
@@ -244,13 +244,13 @@ class Ledger:
         return changed
 
     def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
-        """To be followed by the rows that replace them."""
+        """Delete damaged rows; the caller then writes the rows that replace them."""
         connection.executemany(SQL["drop_content"], [(digest,) for digest, model in damaged if model is None])
         connection.executemany(SQL["drop_result"], [key for key in damaged if key[1] is not None])
         self._damaged -= set(damaged)
 
     def record_of(self, ending: Ending) -> Record:
-        """The record that `end` has written, without asking the file for it."""
+        """The record that `end` has written, without reading it from the file."""
         job = ending.job
         inbox_path = self._inbox_paths[job.inbox]
         reason, detail = reason_of(ending.failure)
@@ -281,9 +281,9 @@ class Ledger:
     async def mark_emitted(
         self, placed: Sequence[Placed], *, superseding: bool = False, for_sinks: Sequence[int] = ()
     ) -> dict[int, int]:
-        """The sidecars are written, the bins filled and the sources where they belong. superseding: some of earlier versions
-        may not be, and need not any more. for_sinks: images whose records go into the outbox; returns these
-        images by their sequence numbers in it."""
+        """Mark images as published: their sidecars, bins and sources are as they should be. superseding: mark earlier
+        versions of the same files too, whose sources could not leave the inbox. for_sinks: images whose records go into the
+        outbox; returns these images by their sequence numbers in it."""
         rows = [(p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2)) for p in placed]
 
         def work(connection: sqlite3.Connection) -> dict[int, int]:
@@ -295,7 +295,7 @@ class Ledger:
         return await self._ask(work)
 
     async def owed(self, after: int, limit: int) -> list[Record]:
-        """Ended images whose sidecar and source a crash may have left undone, by id."""
+        """Images that have ended and are not marked as published, by id: a crash may have interrupted their publication."""
 
         def work(connection: sqlite3.Connection) -> list[Record]:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
@@ -303,18 +303,18 @@ class Ledger:
 
         return await self._ask(work)
 
-    async def doubt(self, ids: Sequence[int]) -> int:
-        """Images whose stored results are damaged, so that they cannot be published, back to PENDING; returns how many."""
+    async def annotate_again(self, ids: Sequence[int]) -> int:
+        """Make images PENDING again whose stored results are damaged and cannot be published; returns how many."""
         rows = [{"id": number} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
-            return sum(connection.execute(SQL["doubt"], row).rowcount for row in rows)
+            return sum(connection.execute(SQL["annotate_again"], row).rowcount for row in rows)
 
         return await self._ask(work)
 
     async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
-        """Images that are FAILED, or DONE, back to PENDING with all their tries; returns how many. One that was DONE keeps
-        its result until it has another."""
+        """Make images that are FAILED, or DONE, PENDING again with a fresh set of attempts; returns how many. One that was DONE
+        keeps its result until it has a new one."""
         rows = [{"id": number, "status": status} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
@@ -323,7 +323,7 @@ class Ledger:
         return await self._ask_soon(work)
 
     async def oldest_pending(self) -> float | None:
-        """When the longest-waiting image was seen, in Unix seconds."""
+        """When the image that waits longest was seen, in Unix seconds."""
 
         def work(connection: sqlite3.Connection) -> float | None:
             rows = [connection.execute(SQL["oldest_pending"], (priority,)).fetchone() for priority in self._cursors]
@@ -336,7 +336,7 @@ class Ledger:
         return await self._ask(work)
 
     async def _ask_soon(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Make a request that must not wait until the file has been shrunk: an image or a person waits for it."""
+        """Make a request that must not wait until the file has been shrunk, as an image or a person waits for it."""
         self.awaited += 1
         try:
             return await self._ask(work)
@@ -346,8 +346,8 @@ class Ledger:
     # In the writing thread
 
     def _keep(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
-        """Write results, but for those that the same bytes have already; returns whether there were none of these."""
-        if (touched := self.touched) is not None:  # the event loop may end the pruning meanwhile
+        """Write results, except those that the same bytes already have; returns whether all were written."""
+        if (touched := self.touched) is not None:  # the event loop may end pruning meanwhile
             touched.update(job.digest for job in jobs)
         contents = [content_row(job) for job in jobs if job.width]
         results = [

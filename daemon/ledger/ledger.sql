@@ -1,8 +1,8 @@
--- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one
--- statement, because each call of SQLite gives the interpreter lock away and may wait for it afterwards. `:is_newest` stands
--- for the condition of that name: no later version of the image's file is known. `+inbox` keeps SQLite from the index that
--- begins with it, where one that holds what is PENDING alone serves: the other has every image that ever was. `:is_spare`
--- likewise stands for a condition, of a version that nothing needs any more.
+-- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one statement, because
+-- each call of SQLite releases the interpreter lock and may have to wait for it afterwards. `:is_newest` and `:is_spare` stand
+-- for the conditions of these names: no later version of the image's file is known; nothing needs this version any more.
+-- `+inbox` keeps SQLite from using the index that begins with `inbox`, which has every image that ever was, instead of one that
+-- only has the PENDING ones.
 
 -- name: is_newest
 NOT EXISTS (
@@ -10,10 +10,10 @@ NOT EXISTS (
 )
 
 -- name: is_spare
--- It ended before `:before` and was never moved, so nothing on the disk is known by it alone; and it is not the newest version
--- of its file, unless all are GONE. Where it has a result, a later version of the file has one that is
--- published and as old: the sidecar is that one's. Where it FAILED, a later version's result or failure has taken its reason's
--- place. What is newest and what is published stays so without it.
+-- It ended before `:before` and was never moved, so no file on the disk depends on it alone; and it is not the newest version of
+-- its file, unless all are GONE. If it has a result, a later version has one that is published and also old, and the sidecar is
+-- that of the later version. If it FAILED, a later version's result or failure has replaced its reason. The newest and the
+-- published version of a file are the same with and without it.
 image.location IS NULL AND COALESCE(image.finished_at, image.seen_at) < :before AND (
     image.status = 4 AND COALESCE(image.models, '[]') = '[]' AND NOT EXISTS (
         SELECT 1 FROM image AS other WHERE other.inbox = image.inbox AND other.path = image.path
@@ -38,18 +38,18 @@ CREATE TABLE model (
     id INTEGER PRIMARY KEY,
     stage TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
-    notice TEXT NOT NULL,                 -- what to say beside its answers, e.g. that its weights are random
+    notice TEXT NOT NULL,                 -- shown with its results, for example that its weights are random
     UNIQUE (stage, fingerprint)
 );
-CREATE TABLE content (                    -- what the bytes are, whatever their file's name
+CREATE TABLE content (                    -- what the bytes are, under any file name
     digest BLOB PRIMARY KEY,              -- SHA-256
     format TEXT NOT NULL,
     width INTEGER NOT NULL,               -- pixels, upright
     height INTEGER NOT NULL,
-    pages INTEGER NOT NULL DEFAULT 1,     -- pictures in the file, of which the first is read; before schema 3 not counted
-    checksum INTEGER                      -- checksums.of_content; NULL: of an older visiond, as in the other tables
+    pages INTEGER NOT NULL DEFAULT 1,     -- pictures in the file; only the first is read. Before schema 3 not counted
+    checksum INTEGER                      -- checksums.of_content; NULL: written by an older visiond, as in the other tables
 ) WITHOUT ROWID;
-CREATE TABLE result (                     -- what a model said of the bytes
+CREATE TABLE result (                     -- what a model said about the bytes
     digest BLOB NOT NULL,
     model INTEGER NOT NULL REFERENCES model (id),
     payload BLOB NOT NULL,                -- JSON
@@ -61,7 +61,7 @@ CREATE TABLE image (                      -- a version of a file
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     inbox INTEGER NOT NULL REFERENCES inbox (id),
     path BLOB NOT NULL,                   -- relative to the inbox
-    device INTEGER NOT NULL,              -- 0; older daemons wrote that of the file, which changes from boot to boot
+    device INTEGER NOT NULL,              -- 0; older daemons wrote the file's device, which may change at each boot
     inode INTEGER NOT NULL,
     size INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL,
@@ -71,14 +71,14 @@ CREATE TABLE image (                      -- a version of a file
     seen_at REAL NOT NULL,                -- Unix seconds
     attempts INTEGER NOT NULL DEFAULT 0,
     not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, whatever the clock says
-    location BLOB,                        -- absolute; where the daemon moved the file, if it did
+    location BLOB,                        -- absolute; to where the daemon moved the file, if it did
     digest BLOB,
-    models TEXT,                          -- JSON array of model ids: those that made its last result, whatever came after it
+    models TEXT,                          -- JSON array of the model ids of its last result, which may be older than its status
     bin TEXT,
     criteria BLOB,                        -- JSON
     reason TEXT,
     detail TEXT,
-    finished_at REAL,                     -- of what is PENDING: that of the result it has, and keeps until there is another
+    finished_at REAL,                     -- if PENDING: the time of the result that it keeps until it has a new one
     emitted INTEGER NOT NULL DEFAULT 0,   -- 1: sidecar, bin and source are as this row says
     deaths INTEGER NOT NULL DEFAULT 0,    -- workers that died on it alone
     checksum INTEGER                      -- of how it ended: records.Record.checksum
@@ -87,12 +87,12 @@ CREATE TABLE outbox (                     -- published records that some sink do
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,  -- the order in which sinks get them; no number is used twice
     image INTEGER NOT NULL REFERENCES image (id)  -- indexed, as pruning asks for it
 );
-CREATE TABLE sink (                       -- an output beside the sidecars that follows the outbox
+CREATE TABLE sink (                       -- a further output, which follows the outbox
     name TEXT PRIMARY KEY,
     place INTEGER NOT NULL,               -- outbox.sequence of the last record that it has
     succeeded_at REAL                     -- Unix seconds: when it last took records; NULL: never
 ) WITHOUT ROWID;
-CREATE TABLE meta (                       -- one row: which ledger this is; the file `identity` beside it says so too
+CREATE TABLE meta (                       -- one row: which ledger this is; the file `identity` has it too
     id TEXT NOT NULL,
     made_at TEXT NOT NULL                 -- RFC 3339, UTC
 );
@@ -127,15 +127,15 @@ INSERT INTO image (inbox, path, inode, size, mtime_ns, ctime_ns, priority, statu
 SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (
     SELECT 1 FROM image AS old WHERE old.inbox = new.column1 AND old.path = new.column2 AND old.mtime_ns = new.column5
     AND old.size = new.column4 AND (
-        old.location IS NOT NULL AND old.ctime_ns >= new.column6  -- a scan may have seen it just before the daemon moved it
+        old.location IS NOT NULL AND old.ctime_ns >= new.column6  -- a scan may have read its status just before the daemon moved it
         OR old.device <> 0 AND old.status <> 4 AND old.inode = new.column3 AND old.ctime_ns = new.column6
     )
-) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- GONE, and there again
+) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- it was GONE, and is there again
 SET status = excluded.status, reason = excluded.reason, not_before = 1, detail = NULL, finished_at = NULL
 WHERE image.status = 4 RETURNING status;
 
 -- name: supersede
--- What was DONE once is so still.
+-- A version that was DONE once is DONE again.
 UPDATE image SET status = iif(finished_at IS NULL, 4, 1), finished_at = COALESCE(finished_at, :now), reason = NULL,
     detail = iif(finished_at IS NULL, 'replaced by a newer version', NULL) WHERE id IN (
     SELECT old.id FROM image AS new JOIN image AS old ON old.inbox = new.inbox AND old.path = new.path
@@ -163,7 +163,7 @@ WHERE status = 0 AND not_before > 0 AND not_before <= ? AND +inbox IN (SELECT va
 ORDER BY not_before LIMIT ?;
 
 -- name: next_again
--- That it is more than 0 has to be said: SQLite does not know what the parameter will be when it chooses an index.
+-- `> 0` is needed: SQLite does not know the parameter when it chooses an index.
 SELECT MIN(not_before) FROM image
 WHERE status = 0 AND not_before > 0 AND not_before > ? AND +inbox IN (SELECT value FROM json_each(?));
 
@@ -191,7 +191,7 @@ INSERT INTO result (digest, model, payload, seconds, checksum) VALUES :rows ON C
 DELETE FROM result WHERE digest = ? AND model = ?;
 
 -- name: stand
--- What was DONE once and cannot be read once more is so still.
+-- An image that was DONE and cannot be read again stays DONE.
 UPDATE image SET status = 1, reason = NULL, detail = NULL
 WHERE status = 0 AND finished_at IS NOT NULL AND id IN (:rows) RETURNING id;
 
@@ -208,7 +208,7 @@ UPDATE image SET deaths = ? WHERE id = ?;
 UPDATE image SET attempts = ?, not_before = ?, detail = ? WHERE id = ? AND status = 0;
 
 -- name: bound_waits
--- Which the last daemon took from a clock that may have been set since.
+-- The last daemon's clock may have been set since.
 UPDATE image SET not_before = :now + min(:longest, :retry * (1 << min(max(attempts, 1) - 1, 20)))
 WHERE status = 0 AND not_before > 0 AND not_before > :now + min(:longest, :retry * (1 << min(max(attempts, 1) - 1, 20)));
 
@@ -216,7 +216,7 @@ WHERE status = 0 AND not_before > 0 AND not_before > :now + min(:longest, :retry
 UPDATE image SET emitted = 1 WHERE id IN (:rows);
 
 -- name: superseded
--- An earlier version that waits to leave its inbox: a newer one lies there now, and has the sidecar's name.
+-- Earlier versions that wait to leave their inbox: a newer one is there now, and the sidecar is that of the newer one.
 UPDATE image SET emitted = 1 WHERE id IN (
     SELECT older.id FROM image AS newer JOIN image AS older ON older.inbox = newer.inbox AND older.path = newer.path
     WHERE newer.id IN (:rows) AND older.id < newer.id AND older.emitted = 0 AND older.status IN (1, 2)
@@ -253,7 +253,7 @@ UPDATE sink SET place = ?, succeeded_at = ? WHERE name = ?;
 DELETE FROM outbox WHERE sequence <= COALESCE((SELECT MIN(place) FROM sink), 9223372036854775807);
 
 -- name: placed
--- Two versions of one file that was moved once end up with the same figures: the first keeps them.
+-- Two versions of a file that was moved once would get equal values: the first one keeps them.
 UPDATE OR IGNORE image SET location = placed.column2, inode = placed.column3, ctime_ns = placed.column4
 FROM (VALUES :rows) AS placed WHERE image.id = placed.column1;
 
@@ -287,7 +287,7 @@ SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = ima
 WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMIT ?;
 
 -- name: finished
--- One that the daemon has moved is an image of its own, whatever came later under its name.
+-- An image that the daemon has moved is separate from those that came later under its name.
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest) ORDER BY image.id LIMIT ?;
 
@@ -299,8 +299,8 @@ WHERE status = 1 AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest
 SELECT payload FROM result WHERE model = ? LIMIT 1;
 
 -- name: published
--- Of each file the newest result has the sidecar, also while it is to be replaced; and the reason of a failure stands until
--- there is another image.
+-- The sidecar of a file is that of its newest result, also while this waits for a new one. The reason of a failure stays until
+-- there is a newer version.
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
     SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
@@ -308,7 +308,7 @@ WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
 ) AND status IN (1, 2) ORDER BY image.id LIMIT ?;
 
 -- name: replaced
--- What `published` leaves out: a newer version of the file has the sidecar, or the reason's place.
+-- What `published` leaves out: a newer version of the file has the sidecar, or has replaced the reason.
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE emitted = 1 AND image.id > ? AND EXISTS (
     SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id
@@ -337,27 +337,27 @@ SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND (location IS NOT N
 -- name: bins
 SELECT DISTINCT bin FROM image WHERE status = 1;
 
--- name: doubt
--- What cannot be published, as its stored result is damaged, is annotated again.
+-- name: annotate_again
+-- Its stored result is damaged and cannot be published.
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
 WHERE status IN (1, 2) AND id = :id;
 
 -- name: clear
--- A replaced version of which something is damaged: as if it had never had an end of its own.
+-- A replaced version with damaged data: only the row is kept.
 UPDATE image SET status = 4, detail = 'damaged in the ledger, and replaced by a newer version', finished_at = :now,
     digest = NULL, models = NULL, bin = NULL, criteria = NULL, reason = NULL, checksum = NULL
 WHERE status IN (1, 2) AND id = :id;
 
 -- name: right
--- As its sidecar says, which is the true one.
+-- Take the data of its sidecar, which is the correct one.
 UPDATE image SET digest = COALESCE(?, digest), models = COALESCE(?, models), bin = ?, criteria = ?, reason = ?, detail = ?, attempts = ?, seen_at = ?,
     finished_at = ?, checksum = ? WHERE id = ?;
 
 -- name: put_back
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
-WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- what is not published yet will move its file first
+WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- an image that is not published yet will move its file first
 
 -- name: failed
 SELECT id FROM image WHERE status = 2 AND :is_newest ORDER BY id;
@@ -382,11 +382,11 @@ SELECT id, path FROM inbox;
 SELECT id, made_at FROM meta;
 
 -- name: last_number
--- The highest that was ever given to an image.
+-- The highest number that an image ever got.
 SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'image';
 
 -- name: all_contents
--- The cast is for a digest that a flipped bit has made text.
+-- The cast is for a digest that became text by a flipped bit.
 SELECT CAST(digest AS BLOB) AS digest, format, width, height, pages, checksum FROM content
 WHERE content.digest > ? ORDER BY content.digest LIMIT ?;
 
@@ -399,7 +399,7 @@ SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = ima
 WHERE image.id > ? AND status IN (1, 2) ORDER BY image.id LIMIT ?;
 
 -- name: spare
--- Some 200 bytes of a row are figures and its places in the indexes.
+-- About 200 bytes of a row are its numbers and its entries in the indexes.
 SELECT id, status, 200 + length(path) + COALESCE(length(criteria), 0) + COALESCE(length(detail), 0) AS bytes FROM image
 WHERE id > :after AND :is_spare ORDER BY id LIMIT :limit;
 
@@ -409,7 +409,7 @@ DELETE FROM image WHERE NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.image = im
     AND id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
 
 -- name: unreferenced
--- Bytes that no version has, once those that are spare have gone.
+-- Bytes that no version has once the spare ones are removed.
 SELECT digest FROM content WHERE digest > :after
 EXCEPT SELECT digest FROM image WHERE digest IS NOT NULL AND NOT (:is_spare) ORDER BY digest LIMIT :limit;
 

@@ -1,7 +1,7 @@
 """Connections that read the ledger, lent to one thread at a time.
 
-SQLite crashes the process when a connection is closed, or used by another thread, while a thread runs a statement on it. So
-nobody closes a connection that is lent: if the others were closed meanwhile, the borrower closes it when done.
+SQLite crashes the process if a connection is closed, or used by another thread, while a thread runs a statement on it. So a
+connection that is lent is only closed by its borrower: when that is done, if the others were closed meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from daemon.ledger.schema import OLDER, WITH_CHECKSUMS, explain, read_version, s
 
 
 class ReaderClosed(Exception):
-    """A thread that was left behind tries to read. Nobody waits for its answer."""
+    """A thread that was left behind tries to read. Nothing waits for its answer."""
 
 
 class Connections:
@@ -30,7 +30,7 @@ class Connections:
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[sqlite3.Connection]:
-        """A connection for this thread alone. Raises ReaderClosed, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
+        """A connection for this thread only. Raises ReaderClosed, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
         connection = self._take() or self._open()
         try:
             yield connection
@@ -38,7 +38,7 @@ class Connections:
             self._give_back(connection)
 
     def close(self) -> None:
-        """Close idle connections now, and lent ones when they come back."""
+        """Close idle connections now, and lent ones when they are given back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,4 +1,4 @@
-"""What the ledger knows of an image, read: for sidecars, `show`, `export` and the rescan. Never writes."""
+"""Reads what the ledger knows about an image: for sidecars, `show`, `export` and scans. Never writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stages.registry import BUILT_IN
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What answered for a stage."""
+    """The model that gave a stage's result."""
 
     stage: str
     fingerprint: str
@@ -43,7 +43,7 @@ UNKNOWN = Model("an unknown stage", "", "")
 
 @dataclass(frozen=True)
 class Record:
-    """An image's row with the results that belong to it: all that is known, and all a sidecar needs."""
+    """An image's row with its results: all that is known about it, and all that a sidecar needs."""
 
     id: int
     inbox: int
@@ -65,22 +65,22 @@ class Record:
     criteria: bytes
     reason: str
     detail: str
-    pages: int = 1  # pictures in the file, of which the first was read
-    doubt: str = ""  # what of it is damaged in the ledger; such a record is not published
+    pages: int = 1  # pictures in the file; only the first was read
+    damage: str = ""  # which parts of it are damaged in the ledger; such a record is not published
 
     @property
     def has_moved(self) -> bool:
-        """Whether the daemon has taken the file out of its inbox."""
+        """Whether the daemon has moved the file out of its inbox."""
         return self.location != os.path.join(self.inbox_path, self.path)
 
     @property
-    def told(self) -> str:
-        """Its bin or, in one line, why it has none."""
-        damage = f"damaged in the ledger: {self.doubt}" if self.doubt else ""
+    def summary(self) -> str:
+        """Its bin, or in one line why it has none."""
+        damage = f"damaged in the ledger: {self.damage}" if self.damage else ""
         return damage or self.bin or ": ".join(filter(None, (self.reason, self.detail)))
 
     def document(self) -> dict[str, Any]:
-        """The record as it stands in its sidecar; for an image without a result, with its reason instead."""
+        """The record as in its sidecar; for an image without a result, with the reason instead."""
         document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": describe_source(self.inbox_path, self)}
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)
@@ -100,12 +100,12 @@ class Record:
 
     @cached_property
     def sidecar(self) -> bytes:
-        """One JSON object and a newline, made once for the sidecar's file and the sinks."""
+        """One JSON object and a newline, encoded once for the sidecar and the sinks."""
         return msgspec.json.encode(self.document()) + b"\n"
 
     @property
     def checksum(self) -> int:
-        """Of what its own row has to say in the sidecar; results and sizes have their own."""
+        """The checksum of what a sidecar has from the image's own row. Results and sizes have their own checksums."""
         image = checksums.Image(
             self.id, self.inbox_path, self.path, self.version.size, self.seen_at, self.finished_at, self.digest
         )
@@ -115,10 +115,10 @@ class Record:
 
 
 class Reader:
-    """Reads a ledger, beside the daemon's own connection or without a daemon. Any thread may use it."""
+    """Reads a ledger, with or without a running daemon. Any thread may use it."""
 
     def __init__(self, path: Path, *, of_any_id: bool = False) -> None:
-        """of_any_id: whatever the file `identity` says. Raises FileNotFoundError when there is no ledger yet, LedgerDamaged,
+        """of_any_id: ignore the file `identity`. Raises FileNotFoundError when there is no ledger yet, LedgerDamaged,
         LedgerUnusable, LedgerTooNew."""
         known = None if of_any_id else identity.expect(path)
         if not path.exists():
@@ -135,27 +135,27 @@ class Reader:
             raise explain(path, error) from error
 
     def close(self) -> None:
-        """Threads that are reading finish what they read; whoever begins to read after this gets ReaderClosed."""
+        """Threads that are reading may finish; a read that begins later raises ReaderClosed."""
         self._connections.close()
 
     def counts(self) -> dict[JobStatus, int]:
-        """Versions by state; of those that FAILED only the newest of their file, as the others need nobody's attention."""
+        """Versions by state. FAILED counts only the newest version of each file, as older ones need no attention."""
         found = {JobStatus(status): count for status, count in self._rows("counts")}
         return {status: found.get(status, 0) for status in JobStatus} | {JobStatus.FAILED: len(self.failed_ids())}
 
     def bin_counts(self) -> dict[str, int]:
-        """Of each bin how many images `finished` tells."""
+        """By bin, how many images `finished` returns."""
         return {row["bin"]: row["count"] for row in self._rows("bin_counts")}
 
     def bins(self) -> list[str]:
-        """All that some version is in or was in."""
+        """All bins that some version is in or was in."""
         return [row["bin"] for row in self._rows("bins")]
 
     def inboxes(self) -> dict[int, bytes]:
         return {row["id"]: row["path"] for row in self._rows("inboxes")}
 
     def has_results(self, inbox: int) -> bool:
-        """Whether some file of it has a sidecar, or a reason among the failed."""
+        """Whether some file of it has a sidecar, or a reason in the failed folder."""
         return bool(self._rows("has_results", inbox))
 
     def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
@@ -165,11 +165,11 @@ class Reader:
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
 
     def find(self, name: str) -> list[Record]:
-        """The newest version of each file that answers to a name, by the most exact way in which any does."""
+        """The newest version of each file that a name can mean, by the most exact way that finds any."""
         return self.assemble(next(filter(None, self._called(name)), []))
 
     def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
-        """By number, path, a link to it, path in an inbox, where the daemon moved it, and by the end of its path."""
+        """Rows by number, path, a link to it, path in an inbox, path that the daemon moved it to, and the end of the path."""
         if name.isdecimal() and len(name) < 19:
             yield self._rows("find_by_id", int(name))
         given, inboxes = os.fsencode(name), self.inboxes().items()
@@ -182,19 +182,19 @@ class Reader:
         yield self._rows("find_by_end", b"/" + given, b"/" + given)
 
     def newest(self, status: JobStatus | None, limit: int) -> list[Record]:
-        """Files whose newest version is in this state, or in any; the newest first."""
+        """Files whose newest version is in this state, or in any state with None; the newest first."""
         return self.assemble(self._rows("newest", status, status, limit))
 
     def failed_ids(self) -> list[int]:
-        """Images that FAILED and were not replaced since."""
+        """Images that FAILED and have not been replaced since."""
         return [row["id"] for row in self._rows("failed")]
 
     def newest_done(self, *, with_results: bool) -> Iterator[Record]:
-        """Files whose newest version is DONE and published, oldest first; without their results, thousands at once."""
+        """Files whose newest version is DONE and published, oldest first. Without their results, thousands are read at once."""
         return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
 
     def count_made_by_others(self, present: Iterable[Model]) -> int:
-        """Files that are DONE by other models, for some stage at least, than the present ones."""
+        """How many files are DONE by another model than the present one in at least one stage."""
         keys = {(model.stage, model.fingerprint) for model in present}
         others = {number for number, model in self.models.items() if (model.stage, model.fingerprint) not in keys}
         sets = self._rows("model_sets") if others else []
@@ -208,7 +208,7 @@ class Reader:
         return self._walk("finished", bin_name, bin_name, chunk)
 
     def answers_of_each_model(self, stage: str, bin_name: str = "") -> list[bytes]:
-        """One answer of each model of a stage that made some result which `finished` tells."""
+        """One result of each model of a stage that made some result that `finished` returns."""
         used = {
             number for row in self._rows("finished_models", bin_name, bin_name) for number in msgspec.json.decode(row["models"])
         }
@@ -216,7 +216,7 @@ class Reader:
         return [row["payload"] for rows in found for row in rows]
 
     def published(self) -> Iterator[Record]:
-        """Every image that has a sidecar, or a reason in the failed folder, that is to lie there now."""
+        """Every image that should have a sidecar, or a reason in the failed folder, now."""
         return self._walk("published", 256)
 
     def replaced(self) -> Iterator[Record]:
@@ -224,20 +224,20 @@ class Reader:
         return self._walk("replaced", 256)
 
     def pending(self) -> Iterator[Record]:
-        """Every image that has no end yet."""
+        """Every image that has not ended yet."""
         return self._walk("pending", 256)
 
     def set_aside(self) -> Iterator[Record]:
-        """Every image that FAILED, was moved, and has a newer version; GONE if that came before it was tried again."""
+        """Every image that FAILED, was moved, and has a newer version. It is GONE if that version came before a retry."""
         return self._walk("set_aside", 256)
 
     def owed(self) -> Iterator[Record]:
-        """Every image with an end that may not be published yet."""
+        """Every image that has ended and may not be published yet."""
         return self._walk("owed", 256)
 
     def undelivered(self, after: int, limit: int) -> tuple[list[Record], int]:
         """Records of the outbox that follow a sequence number, and the sequence number of the last one that was read, or the
-        given one if there is none. What was replaced since without a result has no record."""
+        given one if there is none. An image that was replaced since and has no result has no record."""
         rows = self._rows("undelivered", after, limit)
         ended = [row for row in rows if row["status"] in (JobStatus.DONE, JobStatus.FAILED)]
         return self.assemble(ended), rows[-1]["sequence"] if rows else after
@@ -252,13 +252,13 @@ class Reader:
         return {name: (last - place.sequence, place.succeeded_at) for name, place in places.items()}
 
     def check(self, go_on: GoOn = lambda: True) -> None:
-        """Read the ledger from end to end, and hold every row against its checksum. go_on: asked every few milliseconds; no
-        ends it early. Raises LedgerDamaged."""
+        """Read the ledger from end to end, and compare every row with its checksum. go_on: called every few milliseconds; false
+        stops early. Raises LedgerDamaged."""
         self.check_file(go_on)
-        if found := next(self.damaged_rows(go_on), None) or next(self._doubtful_endings(go_on), None):
+        if found := next(self.damaged_rows(go_on), None) or next(self._damaged_endings(go_on), None):
             raise LedgerDamaged(
-                f"{self.path} is damaged: {found}. Stop the daemon and run `{command('repair')}`: it takes what is true from "
-                "the sidecars."
+                f"{self.path} is damaged: {found}. Stop the daemon and run `{command('repair')}`: it restores what "
+                "the sidecars have."
             )
 
     def check_file(self, go_on: GoOn = lambda: True) -> None:
@@ -269,29 +269,29 @@ class Reader:
             raise damaged(self.path, found)
 
     def damaged_rows(self, go_on: GoOn = lambda: True) -> Iterator[str]:
-        """Every stored result, and every format and size, whose checksum does not hold."""
+        """Every stored result, and every format and size, whose checksum does not match."""
         with self.lend() as connection:
             for digest, model in find_damaged(connection, self.models, go_on):
                 yield self.name_of(digest, model)
 
     def name_of(self, digest: bytes, model: int | None) -> str:
-        """A row of what is stored of some bytes, in words."""
+        """The name of a row of stored results, for messages."""
         what = "format and size" if model is None else f"the result of {self.models.get(model, UNKNOWN).stage}"
         return f"{what} of the bytes sha256:{digest.hex()}"
 
     def lend(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A connection that reads, for this thread alone."""
+        """A connection for reading, for this thread only."""
         return self._connections.lend()
 
-    def _doubtful_endings(self, go_on: GoOn) -> Iterator[str]:
+    def _damaged_endings(self, go_on: GoOn) -> Iterator[str]:
         last = 0
         while go_on() and (rows := self._rows("all_endings", last, 1024)):
             records = self.assemble(rows)
-            yield from (f"{record.doubt} of image {record.id}" for record in records if record.doubt)
+            yield from (f"{record.damage} of image {record.id}" for record in records if record.damage)
             last = rows[-1]["id"]
 
     def back_up(self, file: Path) -> None:
-        """Copy the ledger as of now into a new file, durably. The daemon may go on writing. Raises OSError."""
+        """Copy the ledger as of now into a new file, durably. The daemon may continue to write. Raises OSError."""
         try:
             with contextlib.closing(sqlite3.connect(file)) as copy, self._connections.lend() as connection:
                 connection.backup(copy)
@@ -316,28 +316,28 @@ class Reader:
 def assemble(
     connection: sqlite3.Connection, rows: list[sqlite3.Row], models: dict[int, Model], *, with_results: bool = True
 ) -> Iterator[Record]:
-    """Rows of `image` joined in memory with their contents and results. Raises LedgerDamaged when a row is no row."""
+    """Join rows of `image` in memory with their contents and results. Raises LedgerDamaged when a row cannot be read."""
     stored = read_stored(connection, {row["digest"] for row in rows if row["digest"] and with_results}, models)
     for row in rows:
         try:
             record = _join(row, stored, models)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # as a flipped bit may leave it
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # after a flipped bit
             raise damaged(
                 ledger_of(connection), f"image {row['id']} cannot be read ({type(error).__name__}: {error})"
             ) from error
-        doubt = _doubt(record, row["checksum"], stored) if with_results else ""
-        yield replace(record, doubt=doubt) if doubt else record
+        damage = _find_damage(record, row["checksum"], stored) if with_results else ""
+        yield replace(record, damage=damage) if damage else record
 
 
-def _doubt(record: Record, checksum: int | None, stored: Stored) -> str:
-    """What of an image that has its end is damaged or missing, in a few words; empty when nothing is."""
+def _find_damage(record: Record, checksum: int | None, stored: Stored) -> str:
+    """Which parts of an image that has ended are damaged or missing; empty if none are."""
     if record.status not in (JobStatus.DONE, JobStatus.FAILED):
         return ""
     is_done = record.status is JobStatus.DONE
     found = [f"the result of {model.stage}" for model in record.models if model.stage not in record.outputs]
     if (is_done and record.digest not in stored.contents) or Key(record.digest, None) in stored.damaged:
         found.append("its format and size")
-    # A try that did not come to read the file has left the digest of an earlier one.
+    # An attempt that could not read the file left the digest of an earlier attempt.
     versions = [record] if is_done else [record, replace(record, digest=b"")]
     if not any(checksums.holds(checksum, attrgetter("checksum"), version) for version in versions):
         found.append("its row")
@@ -345,7 +345,7 @@ def _doubt(record: Record, checksum: int | None, stored: Stored) -> str:
 
 
 def ledger_of(connection: sqlite3.Connection) -> Path:
-    """The file that a connection is of."""
+    """The file of a connection."""
     return Path(connection.execute("PRAGMA database_list").fetchone()["file"])
 
 

@@ -1,4 +1,4 @@
-"""What stands in a row of the ledger's tables, made from the daemon's nouns and turned into them again."""
+"""Converts jobs, records and endings to rows of the ledger's tables, and rows to jobs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from stages.base import Reason
 
 
 def content_row(known: Job | Record) -> tuple[Any, ...]:
-    """As `keep_content` takes it."""
+    """A row for `keep_content`."""
     fields = (known.digest, known.format, known.width, known.height, known.pages)
     return (*fields, checksums.of_content(*fields))
 
 
 def result_row(digest: bytes, number: int, model: Model, output: Output) -> tuple[Any, ...]:
-    """As `keep_result` takes it. number: the model's in the ledger."""
+    """A row for `keep_result`. number: the model's number in the ledger."""
     checksum = checksums.of_result(digest, model.stage, model.fingerprint, output.payload, output.seconds)
     return (digest, number, output.payload, output.seconds, checksum)
 
 
 def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
-    """The checksum of the record that an ending leaves; only what has a sidecar or a reason has one."""
+    """The checksum of the record that an ending makes; only images with a sidecar or a reason have one."""
     job = ending.job
     image = checksums.Image(job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, job.digest)
     if ending.status is JobStatus.DONE:
@@ -38,13 +38,13 @@ def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) 
 
 
 def file_row(file: File, priority: int, now: float) -> tuple[Any, ...]:
-    """As `admit` takes it."""
+    """A row for `admit`."""
     status, reason = (JobStatus.PENDING, None) if file.regular else (JobStatus.SKIPPED, Reason.NOT_REGULAR)
     return (file.inbox, file.path, *file.version, priority, int(status), now, reason, 0, 0)
 
 
 def job_of(row: sqlite3.Row) -> Job:
-    """From `fresh` or `again`."""
+    """A job from a row of `fresh` or `again`."""
     return Job(
         id=row["id"],
         inbox=row["inbox"],
@@ -59,5 +59,5 @@ def job_of(row: sqlite3.Row) -> Job:
 
 
 def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:
-    # A name that is not UTF-8 may have found its way into the detail; SQLite and JSON take neither.
+    # The detail may contain a file name that is not UTF-8, which SQLite and JSON refuse.
     return (failure.reason, failure.detail.encode(errors="backslashreplace").decode()) if failure else (None, None)

@@ -1,6 +1,6 @@
-"""The ledger's file: whether it is one, whether it is whole, and that its tables are those of this program.
+"""Opens the ledger's file: checks that it is a ledger and whole, and that it has the tables of this program.
 
-Migrations go forward only: an older file is brought up to date when the daemon opens it, a newer one is refused untouched.
+Migrations go forward only: an older file is migrated when the daemon opens it, a newer one is refused and left untouched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from daemon.ledger.statements import SQL
 from daemon.system.scarcity import SCARCE, find_scarcity
 
 APPLICATION_ID = 0x56495344  # "VISD"
-# The first brings schema 1 to schema 2, and so on; append only. `schema` in ledger.sql is what comes out of all of them.
+# The first migrates schema 1 to schema 2, and so on; append only. `schema` in ledger.sql is the result of all of them.
 MIGRATIONS = [
     "ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;",
     """
@@ -39,9 +39,9 @@ MIGRATIONS = [
     CREATE INDEX outbox_image ON outbox (image);
     """,
 ]
-WITH_CHECKSUMS = 3  # the first schema that has them, and an id
-WITH_OUTBOX = 4  # the first that has tables for sinks
-# By these names an older ledger is read as if it had what came with them.
+WITH_CHECKSUMS = 3  # the first schema with checksums and an id
+WITH_OUTBOX = 4  # the first schema with tables for sinks
+# Views through which an older ledger is read as if it had the columns that were added later.
 ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
 OLDER = "".join(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table};" for table, columns in ADDED.items())
 
@@ -50,14 +50,14 @@ _TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, 
 
 
 def newest() -> int:
-    """The schema that this program writes."""
+    """The number of the schema that this program writes."""
     return 1 + len(MIGRATIONS)
 
 
 def connect(path: Path, id: str = "") -> sqlite3.Connection:
-    """Open a ledger for writing: create it if there is none, migrate it if it is older. id: for one that has none yet.
+    """Open a ledger for writing: create it if there is none, migrate it if it is older. id: for a ledger that has none yet.
 
-    Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError when it is another program's.
+    Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, and ConfigError when the file is another program's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -89,13 +89,13 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
 
 
 def set_factories(connection: sqlite3.Connection) -> None:
-    """Rows by name; and text that a flipped bit has made no text is read all the same: its checksum tells."""
+    """Return rows with named columns. Read text also if a flipped bit made it invalid: its checksum shows that."""
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda data: data.decode(errors="replace")
 
 
 def read_version(path: Path, connection: sqlite3.Connection) -> int:
-    """The schema of a file; 0: it has none yet. Raises ConfigError when it is another program's, LedgerTooNew."""
+    """The schema of a file; 0 if it has none yet. Raises ConfigError when the file is another program's, LedgerTooNew."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     if connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0] == 0:
@@ -110,12 +110,13 @@ def read_version(path: Path, connection: sqlite3.Connection) -> int:
     return version
 
 
-_UNREADABLE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)  # of files beside it
+_UNREADABLE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)  # of other files in the folder
 
 
 @contextlib.contextmanager
 def trouble_named(path: Path) -> Iterator[None]:
-    """What SQLite raises because of the ledger, and the system because of a file beside it, as ours; a defect passes."""
+    """Turn errors of SQLite about the ledger, and of the system about files in its folder, into errors of visiond. Errors
+    that are defects of the program pass unchanged."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -130,14 +131,14 @@ def trouble_named(path: Path) -> Iterator[None]:
 
 
 def explain(path: Path, error: sqlite3.DatabaseError) -> VisiondError:
-    """Why a file cannot be used as a ledger: LedgerUnusable where it may well be whole, else LedgerDamaged."""
+    """Why a file cannot be used as a ledger: LedgerUnusable if it may still be whole, else LedgerDamaged."""
     if _code(error) in _TROUBLE:
         return unusable(path, error)
     return damaged(path, error)
 
 
 def _code(error: sqlite3.DatabaseError) -> int:
-    """The primary result code of SQLite; 0 for what Python's module raises by itself."""
+    """SQLite's primary result code; 0 for errors of Python's own module."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -153,5 +154,5 @@ def unusable(path: Path, error: Exception) -> LedgerUnusable:
 def damaged(path: Path, found: object) -> LedgerDamaged:
     return LedgerDamaged(
         f"{path} cannot be used: {found}. Stop the daemon and restore a backup, or run `{command('repair')}`: "
-        "it makes the ledger anew from the sidecars, and no model has to run again."
+        "it makes a new ledger from the sidecars, and no model has to run again."
     )

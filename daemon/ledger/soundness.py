@@ -20,11 +20,12 @@ SMALL_BYTES = 256 << 20  # which SQLite checks in half a second
 MOST = 1 << 53  # the highest number of an image, and the largest size: every JSON parser keeps these exact
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
+LEAF_PAGE = b"\x0d"  # of a table, as SQLite marks it
 SMALL_TABLES = ("inbox", "model", "meta", "sink")
 
 
 def is_blank(path: Path) -> bool:
-    """Whether the ledger has no content: the file is missing, empty, or one page without tables, and there is no -wal to apply.
+    """Whether the ledger has no content: the file is missing or empty, or has no tables, and there is no -wal to apply.
 
     Raises OSError.
     """
@@ -35,8 +36,9 @@ def is_blank(path: Path) -> bool:
     wal = Path(f"{path}-wal")
     if not head:
         return True  # SQLite deletes the -wal of an empty file
-    tables = int.from_bytes(head[HEADER_BYTES + 3 : HEADER_BYTES + 5])
-    return head.startswith(MAGIC) and tables == 0 and not (wal.exists() and wal.stat().st_size)
+    page_type, tables = head[HEADER_BYTES : HEADER_BYTES + 1], int.from_bytes(head[HEADER_BYTES + 3 : HEADER_BYTES + 5])
+    is_leaf = page_type == LEAF_PAGE  # else the list of tables goes on in other pages, even if this one has no entry
+    return head.startswith(MAGIC) and is_leaf and tables == 0 and not (wal.exists() and wal.stat().st_size)
 
 
 def find_cut(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The statements of ledger.sql by name, and how a batch of rows becomes one call of SQLite."""
+"""The statements of ledger.sql by name, and how to run one for a batch of rows in one call of SQLite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-_CHUNKS = (128, 32, 8, 1)  # few sizes, so that the statements stay in SQLite's cache of prepared ones
+_CHUNKS = (128, 32, 8, 1)  # few sizes, so that the statements stay in the cache of prepared statements
 
 
 def _parse(text: str) -> dict[str, str]:
@@ -24,9 +24,9 @@ SQL = _parse(resources.files("daemon.ledger").joinpath("ledger.sql").read_text()
 
 
 def run_rows(connection: sqlite3.Connection, name: str, rows: Sequence[Sequence[Any]], *before: Any) -> list[Any]:
-    """Run a statement with `:rows` over many rows, in few calls; returns the rows that it returns.
+    """Run a statement with `:rows` for many rows, in few calls; returns the rows that it returns.
 
-    `before` are parameters in front of the rows. Rows of one column become a plain list, as for IN.
+    before: parameters that come before the rows. Rows of one column become a plain list, as for IN.
     """
     returned: list[Any] = []
     start = 0

@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 
-STEPS = 20_000  # steps of SQLite between two checks whether to stop: some milliseconds
+STEPS = 20_000  # of SQLite between two checks whether to stop: some milliseconds
 
 Stop = Callable[[], bool]  # whether to stop
 

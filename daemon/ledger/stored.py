@@ -1,4 +1,4 @@
-"""Reads what the ledger stores about an image's bytes and compares each row with its checksum; damaged rows are left out."""
+"""Reads what the ledger stores about an image's bytes, and compares each row with its checksum. Damaged rows are left out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Key(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What is known of some digests. damaged: rows whose checksum does not hold."""
+    """What is known about some digests. damaged: rows whose checksum does not match."""
 
     contents: Mapping[bytes, tuple[str, int, int, int]]  # format, width, height, pages
     results: Mapping[bytes, Mapping[int, Output]]
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 
 def read_stored(connection: sqlite3.Connection, digests: Iterable[bytes], models: Mapping[int, Named]) -> Stored:
-    """Contents and results, without damaged ones. Bytes without content have no results."""
+    """Contents and results of these digests, without damaged ones. Bytes without content have no results."""
     wanted = [(digest,) for digest in digests]
     contents: dict[bytes, tuple[str, int, int, int]] = {}
     results: dict[bytes, dict[int, Output]] = {}
@@ -64,7 +64,7 @@ def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
 
 
 def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go_on: GoOn) -> Iterator[Key]:
-    """Every row of `content` and `result` whose checksum does not hold. go_on: called now and then; false: stop early."""
+    """Every row of `content` and `result` whose checksum does not match. go_on: called now and then; false stops early."""
     last: bytes | int = b""
     while go_on() and (rows := connection.execute(SQL["all_contents"], (last, CHUNK)).fetchall()):
         yield from (Key(row["digest"], None) for row in rows if not _is_whole_content(row))

@@ -19,7 +19,7 @@ from daemon.ledger.schema import unusable
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
 
-GROUP = 256  # most requests in one transaction
+GROUP = 256  # requests in one transaction, at most
 
 
 class Alone(NamedTuple):
@@ -46,7 +46,7 @@ class Writer:
         self._thread.join()
 
     async def ask(self, work: Callable[[sqlite3.Connection], T] | Alone) -> T:
-        """The answer, once it is durable. Raises LedgerUnusable if the disk does not accept it: then nothing was done."""
+        """The answer, once it is durable. Raises LedgerUnusable if the disk cannot store it; then nothing was done."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._requests.put((work, future))
         return await future
@@ -67,8 +67,8 @@ class Writer:
             started, changes = time.perf_counter(), self._connection.total_changes
             try:
                 answers: list[Any] = self._transact([work for work, _ in group])
-            except Exception:  # noqa: BLE001 - of SQLite or of a request of ours
-                # One of them cannot be done: each gets a transaction of its own, so that only the guilty fails.
+            except Exception:  # noqa: BLE001 - of SQLite, or a bug in a request
+                # One of them fails: each gets its own transaction, so that only that one fails.
                 answers = [self._attempt(work) for work, _ in group]
             if self._connection.total_changes > changes:
                 self._committed(time.perf_counter() - started)
@@ -88,9 +88,9 @@ class Writer:
     def _attempt(self, work: Work | Alone) -> Any:
         try:
             return work.work(self._connection) if isinstance(work, Alone) else self._transact([work])[0]
-        except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may pass
+        except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may be temporary
             return unusable(self._path, error)
-        except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             return error
 
 
@@ -105,5 +105,5 @@ def _answer(group: list[tuple[Any, asyncio.Future[Any]]], answers: list[Any]) ->
                 else:
                     future.set_result(answer)
 
-    with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the answer
         group[0][1].get_loop().call_soon_threadsafe(resolve)

@@ -83,6 +83,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     sinks: list[SinkState] = []
     workers: list[WorkerState] = []
     notices: dict[str, str] = {}  # stage → what to say beside its answers; only of those whose weights have a notice
+    settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with
     uptime_seconds: float = 0.0
     upkeep: list[Chore] = []  # tasks that are on, or that were once
 

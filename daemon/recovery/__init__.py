@@ -1,1 +1,1 @@
-"""What brings ledger and results together again: verify, repair, rebuild, redo."""
+"""Makes ledger and results agree again: verify, repair, rebuild, redo."""

@@ -1,6 +1,6 @@
-"""The ledger made from its sidecars: each holds all that its result consists of. No model runs.
+"""Makes a ledger from sidecars: each has all data of its result, so no model runs.
 
-What was pending is found again by the daemon's scan of the inboxes.
+The daemon's scan of the inboxes finds pending images again.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 import sqlite3
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,7 +21,8 @@ from pathlib import Path
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.errors import LedgerDamaged
+from daemon.errors import InboxMoved, LedgerDamaged
+from daemon.hints import command, quantity
 from daemon.inbox.sources import taken_names
 from daemon.jobs import JobStatus, Version
 from daemon.ledger import identity
@@ -35,49 +38,82 @@ from daemon.sidecar import SCHEMA, parse_sidecar, path_of
 from daemon.state import DATABASE, LEDGER
 
 CHUNK = 512  # sidecars restored in one transaction
-CLOCK_SECONDS = 0.001  # to which the times in a sidecar are cut
+CLOCK_SECONDS = 0.001  # the precision of the times in a sidecar
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sidecar. kind: "whole", "missing", "edited", "foreign" (of no row) or "damaged" (what the ledger has of it) beside a
-    ledger; "restored" or "left out" where the ledger is made from it. "kept": no sidecar, but where the old ledger is now."""
+    """One sidecar. kind, compared with a ledger: "whole", "missing", "edited", "foreign" (it has no row) or "damaged" (its
+    row is); for a new ledger: "restored" or "left out". "kept" is not a sidecar but the place of the old ledger."""
 
     kind: str
     file: bytes
     detail: str = ""
 
 
+class OtherInbox(ValueError):
+    """A sidecar is of another inbox than the one whose folder it is in."""
+
+    def __init__(self, inbox: str, destination: Destination) -> None:
+        super().__init__(f"it belongs to the inbox {inbox}, but is in the folder of {os.fsdecode(destination.inbox)}")
+        self.inbox = inbox
+
+
 def rebuild(config: Config) -> Iterator[Finding]:
-    """Put a new ledger in the place of the old one, which stays beside it."""
+    """Replace the ledger by a new one, and keep the old one under another name. Raises InboxMoved; then nothing has changed."""
     path = config.state.path / LEDGER
     fresh = path.with_name(f"{LEDGER}.new")
-    for suffix in DATABASE:
-        Path(f"{fresh}{suffix}").unlink(missing_ok=True)  # of a try that was interrupted
+    _remove(fresh)  # of an attempt that was interrupted
     with contextlib.closing(connect(fresh)) as connection:
         for number, inbox in enumerate(config.inbox, 1):
-            destination = Destination.of(inbox, config)
+            destination, others, restored = Destination.of(inbox, config), Counter[str](), 0
             connection.execute(SQL["add_inbox"], (destination.inbox,))
             for folder in folders_of([destination]):
                 files = list_sidecars(folder)
                 while some := list(itertools.islice(files, CHUNK)):
-                    yield from _restore(connection, some, folder, number, destination)
+                    for finding in _restore(connection, some, folder, number, destination, others):
+                        restored += finding.kind == "restored"
+                        yield finding
+            for configured in config.inbox:
+                del others[str(configured.path)]
+            if others and not restored:
+                _remove(fresh)
+                raise _moved(destination, others)
         present = _follow(path, connection)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
     for suffix in DATABASE:
-        keep = os.rename if suffix else os.link  # without a ledger, if only for a moment, a daemon would begin anew
+        keep = os.rename if suffix else os.link  # without a ledger, even for a moment, a daemon would make a new one
         with contextlib.suppress(FileNotFoundError):
             keep(f"{path}{suffix}", f"{kept}{suffix}")
-    identity.write(path.parent, present)  # before the ledger: killed in between, it is refused, and repaired again
+    identity.write(
+        path.parent, present
+    )  # before the ledger: after a kill in between, the ledger is refused and can be repaired again
     fresh.rename(path)
     sync_folder(path.parent)
     if os.path.lexists(kept):
         yield Finding("kept", os.fsencode(kept))
 
 
+def _remove(database: Path) -> None:
+    for suffix in DATABASE:
+        Path(f"{database}{suffix}").unlink(missing_ok=True)
+
+
+def _moved(destination: Destination, others: Counter[str]) -> InboxMoved:
+    """others: how many sidecars there are of each inbox that is not configured."""
+    old, new, results = next(iter(others)), os.fsdecode(destination.inbox), os.fsdecode(destination.results)
+    were = ", ".join(f"{quantity(count, 'sidecar')} of the inbox {inbox}" for inbox, count in others.items())
+    return InboxMoved(
+        f"No ledger was made: {results} has {were}, which is not in this configuration, and none of {new}. If that folder was "
+        "moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
+        f"`{shlex.join(['ln', '-s', new, old])}`. Then run `{command('repair')}` again. To do without these results, move the "
+        f"sidecars out of {results}."
+    )
+
+
 def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
-    """What the new ledger is. No number is given twice, also where the sidecars of the last images were lost: the number
-    that was noted last may be older than they are."""
+    """The identity of the new ledger. No number is given twice, even if the sidecars of the last images were lost: the file
+    `identity` may have an older number."""
     last = identity.identity_of(connection).last_number
     with contextlib.suppress(LedgerDamaged):
         known = identity.read(path.parent)
@@ -88,28 +124,38 @@ def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
 
 
 def _restore(
-    connection: sqlite3.Connection, files: Sequence[bytes], folder: bytes, inbox: int, destination: Destination
+    connection: sqlite3.Connection,
+    files: Sequence[bytes],
+    folder: bytes,
+    inbox: int,
+    destination: Destination,
+    others: Counter[str],
 ) -> Iterator[Finding]:
+    """others: counts the sidecars that are of another inbox, by its path."""
     records: dict[bytes, Record] = {}
     for file in files:
         try:
             records[file] = _locate(read_sidecar(file, folder, inbox, destination), destination)
         except KeyError as error:
             yield Finding("left out", file, f"it has no {error}")
+        except OtherInbox as error:
+            others[error.inbox] += 1
+            yield Finding("left out", file, str(error))
         except (OSError, ValueError, msgspec.DecodeError) as error:
             yield Finding("left out", file, str(error))
     restored = write(connection, list(records.values()))
     for file, record in records.items():
         if record.id in restored:
-            restored.remove(record.id)  # it is the first of those with that id
+            restored.remove(record.id)  # the first sidecar with that id
             yield Finding("restored", file)
         else:
             yield Finding("left out", file, f"another sidecar has the id {record.id} too")
 
 
 def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destination) -> Record:
-    """The opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the file is no sidecar."""
-    if stat_regular(file) is None:  # nobody waits for a FIFO
+    """The record of a sidecar, the opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the
+    file is not a sidecar."""
+    if stat_regular(file) is None:  # reading a FIFO might never end
         raise ValueError("it is not a regular file")
     with open(file, "rb") as opened:
         data = opened.read()
@@ -121,7 +167,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         inbox_path=destination.inbox,
         path=path_of(source),
         location=b"",
-        version=Version(sidecar.id, source.bytes, 0, 0),  # of no file that there is
+        version=Version(sidecar.id, source.bytes, 0, 0),  # of no existing file
         status=JobStatus[sidecar.status or "DONE"],
         attempts=sidecar.attempts or 1,
         seen_at=_seconds(source.seen_at),
@@ -133,7 +179,9 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         pages=source.pages,
         outputs={stage: Output(payload, sidecar.timings[stage]) for stage, payload in results.items()},
         models=[
-            Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)  # it names no stage; OCR's weights have none
+            Model(
+                stage, fingerprint, "" if stage == "ocr" else sidecar.notice
+            )  # the sidecar does not name its stage; OCR's weights have no notice
             for stage, fingerprint in sidecar.models.items()
         ],
         bin=sidecar.bin.name if sidecar.bin else "",
@@ -147,14 +195,14 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         if not least <= number <= MOST:
             raise ValueError(f"its {name} is {number}; it must be from {least} to {MOST}")
     if source.inbox != destination.inbox.decode(errors="replace"):
-        raise ValueError(f"it belongs to the inbox {source.inbox}, but is in the folder of {os.fsdecode(destination.inbox)}")
+        raise OtherInbox(source.inbox, destination)
     if sidecar.schema != SCHEMA or file not in _places_of(record, destination):
         raise ValueError(f"it is not a {SCHEMA} sidecar of a file with that name")
     return record
 
 
 def _places_of(record: Record, destination: Destination) -> set[bytes]:
-    """Where its sidecar may lie, or its reason, whatever became of its image."""
+    """All possible paths of its sidecar or its reason, wherever its image is now."""
     places = set(destination.paths_of(record))
     if record.status is JobStatus.FAILED:
         places.update(destination.numbered_reason_paths(record))
@@ -164,7 +212,7 @@ def _places_of(record: Record, destination: Destination) -> set[bytes]:
 
 
 def _locate(record: Record, destination: Destination) -> Record:
-    """The record with its source, where that can still be told to be the one: so the scan does not take it for a new file."""
+    """The record with the version and place of its source, if that is certain: then the scan takes it for no new file."""
     source = os.path.join(destination.inbox, record.path)
     status = stat_regular(source)
     if status and status.st_size == record.version.size and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS:
@@ -178,7 +226,7 @@ def _locate(record: Record, destination: Destination) -> Record:
 
 
 def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]:
-    """The opposite of `records.assemble`; returns the ids that are in the ledger now."""
+    """Write records into the ledger, the opposite of `records.assemble`; returns the ids that were added."""
     connection.execute("BEGIN")
     numbers: dict[Model, int] = {}
     for model in {model for record in records for model in record.models}:
@@ -213,7 +261,7 @@ def _seconds(timestamp: str) -> float:
 
 
 def folders_of(destinations: Iterable[Destination]) -> list[bytes]:
-    """Where sidecars and reasons of failure are."""
+    """The folders with sidecars and reasons of failure."""
     return [folder for destination in destinations for folder in (destination.results, destination.failed)]
 
 

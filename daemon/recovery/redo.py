@@ -1,31 +1,32 @@
-"""Which images that are DONE can be annotated anew, and which of them would come out otherwise now."""
+"""Chooses images that are DONE and can be annotated again, and those whose results would differ now."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daemon.config.loading import Config
 from daemon.jobs import Job
-from daemon.layout import judge_of, resolve_models
+from daemon.layout import digest_settings, judge_of, resolve_models
 from daemon.ledger.records import Reader, Record
 from daemon.results.destinations import Destination, open_destinations
-from daemon.results.endings import Judge
+from daemon.results.judge import Judge
 from daemon.system.gpus import list_gpus
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The numbers of the images to be done anew, and how many must stay as they are for which reason."""
+    """The numbers of the images to annotate again, and how many must stay as they are for which reason."""
 
     ids: list[int]
     left: Counter[str]
+    settings_digest: str = ""  # of the settings by which results are stale
 
 
 def choose(records: Iterable[Record], config: Config) -> Choice:
-    """Those of the images whose files can be read once more, and whose inboxes are configured."""
+    """Choose the images whose files can still be read and whose inboxes are configured."""
     destinations = open_destinations(config)
     choice = Choice([], Counter())
     for record in records:
@@ -37,10 +38,11 @@ def choose(records: Iterable[Record], config: Config) -> Choice:
 
 
 def choose_stale(reader: Reader, config: Config) -> Choice:
-    """Of all images those whose models, bin or criteria would be others now. Raises ModelsUnusable, ConfigError."""
+    """Choose the images whose models, bin or criteria would differ now. Raises ModelsUnusable, ConfigError."""
     specs = resolve_models(config, list_gpus())
     fingerprints = {stage: spec.fingerprint for stage, spec in specs.items()}
-    return choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())), config)
+    choice = choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())), config)
+    return replace(choice, settings_digest=digest_settings(config, specs))
 
 
 def _stale(records: Iterable[Record], fingerprints: dict[str, str], judge: Judge) -> Iterator[Record]:
@@ -49,17 +51,17 @@ def _stale(records: Iterable[Record], fingerprints: dict[str, str], judge: Judge
 
 def _is_stale(record: Record, fingerprints: dict[str, str], judge: Judge) -> bool:
     used = {model.stage: model.fingerprint for model in record.models}
-    if record.doubt or not used.items() <= fingerprints.items():
+    if record.damage or not used.items() <= fingerprints.items():
         return True
     job = job_of(record)
-    if used != fingerprints and not judge.is_decided(job):  # a stage would be asked that was not
+    if used != fingerprints and not judge.is_decided(job):  # a stage would run that did not run then
         return True
     (ending,) = judge.endings([job])
     return (ending.bin, ending.criteria) != (record.bin, record.criteria)
 
 
 def job_of(record: Record) -> Job:
-    """As it would be with all its results."""
+    """The job of an image, with all its results."""
     return Job(
         id=record.id,
         inbox=record.inbox,
@@ -77,11 +79,11 @@ def job_of(record: Record) -> Job:
 
 
 def _why_left(record: Record, destination: Destination | None) -> str:
-    """Empty where nothing is in the way."""
+    """Why the image cannot be annotated again; empty if it can."""
     if destination is None:
         return "their inbox is not in the configuration"
     if destination.bins_mode in ("link", "copy") and record.location.startswith(os.path.join(destination.bins, b"")):
-        return f'they lie in a bin themselves, and bins = "{destination.bins_mode}" moves no image'
+        return f'they are in a bin themselves, and bins = "{destination.bins_mode}" moves no image'
     try:
         status = os.lstat(record.location)
     except OSError:

@@ -1,7 +1,7 @@
-"""Ledger and sidecars held against each other, and each made again from the other. No model runs, and no daemon meanwhile.
+"""Compares ledger and sidecars, and restores each from the other. No model runs, and no daemon may run meanwhile.
 
-Sidecars are made from the ledger, so one that is missing or edited is written again. Each holds all that its result
-consists of, so a ledger that is lost or damaged is made anew from them.
+Sidecars are made from the ledger, so one that is missing or edited is written again. Each has all data of its result, so a
+ledger that is lost or damaged is made again from them.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.records import Reader, Record
 from daemon.ledger.schema import trouble_named
 from daemon.ledger.soundness import MOST, is_blank
-from daemon.recovery.evidence import Evidence
+from daemon.recovery.damaged_rows import DamagedRows
 from daemon.recovery.rebuild import Finding, folders_of, list_sidecars, rebuild, stat_regular
-from daemon.results.claims import claim_outputs
 from daemon.results.destinations import Destination, open_destinations, sidecar_paths, sync_folders, write_sidecar
+from daemon.results.folder_locks import lock_outputs
 from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
 
 
 def verify(config: Config) -> Iterator[Finding]:
-    """Hold every sidecar and reason of failure against the ledger.
+    """Compare every sidecar and reason of failure with the ledger.
 
     Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged.
     """
-    with open_reader(config) as reader, lock_state(config.state.path):  # in this order: a lock makes the folder
+    with open_reader(config) as reader, lock_state(config.state.path):  # in this order, as a lock makes the folder
         reader.check_file()
         yield from _compare(reader, config)
 
 
 def repair(config: Config) -> Iterator[Finding]:
-    """As `verify`, and write what is missing or edited again; the ledger itself, if that is lost or damaged.
+    """As `verify`, but write missing and edited sidecars again, and a new ledger if it is lost or damaged.
 
     Raises AlreadyRunning, LedgerUnusable, NotWritable, NothingFound when there is neither.
     """
     _check_source(config)
     try:
-        with lock_state(config.state.path), claim_outputs(config, make=False):
+        with lock_state(config.state.path), lock_outputs(config, make=False):
             with contextlib.suppress(NothingFound, LedgerDamaged):
                 yield from _settle_identity(config)
                 with open_reader(config) as reader:
                     reader.check_file()
-                    yield from _compare(reader, config, mend=True)
+                    yield from _compare(reader, config, fix=True)
                     remember_names(config)
                     return
             with trouble_named(config.state.path / LEDGER):
                 yield from rebuild(config)
             remember_names(config)
-    except LedgerUnusable:  # is an OSError too, and says more
+    except LedgerUnusable:  # an OSError too, with a better message
         raise
     except OSError as error:
-        mend = f"Make room or give this user the right to write there, then run `{command('repair')}` again."
+        fix = f"Make room or give this user the right to write there, then run `{command('repair')}` again."
         where = os.fsdecode(error.filename or config.state.path)
-        raise NotWritable(f"{where} cannot be read or written: {error.strerror or error}. {mend}") from error
+        raise NotWritable(f"{where} cannot be read or written: {error.strerror or error}. {fix}") from error
 
 
 def _settle_identity(config: Config) -> Iterator[Finding]:
-    """Where the file `identity` alone is damaged, write it again from the ledger.
+    """If only the file `identity` is damaged, write it again from the ledger.
 
     Raises LedgerDamaged when the ledger is damaged too, or belongs elsewhere; NothingFound.
     """
@@ -87,44 +87,44 @@ def _settle_identity(config: Config) -> Iterator[Finding]:
             if isinstance(error, OtherLedger) and not _has_made(reader, config):
                 raise
     identity.adopt(path)
-    detail = "it did not name the ledger that is beside it, which is sound; it is written again from the ledger"
+    detail = "it did not name the ledger in its folder, which is undamaged; it was written again from the ledger"
     yield Finding("damaged", os.fsencode(config.state.path / IDENTITY), detail)
 
 
 def _has_made(reader: Reader, config: Config) -> bool:
-    """Whether most sidecars that are there are this ledger's, so that it overwrites none of another one."""
+    """Whether most sidecars belong to this ledger, so that it does not overwrite those of another one."""
     counts = Counter(finding.kind for finding in _compare(reader, config))
     return counts["whole"] >= counts["edited"] + counts["foreign"]
 
 
-def _compare(reader: Reader, config: Config, *, mend: bool = False) -> Iterator[Finding]:
+def _compare(reader: Reader, config: Config, *, fix: bool = False) -> Iterator[Finding]:
     destinations = open_destinations(config)
     known: set[bytes] = set()
     changed: set[bytes] = set()  # folders
-    evidence = Evidence(reader)
+    damaged_rows = DamagedRows(reader)
     for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED)):
         destination = destinations.get(record.inbox_path)
-        if record.doubt:
-            finding = evidence.weigh(destination, record, mend=mend)
+        if record.damage:
+            finding = damaged_rows.check(destination, record, fix=fix)
             known.add(finding.file)
             yield finding
         elif destination:
             finding = _find(destination, record)
-            if mend and finding.kind in ("missing", "edited"):
+            if fix and finding.kind in ("missing", "edited"):
                 written = write_sidecar(record, *destination.paths_of(record))
                 known.add(written)
                 changed.add(os.path.dirname(written))
             known.add(finding.file)
             yield finding
-    # What was said of the last failure of what is to be tried again stands, and what is to be published may be already.
+    # The reason of an image that waits for a retry stays; an image that is to be published may already have its sidecar.
     for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
         if destination := destinations.get(record.inbox_path):
             known.update(destination.paths_of(record))
-        if record.doubt:
-            yield evidence.weigh(destination, record, mend=mend)
-    yield from evidence.weigh_replaced(mend=mend)
-    yield from evidence.weigh_rest(mend=mend)
-    if mend:
+        if record.damage:
+            yield damaged_rows.check(destination, record, fix=fix)
+    yield from damaged_rows.check_replaced(fix=fix)
+    yield from damaged_rows.check_unshown(fix=fix)
+    if fix:
         sync_folders(changed.union(folders_of(destinations.values())))
     for file in list_sidecars(*folders_of(destinations.values())):
         if file not in known and not _stands(reader, destinations, file):
@@ -136,7 +136,7 @@ class _Numbered(msgspec.Struct):
 
 
 def _stands(reader: Reader, destinations: Mapping[bytes, Destination], file: bytes) -> bool:
-    """Whether it is the last result of an image that was to be annotated anew and has no other result yet."""
+    """Whether it is the last result of an image that waits to be annotated again."""
     if stat_regular(file) is None:
         return False
     with open(file, "rb") as opened, contextlib.suppress(msgspec.DecodeError):
@@ -147,12 +147,12 @@ def _stands(reader: Reader, destinations: Mapping[bytes, Destination], file: byt
 
 
 def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:
-    """Images among the failed that have a newer version."""
+    """Images in the failed folder that have a newer version."""
     return (record for record in reader.set_aside() if record.status is status and os.path.lexists(record.location))
 
 
 def _find(destination: Destination, record: Record) -> Finding:
-    """The record's sidecar or reason, under any of its names."""
+    """Compare the record's sidecar or reason, under any of its names."""
     data, paths = record.sidecar, destination.paths_of(record)
     numbered = destination.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
     for path in (*paths, *numbered):
@@ -170,8 +170,8 @@ def _holds(path: bytes, data: bytes) -> bool:
         return file.read() == data
 
 
-def tell_left_out(config: Config) -> list[str]:
-    """Why results of some inboxes were neither compared nor written again, a sentence for each inbox."""
+def describe_left_out(config: Config) -> list[str]:
+    """Why the results of some inboxes were not compared or written again, a sentence for each inbox."""
     with contextlib.suppress(NothingFound, LedgerDamaged), open_reader(config) as reader:
         return find_left_out(config, reader)
     return []

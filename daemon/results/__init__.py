@@ -1,1 +1,1 @@
-"""From a result in the ledger to the files that people read: sidecars, bins, exports."""
+"""Writes results from the ledger to the files that people read: sidecars, bins, exports, sinks."""

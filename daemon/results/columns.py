@@ -1,4 +1,4 @@
-"""What the stages of plug-ins add to an export: a column for each figure and each text of their results."""
+"""The columns that plug-in stages add to an export: one for each number and each text of their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS: dict[type[inspect.Type], type] = {
 
 
 class Column(NamedTuple):
-    """name: the result's key, a _ and the field's name. kind: what its cells hold."""
+    """name: the result's key, a _ and the field's name. kind: the type of its cells."""
 
     name: str
     kind: type
@@ -29,7 +29,7 @@ class Column(NamedTuple):
 
 
 def list_columns(stages: Iterable[Descriptor]) -> list[Column]:
-    """What is neither a number nor text is only in the sidecars and in an export as JSON lines."""
+    """A column for each field that is a number or text. Other fields are only in sidecars and in exports as JSON lines."""
     return [
         Column(f"{stage.key}_{field.encode_name}", kind, stage.key, field.encode_name)
         for stage in stages
@@ -39,7 +39,7 @@ def list_columns(stages: Iterable[Descriptor]) -> list[Column]:
 
 
 def read_cells(document: dict[str, Any]) -> dict[str, Any]:
-    """The columns of plug-ins in a sidecar; None where a stage said nothing."""
+    """The columns of plug-ins in a sidecar; None if a stage has no result."""
     return {name: document.get(key, {}).get(field) for name, _, key, field in COLUMNS}
 
 

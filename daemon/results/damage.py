@@ -15,11 +15,11 @@ log = structlog.get_logger()
 
 async def leave_out_damaged(ledger: Ledger, records: Sequence[Record]) -> tuple[list[Record], int]:
     """The sound records, and how many images are PENDING again because theirs are damaged. Raises LedgerUnusable."""
-    damaged = [record for record in records if record.doubt]
+    damaged = [record for record in records if record.damage]
     if not damaged:
         return list(records), 0
     for record in damaged:
         path = os.fsdecode(os.path.join(record.inbox_path, record.path))
-        log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.doubt)
-    again = await ledger.doubt([record.id for record in damaged])
-    return [record for record in records if not record.doubt], again
+        log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.damage)
+    again = await ledger.annotate_again([record.id for record in damaged])
+    return [record for record in records if not record.damage], again

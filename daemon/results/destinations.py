@@ -1,7 +1,7 @@
-"""Where results go beside the ledger: sidecars, bins, the failed folder, and the source itself.
+"""Publishes results to files: sidecars, bins, the failed folder, and the source itself.
 
-All of it is a projection of the ledger and may be redone at any time: each step first looks whether it has been taken.
-A file appears under its name only whole: written under another name, then renamed.
+All of these follow from the ledger and can be written again at any time: each step first checks whether it has been done.
+A file appears complete: it is written under another name, and then renamed.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ log = structlog.get_logger()
 Answer = TypeVar("Answer")
 
 _libc = ctypes.CDLL(None, use_errno=True)
-ADDED_TO_PATHS = 128  # bytes at most
+ADDED_TO_PATHS = 128  # bytes, at most
 LONGEST_NAME = 255  # bytes, of every common file system
-_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)  # may pass
+_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)  # may be temporary
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class NotSynced(OSError):
-    """The system had to give up some of what it had taken for written."""
+    """The system has lost data that it had accepted for writing."""
 
 
 class Held(Exception):
-    """A source cannot go where it belongs for now, for the reason given. The rest of its image's publication is done."""
+    """A source cannot be moved or deleted for now, for the reason given. Everything else of its image is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What has been published. held: inboxes with sources that cannot leave, and why; those images are to be published
-    again. folders: those with something new or something less in them. records: all whose sidecar or reason is written."""
+    """What has been published. held: inboxes with sources that cannot leave, and why; their images have to be published again.
+    folders: those in which files were added or removed. records: all of these images, those that are held too."""
 
     placed: list[Placed]
     held: dict[int, str]
@@ -60,7 +60,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The folders one inbox's images go to, each with the inbox's own sub-folder; absolute."""
+    """The folders for one inbox's images, with the sub-folder of the inbox; absolute."""
 
     inbox: bytes
     results: bytes
@@ -69,7 +69,7 @@ class Destination:
     bins: bytes
     bins_mode: str  # "none", "link", "copy" or "move"
     on_success: str  # "keep", "move" or "delete"
-    known_bins: set[bytes]  # other folders among the bins are not ours
+    known_bins: set[bytes]  # other folders there are not the daemon's
 
     @classmethod
     def of(cls, inbox: Inbox, config: Config, bins: Iterable[str] = ()) -> Destination:
@@ -80,43 +80,43 @@ class Destination:
         known = {b"A", b"B", b"C", *map(os.fsencode, bins)}
         results, failed, done, folder = (os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders)
         mode, fate = output.bins, inbox.on_success
-        if (mode, fate) == ("copy", "delete"):  # which is a move, and one that overwrites nothing
+        if (mode, fate) == ("copy", "delete"):  # the same as a move, which overwrites nothing
             mode, fate = "move", "keep"
         return cls(os.fsencode(inbox.path), results, failed, done, folder, mode, fate, known)
 
     @property
     def longest_path(self) -> int:
-        """Bytes that the path of a file in the inbox may have, so that all that is published of it has a path too: with a bin's
-        name, a number, or a temporary name behind it."""
+        """The longest path of a file in the inbox, in bytes, for which all that is published still fits into a path, with the
+        name of a bin, a number, or a temporary name added."""
         return LONGEST_PATH - max(map(len, (self.results, self.failed, self.done, self.bins))) - ADDED_TO_PATHS
 
     def publish(self, record: Record) -> Placed:
-        """Write the sidecar or the reason, fill the bin, put the source where it belongs; it may be called again.
+        """Write the sidecar or the reason, fill the bin, and move the source. It may be called again.
 
-        Raises OSError when a result cannot be written, and Held; nothing is lost then.
+        Raises OSError when a result cannot be written, and Held. Nothing is lost then.
         """
         if record.status is JobStatus.DONE:
             write_sidecar(record, *self.paths_of(record))
             return self._place(record)
-        placed = self._move(record)  # first, since the reason has the name that its image gets
+        placed = self._move(record)  # first, as the reason is named after the moved image
         write_sidecar(record, *self.paths_of(record, placed.location))
         if self.bins_mode == "link":
             self._try(record, lambda: self._leave_other_bins(record))
         return placed
 
     def paths_of(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
-        """Where its sidecar or its reason goes, by either name. location: where the file lies, if not where the record says."""
+        """The two possible paths of its sidecar or its reason. location: where the file is, if not where the record says."""
         if record.status is JobStatus.DONE:
             return sidecar_paths(self.results, record.path)
         return self._reason_paths(record, location or record.location)
 
     def numbered_reason_paths(self, record: Record) -> tuple[bytes, bytes]:
-        """Where a reason may lie that was written when another version had the name among the failed."""
+        """The paths of a reason that was written when another version had its name in the failed folder."""
         return sidecar_paths(self.failed, second_name(record.path, record.id))
 
     def _reason_paths(self, record: Record, location: bytes) -> tuple[bytes, bytes]:
-        """A reason is called after its image, where that lies among the failed, and else after its path in the inbox, unless
-        another version lies there under that name."""
+        """A reason is named after its image if that is in the failed folder, else after the path in the inbox, unless another
+        version has this name in the failed folder."""
         folder = os.path.join(self.failed, b"")
         if location.startswith(folder):
             return sidecar_paths(self.failed, location.removeprefix(folder))
@@ -125,7 +125,7 @@ class Destination:
         return sidecar_paths(self.failed, record.path)
 
     def home_of(self, record: Record) -> bytes | None:
-        """Where its source belongs once it is published; None: where it is."""
+        """Where its source goes when it is published; None if it stays."""
         if record.status is not JobStatus.DONE:
             stays = self.on_success == "keep" and self.bins_mode != "move"
             stays |= _could_be_a_reason(record.path)
@@ -138,7 +138,7 @@ class Destination:
         return os.path.join(self.bins, os.fsencode(record.bin), record.path)
 
     def folders_of(self, record: Record, placed: Placed) -> set[bytes]:
-        """Those that publishing it has written to or taken from."""
+        """The folders in which its publication has added or removed files."""
         top = self.results if record.status is JobStatus.DONE else self.failed
         files = [os.path.join(top, record.path)]
         if self.bins_mode != "none" and record.status is JobStatus.DONE:
@@ -154,18 +154,18 @@ class Destination:
         held = None
         try:
             placed = self._move(record)
-        except Held as trouble:  # its bin can be filled all the same
+        except Held as trouble:  # its bin can still be filled
             placed, held = Placed(record.id), trouble
-        lies = record
+        present = record
         if placed.location and placed.version:
-            lies = dataclasses.replace(record, location=placed.location, version=placed.version)
+            present = dataclasses.replace(record, location=placed.location, version=placed.version)
         if self.bins_mode == "copy":
-            self._try(record, lambda: sources.copy(lies, self._bin_of(record)))
+            self._try(record, lambda: sources.copy(present, self._bin_of(record)))
         elif self.bins_mode == "link":
-            self._try(record, lambda: sources.link(lies.location, self._bin_of(record)))
+            self._try(record, lambda: sources.link(present.location, self._bin_of(record)))
         self.known_bins.add(os.fsencode(record.bin))
         if self.bins_mode in ("link", "copy"):
-            self._try(record, lambda: self._leave_other_bins(lies))
+            self._try(record, lambda: self._leave_other_bins(present))
         if self.on_success == "delete":
             self._try_with_source(record, lambda: sources.delete(record))
         if held:
@@ -173,25 +173,25 @@ class Destination:
         return placed
 
     def _forget_reason(self, record: Record) -> None:
-        """Of a try that failed, or of an earlier version, unless that was moved and lies beside it."""
-        if not os.path.isdir(self.failed):  # as long as none has
+        """Remove the reason of an attempt or an earlier version that failed, unless it is next to that version's file."""
+        if not os.path.isdir(self.failed):  # nothing has failed yet
             return
         for first, second in (self._reason_paths(record, record.location), self.numbered_reason_paths(record)):
-            with contextlib.suppress(FileNotFoundError):  # then nothing was in its way, and the second is not there either
+            with contextlib.suppress(FileNotFoundError):  # without the first there is no second
                 for path in (first, second):
-                    if _tells_of(record, path):
+                    if _is_reason_of(record, path):
                         _unlink(path)
 
     def _leave_other_bins(self, record: Record) -> None:
-        """An earlier version of the file, or an earlier rule, may have put it into another."""
+        """Remove it from other bins: an earlier version of the file, or an earlier rule, may have put it there."""
         for name in self.known_bins - {os.fsencode(record.bin)}:
             path = os.path.join(self.bins, name, record.path)
             if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
                 _unlink(path)
 
     def _try(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
-        """A step that one file's neighbours or rights may make impossible for good: then it is left out, with a word in
-        the log. A disk that is full or failing is another matter."""
+        """Do a step that other files or permissions may make impossible for this file: then it is skipped and logged. Raises
+        OSError if the disk is full or fails."""
         try:
             return step()
         except OSError as error:
@@ -201,7 +201,7 @@ class Destination:
             return None
 
     def _try_with_source(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
-        """The same with the source, whose disk may be another than the results'. Raises Held."""
+        """The same with the source, which may be on another disk than the results. Raises Held."""
         try:
             return self._try(record, step)
         except OSError as error:
@@ -210,19 +210,19 @@ class Destination:
             raise Held(f"{os.fsdecode(record.location)}: {error.strerror}") from error
 
     def _move(self, record: Record) -> Placed:
-        """The source, home. One that cannot ever be moved stays: its result is safe. Raises Held."""
+        """Move the source to its place. A source that can never be moved stays: its result is safe. Raises Held."""
         home = self.home_of(record)
         placed = None if home is None else self._try_with_source(record, lambda: sources.move(record, home))
         return placed or Placed(record.id)
 
 
 def open_destinations(config: Config) -> dict[bytes, Destination]:
-    """By the inbox's path."""
+    """The destinations by the inbox's path."""
     return {os.fsencode(inbox.path): Destination.of(inbox, config) for inbox in config.inbox}
 
 
 def publish_records(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
-    """Publish each record to its inbox's destination; those of inboxes that are no longer configured wait. Runs in a thread."""
+    """Publish each record; records of inboxes that are no longer configured wait. Runs in a thread."""
     published = Publication([], {}, set(), [])
     for record in records:
         if destination := destinations.get(record.inbox):
@@ -238,8 +238,8 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
 
 
 def sync_folders(folders: Iterable[bytes]) -> None:
-    """Have all that was changed in them written to the disk: one call for each file system, as a call for each file would
-    cost many times more. Raises NotSynced, and OSError where it could not be asked for. Runs in a thread."""
+    """Flush the file systems of these folders to the disk. One call for each file system costs a small part of a call for each
+    file. Raises NotSynced, and OSError when a folder cannot be opened. Runs in a thread."""
     synced = set()
     for folder in folders:
         with contextlib.suppress(*_IN_THE_WAY):  # nothing has been published there yet
@@ -254,8 +254,8 @@ def sync_folders(folders: Iterable[bytes]) -> None:
 
 
 def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:
-    """The record under its sidecar's name or, where a folder or a file has that name or the path grows too long, under
-    the second; returns which."""
+    """Write the record to its first path or, if a folder or another file is in the way or the path is too long, to the
+    second; returns which."""
     try:
         write_whole(first, record.sidecar)
     except OSError as error:
@@ -270,8 +270,8 @@ class _Reason(msgspec.Struct):
     source: Source
 
 
-def _tells_of(record: Record, path: bytes) -> bool:
-    """Whether the file there is a reason of this file's: another image may be called as a second name is. Raises
+def _is_reason_of(record: Record, path: bytes) -> bool:
+    """Whether the file is a reason of this image: another image may have the same name as its second name. Raises
     FileNotFoundError."""
     try:
         with open(path, "rb") as file:
@@ -282,13 +282,13 @@ def _tells_of(record: Record, path: bytes) -> bool:
 
 
 def _could_be_a_reason(path: bytes) -> bool:
-    """An image of such a name never lies among the failed."""
+    """Images with such a name are never moved to the failed folder."""
     return path.endswith(b".json")
 
 
 def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
-    """<folder>/<path>.json, where a name too long for that is cut and ends in a digest of the whole path; and, in case that
-    cannot be had, a digest of the path at the top of `folder`."""
+    """<folder>/<path>.json, in which a name that is too long is cut and ends in a digest of the whole path; and, if that cannot
+    be written, a digest of the path at the top of `folder`."""
     head, name = os.path.split(path)
     digest = hashlib.sha256(path).hexdigest().encode()
     sidecar = name + b".json"
@@ -299,14 +299,14 @@ def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
 
 
 def _cut(name: bytes, length: int) -> bytes:
-    """At most so many bytes of a name; a name in UTF-8 is not cut within a character."""
+    """The start of a name, at most this number of bytes; UTF-8 is not cut within a character."""
     while length > 0 and name[length] & 0xC0 == 0x80:
         length -= 1
     return name[:length]
 
 
 def write_whole(path: bytes, data: bytes) -> None:
-    """A file that appears at once and whole, or not at all; on the disk once `sync_folders` has been called."""
+    """Write a file that appears complete or not at all. It is on the disk once `sync_folders` has been called."""
     temporary = temporary_name(path)
     fd = _create(temporary)
     try:
@@ -323,7 +323,7 @@ def write_whole(path: bytes, data: bytes) -> None:
 
 
 def _unlink(path: bytes) -> bool:
-    """Whether the name is free now, and no folder has it or a file that of a folder on its way."""
+    """Remove a file. Returns whether the name is free: no folder has it, and no file has the name of a parent folder."""
     try:
         os.unlink(path)
     except FileNotFoundError:

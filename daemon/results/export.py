@@ -1,5 +1,5 @@
-"""All results in one file: CSV and Parquet with a column for each figure, JSON lines with the whole records. parquet.py has
-what Parquet has besides."""
+"""Exports all results to one file: CSV and Parquet with a column for each value, or JSON lines with complete records. The
+further columns of Parquet are in parquet.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from daemon.results import columns
 from daemon.results.parquet import write_table
 from daemon.state import closed_to_others
 
-COLUMNS = {  # lists are of strings; a moment is a string as well, but in Parquet
+COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Parquet
     "id": int,
     "inbox": str,
     "path": str,
@@ -53,10 +53,12 @@ COLUMNS = {  # lists are of strings; a moment is a string as well, but in Parque
     "notice": str,
     **{column.name: column.kind for column in columns.COLUMNS},
 }
-FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # a cell's start: some programs drop spaces before it, or take wide signs
+FORMULA = re.compile(
+    r"\s*[=+\-@＝＋－＠]|[\t\r\n]"
+)  # at the start of a cell: some programs ignore spaces before it, or accept wide characters
 FORMATS = ("csv", "jsonl", "parquet")
-BINS = ("A", "B", "C")  # of the built-in rule; a user's own may have others
-SEED = 0  # which images are left out of a mix is the same every time
+BINS = ("A", "B", "C")  # of the built-in rule; a user's rule may have others
+SEED = 0  # so that a mix leaves out the same images each time
 
 Step = Callable[[int, int | None], None]
 
@@ -74,15 +76,15 @@ def export_records(
 ) -> int:
     """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all; returns how many.
 
-    file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: told how many rows are written, of how
-    many. force: replace a file that is there. warn: told what a reader of the file should know. Raises WrongArgument,
-    NotWritable, MissingLibrary; LedgerDamaged, with all the others written, when some images are damaged in the ledger.
+    file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: called with the number of rows
+    written, and of all. force: replace an existing file. warn: called with what a reader of the file should know. Raises
+    WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after writing all others, when some images are damaged.
     """
     counts = reader.bin_counts()
     _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
-    doubtful: list[int] = []
-    found, total, written = _whole(reader.finished(bin_name), doubtful), sum(wanted.values()), 0
+    damaged: list[int] = []
+    found, total, written = _whole(reader.finished(bin_name), damaged), sum(wanted.values()), 0
 
     def count() -> Iterator[Record]:
         nonlocal written
@@ -93,8 +95,8 @@ def export_records(
     sizes = embedding_sizes(reader, bin_name) if format == "parquet" else []
     if len(sizes) > 1:
         listed = ", ".join(map(str, sizes))
-        mend = f"`{command('redo', '--stale')}` annotates all images with the current model."
-        warn(f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {mend}")
+        fix = f"`{command('redo', '--stale')}` annotates all images with the current model."
+        warn(f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {fix}")
     writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
         "csv": _write_csv,
         "jsonl": _write_jsonl,
@@ -106,26 +108,26 @@ def export_records(
     else:
         with closed_to_others(), written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
             write(out, count())
-    if doubtful:
+    if damaged:
         raise LedgerDamaged(
-            f"{quantity(len(doubtful), 'image')} left out because the ledger is damaged there; the first has number "
-            f"{doubtful[0]}. Stop the daemon and run `{command('repair')}`, which restores them from the sidecars. All others "
+            f"{quantity(len(damaged), 'image')} left out because the ledger is damaged there; the first has number "
+            f"{damaged[0]}. Stop the daemon and run `{command('repair')}`, which restores them from the sidecars. All others "
             "are exported."
         )
     return written
 
 
-def _whole(records: Iterable[Record], doubtful: list[int]) -> Iterator[Record]:
-    """But for those that are damaged in the ledger, whose numbers are noted."""
+def _whole(records: Iterable[Record], damaged: list[int]) -> Iterator[Record]:
+    """The records that are not damaged in the ledger; adds the numbers of the others to `damaged`."""
     for record in records:
-        if record.doubt:
-            doubtful.append(record.id)
+        if record.damage:
+            damaged.append(record.id)
         else:
             yield record
 
 
 def format_of(file: Path) -> str:
-    """As the file's name ends; CSV on standard output. Raises WrongArgument."""
+    """The format of the file's suffix; CSV for standard output. Raises WrongArgument."""
     suffix = file.suffix.removeprefix(".").lower()
     if file != STDOUT and suffix not in FORMATS:
         raise WrongArgument(f"{file} ends in none of {', '.join(f'.{name}' for name in FORMATS)}; name a --format.")
@@ -154,20 +156,20 @@ def parse_ratio(text: str) -> dict[str, float]:
 
 
 def embedding_sizes(reader: Reader, bin_name: str = "") -> list[int]:
-    """How long the embeddings of a bin's images are, or of all: a length for each, in order. A model's are all of one."""
+    """The different lengths of the embeddings of a bin, or of all images, in order. Those of one model have one length."""
     answers = [msgspec.json.decode(payload) for payload in reader.answers_of_each_model("clip", bin_name)]
     return sorted({answer["embedding"]["dim"] for answer in answers})
 
 
 def row_of(record: Record) -> dict[str, Any]:
-    """A record as one flat row with the keys of COLUMNS; what a stage did not say is None."""
+    """A record as one flat row with the keys of COLUMNS; None for a stage that did not run."""
     return _row(record, msgspec.json.decode(record.sidecar))
 
 
 def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
     source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
     caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
-    measured = document["bin"]["criteria"].get("A", {})  # of the lines that count there, fewer than OCR's
+    measured = document["bin"]["criteria"].get("A", {})  # only lines that count for the bin, fewer than OCR found
     text_boxes, text_area = (measured.get(name, {}).get("value") for name in ("text_boxes", "text_area"))
     return {
         "id": record.id,
@@ -200,17 +202,17 @@ def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mix(counts: dict[str, int], ratio: dict[str, float]) -> dict[str, int]:
-    """How many of each bin: as many as the scarcest bin allows at these shares."""
+    """The number of images from each bin: as many as the smallest bin allows at these shares."""
     total = min(counts.get(name, 0) / share for name, share in ratio.items())
     return {name: round(total * share) for name, share in ratio.items()}
 
 
 def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, int]) -> Iterator[Record]:
-    """So many records of each bin, evenly at random (Knuth's algorithm S), in one pass."""
+    """This number of records of each bin, evenly at random (Knuth's algorithm S), in one pass."""
     chance = random.Random(SEED)
     left, missing = dict(counts), dict(wanted)
     for record in records:
-        if not left.get(record.bin):  # it came after the count
+        if not left.get(record.bin):  # added after the count
             continue
         if chance.random() * left[record.bin] < missing.get(record.bin, 0):
             missing[record.bin] -= 1
@@ -224,12 +226,12 @@ def _write_csv(out: BinaryIO, records: Iterator[Record]) -> None:
     writer.writeheader()
     for record in records:
         writer.writerow({key: _cell(value) for key, value in row_of(record).items()})
-    text.detach()  # flushes, and leaves `out` open
+    text.detach()  # flushes, and keeps `out` open
 
 
 def _cell(value: Any) -> Any:
-    """A list as JSON, since labels may have any sign in them. A spreadsheet would run a cell that starts like a formula, and
-    images say what their makers like."""
+    """A list as JSON, since labels may contain any character. A text that starts like a formula gets a quote, as a spreadsheet
+    would run it, and anyone can put text on an image."""
     if isinstance(value, list):
         return msgspec.json.encode(value).decode()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value

@@ -1,4 +1,4 @@
-"""An export as Parquet: the columns of every export, and what fits into no cell of a CSV: embeddings, boxes and scores."""
+"""Exports as Parquet: the columns of every export, and what fits into no cell of a CSV: embeddings, boxes and scores."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 
 from daemon.errors import MissingLibrary
 
-CHUNK = 1024  # rows in a row group, and in memory: with their embeddings some megabytes
+CHUNK = 1024  # rows in a row group, and in memory: some megabytes with embeddings
 
-FURTHER = ("text_lines", "detections", "tag_scores", "embedding")  # columns that Parquet alone has
+FURTHER = ("text_lines", "detections", "tag_scores", "embedding")  # columns that only Parquet has
 
 Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and the sidecar
 
 
 def write_table(out: BinaryIO, rows: Iterator[Row], columns: Mapping[str, type], sizes: Collection[int]) -> None:
-    """columns: those of every export, with their types. sizes: how long the embeddings are; with several lengths, or none, they
-    are plain lists, of one length lists of a fixed size. Raises MissingLibrary."""
+    """columns: those of every export, with their types. sizes: the lengths of the embeddings. With one length they are lists
+    of a fixed size, otherwise plain lists. Raises MissingLibrary."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -50,7 +50,7 @@ def _schema(columns: Mapping[str, type], size: int) -> Any:
 
 
 def _cells(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """All columns but the embedding; what a stage did not say is null."""
+    """All columns except the embedding; null for a stage that did not run."""
     further = {
         "finished_at": datetime.fromisoformat(row["finished_at"]),
         "text_lines": document["ocr"]["lines"] if "ocr" in document else None,
@@ -61,7 +61,7 @@ def _cells(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vector(document: dict[str, Any]) -> Any:
-    """The embedding's values, half precision made single, which every reader of Parquet has; None without stage clip."""
+    """The embedding in single precision, which every reader of Parquet knows; None without stage clip."""
     if "clip" not in document:
         return None
     embedding = document["clip"]["embedding"]
@@ -70,7 +70,8 @@ def _vector(document: dict[str, Any]) -> Any:
 
 
 def _embeddings(vectors: list[Any], size: int) -> Any:
-    """size: of every vector; 0: of several lengths. One of another length, of a model that came during the export, is null."""
+    """size: the length of all vectors; 0 for several lengths. A vector of another length, from a model that was changed during
+    the export, is null."""
     import pyarrow as pa
 
     if not size:

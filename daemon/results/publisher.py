@@ -1,4 +1,4 @@
-"""What is durable in the ledger, taken to the files that others read; and what could not leave its inbox, tried again."""
+"""Publishes what is durable in the ledger to files, and tries again to move sources that could not leave their inbox."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from daemon.system.retry import Retry
 log = structlog.get_logger()
 
 OWED = 128  # images published together
-PAUSE_SECONDS = 5.0  # between tries of what is held
+PAUSE_SECONDS = 5.0  # between attempts for held images
 
 
 class Publisher:
-    """One group of images at a time, in the order of the ledger."""
+    """Publishes one group of images at a time, in the order of the ledger."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Publisher:
         self._held_of_late |= publication.held.keys()
 
     async def confirm(self, publications: Sequence[Publication]) -> None:
-        """Have them on the disk, and so in the ledger. Raises ResultsLost."""
+        """Flush them to the disk, and then mark them in the ledger. Raises ResultsLost."""
         folders = set[bytes]().union(*(publication.folders for publication in publications))
         await self._retry("results", self._sync, folders)
         placed = [placed for publication in publications for placed in publication.placed]
@@ -77,7 +77,7 @@ class Publisher:
             self._outbox.add({sequence: records[image] for sequence, image in added.items()})
 
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
-        """Publish what of these inboxes has its end and is in nobody's hands. again: the outbox has had it."""
+        """Publish the images of these inboxes that have ended and are not in work. again: they are in the outbox already."""
         self._held_of_late -= inboxes
         last = 0
         while inboxes:
@@ -87,7 +87,7 @@ class Publisher:
                 last = records[-1].id
                 mine = [record for record in records if record.inbox in inboxes]
                 free = [record for record in mine if not self._is_in_flight(record.inbox, record.path)]
-                if len(free) < len(mine):  # which may be held still
+                if len(free) < len(mine):  # the others may still be held
                     self._held_of_late |= self._held.keys() & inboxes
                 self._publishing = {(record.inbox, record.path) for record in free}
                 try:
@@ -105,7 +105,7 @@ class Publisher:
         await self.publish_owed(set(self._held), again=True)
 
     async def release(self) -> None:
-        """Try again what is held, now and then, so that most of the time is the others'."""
+        """Try held images again, at intervals that leave most of the time to other images."""
         while True:
             started = time.monotonic()
             await self.try_again()
@@ -120,5 +120,5 @@ class Publisher:
         try:
             await to_thread.run_sync(sync_folders, folders)
         except NotSynced as error:
-            # What it has failed to write the system has forgotten.
+            # The system has dropped what it could not write, so another call would not help.
             raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error

@@ -22,7 +22,7 @@ from daemon.ledger.records import Record
 from daemon.messages import Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.results.destinations import Destination, Publication, publish_records
-from daemon.results.endings import Judge
+from daemon.results.judge import Judge
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane

@@ -1,1 +1,1 @@
-"""What keeps a ledger in order over the years, beside the work."""
+"""Keeps a ledger in good order over the years, while the daemon works: checks, backups, pruning."""

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from daemon.errors import NotWritable
-from daemon.ledger.beside import opened_beside
+from daemon.ledger.background import opened_for_reading
 from daemon.ledger.files import written_whole
 from daemon.ledger.schema import damaged
 from daemon.ledger.stopping import Stop, Stopped, stopping
@@ -21,7 +21,7 @@ NAME = re.compile(r"ledger-\d{4}-\d\d-\d\dT\d{6}Z\.sqlite")
 PARTIAL = re.compile(rf"\.{NAME.pattern}\.partial.*")
 
 
-def back_up_beside(ledger: Path, folder: Path, kept: int, now: float, stop: Stop) -> Path:
+def back_up_into(ledger: Path, folder: Path, kept: int, now: float, stop: Stop) -> Path:
     """Copy the ledger as it is now, even if others write to it, and remove all but the newest `kept` copies; returns the
     copy. A copy of a damaged ledger never takes the place of one that was whole. Runs in a thread.
 
@@ -34,7 +34,7 @@ def back_up_beside(ledger: Path, folder: Path, kept: int, now: float, stop: Stop
             left_over.unlink()
     except OSError as error:
         raise NotWritable(f"{folder} cannot be written: {error.strerror or error}.") from error
-    with written_whole(file, ledger, force=True) as partial, opened_beside(ledger, stop) as source:
+    with written_whole(file, ledger, force=True) as partial, opened_for_reading(ledger, stop) as source:
         _copy(source, partial, ledger, stop)
         os.chmod(partial, ledger.stat().st_mode & 0o777)
     for old in _list(folder, NAME)[:-kept]:

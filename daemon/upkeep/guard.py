@@ -31,7 +31,7 @@ class OpenFiles:
         names = [f"{ledger}{suffix}" for suffix in sorted(DATABASE)]
         self._places = {file: place for file in map(Path, names) if (place := _place_of(file))}
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raises LedgerDamaged when one was deleted, replaced or emptied; OSError."""
         for file, place in self._places.items():
             now = _place_of(file)
@@ -53,8 +53,8 @@ async def guard(files: OpenFiles, ledger: Ledger, interval_seconds: float) -> No
     noted = await ledger.identity()
     while True:
         await anyio.sleep(interval_seconds)
-        with contextlib.suppress(OSError):  # a disk that fails now may not fail at the next look; the pipeline says so
-            await to_thread.run_sync(files.look, abandon_on_cancel=True)
+        with contextlib.suppress(OSError):  # a disk that fails now may work at the next check; the pipeline reports it
+            await to_thread.run_sync(files.check, abandon_on_cancel=True)
             if (present := await ledger.identity()) != noted:
                 await to_thread.run_sync(identity.note, ledger.path, present, abandon_on_cancel=True)
                 noted = present

@@ -1,7 +1,7 @@
 """Finds rows of the ledger that are no longer needed, and results of bytes that no version has; removes them in small steps.
 
-ledger.sql says under `is_spare` which rows these are. They are found over a separate connection, beside the daemon's
-work, and checked again in the transaction that removes them.
+ledger.sql says under `is_spare` which rows these are. They are found over a separate connection, while the
+daemon works, and checked again in the transaction that removes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from daemon.jobs import JobStatus
-from daemon.ledger.beside import opened_beside, run_beside
+from daemon.ledger.background import opened_for_reading, run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stopping import Stop
@@ -26,7 +26,7 @@ T = TypeVar("T")
 CHUNK = 256  # rows, or digests, in one transaction
 PORTION = 100_000  # of them in memory
 RESULTS, CONTENTS = "results", "contents"
-CONTENT_BYTES = 100  # of a row that says which format and size some bytes have, about
+CONTENT_BYTES = 100  # of a row of `content`, about
 
 
 class Amount(msgspec.Struct):
@@ -56,7 +56,7 @@ def survey(path: Path, before: float, stop: Stop) -> Amounts:
     Raises Stopped, LedgerDamaged, LedgerUnusable.
     """
     found: Amounts = {kind: Amount() for kind in KINDS}
-    with opened_beside(path, stop) as connection:
+    with opened_for_reading(path, stop) as connection:
         connection.execute("BEGIN")  # rows and results as of one moment
         for _, status, size in connection.execute(SQL["spare"], {"before": before, "after": 0, "limit": -1}):
             found[kind_of(JobStatus(status))].add(1, size)
@@ -77,7 +77,7 @@ async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], Non
             removed[kind_of(JobStatus(status))].add(1, sizes[number])
             forget(JobStatus(status))
     try:
-        # From now on it is known which bytes have a version again, or may have by the time that they are looked at.
+        # From now on the ledger notes all bytes that get a version again while unreferenced ones are searched for.
         await ledger.run(lambda connection: setattr(ledger, "touched", set()))
         async for digests in _find(ledger.path, "unreferenced", 0.0, b""):
             results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))
@@ -90,14 +90,14 @@ async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], Non
 
 async def _find(path: Path, statement: str, before: float, after: object) -> AsyncIterator[list[Any]]:
     """The rows of a statement in chunks, in the order of their first column; few in memory at a time."""
-    while portion := await run_beside(_read, path, statement, {"before": before, "after": after, "limit": PORTION}):
+    while portion := await run_in_background(_read, path, statement, {"before": before, "after": after, "limit": PORTION}):
         for chunk in _chunks(portion):
             yield chunk
         after = portion[-1][0]
 
 
 def _read(path: Path, statement: str, parameters: dict[str, object], stop: Stop) -> list[Any]:
-    with opened_beside(path, stop) as connection:
+    with opened_for_reading(path, stop) as connection:
         return connection.execute(SQL[statement], parameters).fetchall()
 
 
@@ -107,7 +107,7 @@ def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> lis
 
 
 def _drop(connection: sqlite3.Connection, digests: list[tuple[bytes]], ledger: Ledger) -> tuple[list[tuple[int]], int]:
-    if ledger.touched is None:  # it was cancelled, and nobody knows any more
+    if ledger.touched is None:  # pruning was cancelled, so this is no longer known
         return [], 0
     free = [(digest,) for (digest,) in digests if digest not in ledger.touched]
     return run_rows(connection, "drop_results", free), len(run_rows(connection, "drop_contents", free))

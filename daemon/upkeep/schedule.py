@@ -24,7 +24,7 @@ import structlog
 from daemon.config.loading import Config
 from daemon.errors import NotWritable
 from daemon.jobs import JobStatus
-from daemon.ledger.beside import run_beside
+from daemon.ledger.background import run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
@@ -33,13 +33,13 @@ from daemon.ledger.writer import Alone
 from daemon.monitoring.diary import read_diary, write_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS, Chore
-from daemon.upkeep.backups import back_up_beside
+from daemon.upkeep.backups import back_up_into
 from daemon.upkeep.pruning import Amounts, prune
 
 log = structlog.get_logger()
 
 DAY_SECONDS = 86_400.0
-LOOK_SECONDS = 5.0  # between two looks at whether something is due
+POLL_SECONDS = 5.0  # between two checks whether a task is due
 AGAIN_SECONDS = {"failed": 3600.0, "stopped": 600.0}  # until the next try
 EARLY = 0.05  # of its interval a task may begin, so that a daily one keeps its hour
 FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20  # of the ledger's file, from which on shrinking it is worthwhile
@@ -109,7 +109,7 @@ class Upkeep:
                 if task := self.next_task():
                     await self.perform(task)
                 else:
-                    await anyio.sleep(LOOK_SECONDS)
+                    await anyio.sleep(POLL_SECONDS)
 
     def next_task(self) -> str | None:
         """The task that is due and may start now."""
@@ -158,12 +158,12 @@ class Upkeep:
     # The tasks; each returns what was done, in a few words
 
     async def _verify(self) -> str:
-        await run_beside(check_beside, self._ledger.path)
+        await run_in_background(check_ledger, self._ledger.path)
         return "the ledger is undamaged"
 
     async def _back_up(self) -> str:
         folder, now = Path(self._settings.backup_folder), self._clock()
-        return str(await run_beside(back_up_beside, self._ledger.path, folder, self._settings.backups_kept, now))
+        return str(await run_in_background(back_up_into, self._ledger.path, folder, self._settings.backups_kept, now))
 
     async def _prune(self) -> str:
         before = self._clock() - DAY_SECONDS * self._settings.prune_age_days
@@ -178,16 +178,16 @@ class Upkeep:
         wanted = 2 * (pages - free) * page_bytes  # a copy beside the ledger, and the copy back through its -wal
         if shutil.disk_usage(self._folder).free < wanted:
             raise NotWritable(f"{self._folder} has no room for a copy of the ledger; {wanted >> 20} MiB are needed.")
-        told = threading.Event()
+        left = threading.Event()
         try:
-            stop = partial(self._is_disturbed, told)
+            stop = partial(self._is_disturbed, left)
             await self._ledger.run(Alone(partial(_vacuum, stop=stop)))
         finally:
-            told.set()
+            left.set()
         return f"{free * page_bytes >> 20} MiB given back to the disk"
 
-    def _is_disturbed(self, told: threading.Event) -> bool:
-        return told.is_set() or self._leaving or self._ledger.awaited > 0 or self.pruning.running
+    def _is_disturbed(self, left: threading.Event) -> bool:
+        return left.is_set() or self._leaving or self._ledger.awaited > 0 or self.pruning.running
 
     def leave(self) -> None:
         """The daemon is about to end: what holds up the ledger's thread stops at once."""
@@ -209,7 +209,7 @@ class Upkeep:
             try:
                 async with self._one_at_a_time:
                     done.amounts = await prune(self._ledger, self._before, self._forget)
-            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+            except Exception as error:  # noqa: BLE001 - the command that asked for it reports it
                 done.trouble = str(error) or repr(error)
             self.pruning = done
 
@@ -222,7 +222,7 @@ def is_quiet(hours: str, now: float) -> bool:
     return begin <= moment < end if begin < end else moment >= begin or moment < end
 
 
-def check_beside(path: Path, stop: Stop) -> None:
+def check_ledger(path: Path, stop: Stop) -> None:
     """Read the ledger from end to end. Raises Stopped, LedgerDamaged, LedgerUnusable."""
     with trouble_named(path), contextlib.closing(Reader(path)) as reader:
         reader.check(lambda: not stop())

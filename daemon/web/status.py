@@ -30,8 +30,10 @@ class Status:
         metrics: Metrics,
         notices: dict[str, str] | None = None,
         upkeep: Upkeep | None = None,
+        settings_digest: str = "",
     ) -> None:
         """notices: by stage."""
+        self._settings_digest = settings_digest
         self._pipeline = pipeline
         self._ledger = ledger
         self._metrics = metrics
@@ -76,6 +78,7 @@ class Status:
             sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
             workers=workers,
             notices=self._notices,
+            settings_digest=self._settings_digest,
             uptime_seconds=round(time.monotonic() - self._started, 1),
             upkeep=self.upkeep.chores() if self.upkeep else [],
         )

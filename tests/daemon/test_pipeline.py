@@ -16,7 +16,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import Pipeline
 from daemon.results import publisher
-from daemon.results.endings import Judge
+from daemon.results.judge import Judge
 from daemon.service import Service
 from daemon.stations import station
 from daemon.workers.pool import Pool

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import LedgerDamaged
-from daemon.upkeep.schedule import check_beside
+from daemon.upkeep.schedule import check_ledger
 from tests.daemon_process import Daemon, Place, picture, seeded, to_toml, wait_for
 from tests.faults.damage import flip_results, sidecars, stored_results
 
@@ -292,7 +292,7 @@ def is_whole(place: Place) -> bool:
     """By `visiond verify` and by upkeep's check, which have to agree."""
     checked = True
     try:
-        check_beside(place.site.ledger, lambda: False)
+        check_ledger(place.site.ledger, lambda: False)
     except LedgerDamaged:
         checked = False
     assert (place.command("verify").returncode == 0) == checked

@@ -285,6 +285,27 @@ def test_a_sidecar_in_the_folder_of_another_inbox_is_left_out(tmp_path: Path) ->
     place.assert_kept(DONE=2)
 
 
+def test_no_ledger_is_made_when_the_sidecars_are_of_an_inbox_that_was_moved(tmp_path: Path) -> None:
+    place = finished(tmp_path, 2)
+    place.site.ledger.unlink()
+    (place.site.ledger.parent / "identity").unlink()
+    old, new = place.inbox(), tmp_path / "moved"
+    old.rename(new)
+    place.settings["inbox"][0]["path"] = "moved"
+    place.configure()
+    for _ in range(2):
+        refused = place.command("repair")
+        assert refused.returncode == os.EX_CONFIG
+        assert f"6 sidecars of the inbox {old}, which is not in this configuration, and none of {new}" in refused.stderr
+        assert f"`ln -s {new} {old}`" in refused.stderr
+        assert not list(place.site.ledger.parent.glob("ledger.sqlite*"))
+    old.symlink_to(new)
+    place.settings["inbox"][0]["path"] = "inbox"
+    place.configure()
+    assert told(place, "repair") == (0, {"restored": 6})
+    assert place.run_once().stdout.startswith("0 done")
+
+
 def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_power_failure(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     zero_the_head(place.site.ledger)
@@ -324,6 +345,8 @@ def test_what_is_no_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
     (place.site.results / "link.json").symlink_to("/dev/zero")
     place.site.ledger.unlink()
     done = place.command("repair", "--json")
+    assert done.returncode == 1
+    assert "9 sidecars could not be used" in json.loads(done.stdout)["notes"][0]
     amiss = json.loads(done.stdout)["amiss"]
     assert {Path(entry["file"]).relative_to(place.site.results).as_posix() for entry in amiss} == spoiled.keys()
     assert all(entry["kind"] == "left out" and entry["detail"] for entry in amiss)

@@ -19,7 +19,7 @@ def absences() -> Absences:
     return Absences({1: b"/srv/one", 2: b"/srv/two"})
 
 
-def test_an_inbox_that_is_away_rests_and_is_told_of_once(absences: Absences) -> None:
+def test_an_inbox_that_is_away_rests_and_is_reported_once(absences: Absences) -> None:
     with capture_logs() as logs:
         for _ in range(3):
             absences.note([unread(1), unread(1), make_job(inbox=2, digest=b"read")])

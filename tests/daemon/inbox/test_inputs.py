@@ -1,4 +1,4 @@
-"""Whatever lies in a drop folder, each thing ends in its one state, and a good image beside it never fails.
+"""Whatever is in a drop folder, each file ends in the expected state, and no good image next to it fails.
 
 The stages are fakes, so only what a header shows is found here; what decoding finds is in
 tests/stages/decoding/test_decoder.py.
@@ -136,7 +136,7 @@ def test_a_file_that_may_not_be_read_fails_and_is_not_tried_again(tmp_path: Path
 
 
 @pytest.mark.parametrize(("on_success", "retries"), [("keep", False), ("keep", True), ("move", True)])
-def test_a_file_whose_rights_were_mended_is_done(tmp_path: Path, humble: list[str], on_success: str, retries: bool) -> None:
+def test_a_file_whose_permissions_were_fixed_is_done(tmp_path: Path, humble: list[str], on_success: str, retries: bool) -> None:
     """In the inbox by itself; among the failed, or before it has been seen again, by `visiond retry`."""
     place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
     file = place.drop("closed.png", png())

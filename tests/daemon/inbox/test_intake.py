@@ -180,7 +180,7 @@ def test_a_file_that_is_another_by_now_is_gone(inbox: Path, slab: Slab, change: 
     assert (job.digest, job.failure) == (b"", None)
 
 
-def test_a_file_the_daemon_moved_is_the_same_when_its_rights_have_been_mended(inbox: Path, slab: Slab) -> None:
+def test_a_file_that_the_daemon_moved_is_the_same_when_its_permissions_are_fixed(inbox: Path, slab: Slab) -> None:
     job = moved(inbox)
     os.chmod(job.location, 0o640)
     assert Version.of(os.stat(job.location)) != job.version

@@ -1,4 +1,4 @@
-"""What becomes of a source: no file of the user's is lost, and no other version takes its place."""
+"""What happens to a source: no file of the user is lost, and no other version takes its place."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_file_that_takes_the_sources_place_as_it_is_opened_is_not_copied(
 
 
 @pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("copy", "delete")])
-def test_a_newer_version_is_neither_moved_nor_copied_nor_deleted(tmp_path: Path, bins: str, on_success: str) -> None:
+def test_a_newer_version_is_not_moved_copied_or_deleted(tmp_path: Path, bins: str, on_success: str) -> None:
     (tmp_path / "bins").mkdir()
     record = drop(tmp_path)
     drop(tmp_path, data=b"newer image")
@@ -319,7 +319,7 @@ def test_a_vanished_source_is_no_trouble_before_there_are_bins(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("none", "move"), ("copy", "delete")])
-def test_an_edit_in_place_that_keeps_size_and_time_is_neither_moved_nor_copied_nor_deleted(
+def test_a_file_edited_in_place_with_equal_size_and_time_is_not_moved_copied_or_deleted(
     tmp_path: Path, bins: str, on_success: str
 ) -> None:
     record, inbox = drop(tmp_path), tmp_path / "inbox"

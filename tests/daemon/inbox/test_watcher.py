@@ -301,9 +301,7 @@ async def test_more_unsettled_files_than_there_is_room_for_are_found_in_a_few_sc
     assert scans <= 1 + (time.monotonic() - started) / SETTLE_SECONDS
 
 
-async def test_more_unsettled_files_than_there_is_room_for_are_found_when_events_told_of_them(
-    watch: Watch, unsettled: list[str]
-) -> None:
+async def test_unsettled_files_that_do_not_fit_are_found_after_their_events(watch: Watch, unsettled: list[str]) -> None:
     async with watch(settle_seconds=SETTLE_SECONDS) as found:
         for name in unsettled:
             found.write(name)
@@ -385,21 +383,21 @@ async def test_a_folder_that_comes_while_another_is_scanned_is_not_overslept(
         await found.until(["a/1.jpg", "b/2.jpg", "marker.jpg"])
 
 
-async def test_an_inbox_that_does_not_answer_holds_up_no_other_and_is_told_of(
+async def test_an_inbox_that_does_not_answer_delays_no_other_and_is_reported(
     tmp_path: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = tmp_path / "dead"
     dead.mkdir()
-    mended = threading.Event()
+    mount_fixed = threading.Event()
     scan = os.scandir
 
     def hang(path: bytes) -> Any:
         if path == os.path.join(os.fsencode(dead), b""):
-            mended.wait(PATIENCE)
+            mount_fixed.wait(PATIENCE)
         return scan(path)
 
     monkeypatch.setattr(watching.os, "scandir", hang)
-    monkeypatch.setattr(watching, "DEAF_SECONDS", 0.2)
+    monkeypatch.setattr(watching, "SILENT_SECONDS", 0.2)
     async with contextlib.AsyncExitStack() as stack:
         ledger = Ledger(tmp_path / "ledger.sqlite")
         stack.callback(ledger.close)
@@ -409,14 +407,14 @@ async def test_an_inbox_that_does_not_answer_holds_up_no_other_and_is_told_of(
         folders = {number: Inbox(path=path, settle_seconds=0, watch="poll") for number, path in ((1, dead), (2, inbox))}
         watcher = Watcher(folders, reader, 0.05, found.metrics)
         tasks = await stack.enter_async_context(anyio.create_task_group())
-        stack.callback(mended.set)
+        stack.callback(mount_fixed.set)
         tasks.start_soon(watcher.run, found.admit)
         for name in ("a.jpg", "b.jpg", "c.jpg"):  # one scan after another
             found.write(name)
             await found.until(os.listdir(inbox))
         with anyio.fail_after(PATIENCE):
-            told = f"inbox {dead} has not answered for "
-            while not any(line.startswith(told) for line in watcher.held_back()):  # noqa: ASYNC110 - time itself is waited for
+            expected = f"inbox {dead} has not answered for "
+            while not any(line.startswith(expected) for line in watcher.held_back()):  # noqa: ASYNC110 - time itself is waited for
                 await anyio.sleep(GLANCE)
         tasks.cancel_scope.cancel()
 
@@ -427,12 +425,12 @@ async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
     """Then the time to answer is over at one look, and at the next one the answer is there."""
     silence, looked_again = iter([3.0, 0.0]), threading.Event()
 
-    def deaf_seconds(_folder: watching.Folder) -> float:
+    def silent_seconds(_folder: watching.Folder) -> float:
         if (seconds := next(silence, None)) is None:
             looked_again.set()
         return seconds or 0.0
 
-    monkeypatch.setattr(watching.Folder, "deaf_seconds", deaf_seconds)
+    monkeypatch.setattr(watching.Folder, "silent_seconds", silent_seconds)
     monkeypatch.setattr(watching, "is_network_mount", lambda _: not looked_again.wait(PATIENCE))
     monkeypatch.setattr(watching, "ANSWER_SECONDS", 0.01)
     found = Found(inbox, ledger)
@@ -444,7 +442,7 @@ async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
     assert watcher.held_back() == []
 
 
-async def test_polling_finds_all_that_events_would_have_told(watch: Watch, outside: Path) -> None:
+async def test_polling_finds_all_that_events_would_have_found(watch: Watch, outside: Path) -> None:
     async with watch(rescan_seconds=0.1, watch="poll") as found:
         found.write("a.jpg")
         (outside / "b.jpg").write_bytes(b"data")

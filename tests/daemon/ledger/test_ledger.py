@@ -290,7 +290,7 @@ async def publish(ledger: Ledger, path: bytes = b"a.jpg") -> Record:
     return find(ledger, os.fsdecode(path))
 
 
-async def test_what_is_annotated_anew_has_its_results_at_once_and_is_owed_anew(ledger: Ledger) -> None:
+async def test_an_image_that_is_annotated_again_has_its_results_at_once_and_is_published_again(ledger: Ledger) -> None:
     before = await publish(ledger)
     assert await ledger.put_back(JobStatus.DONE, [before.id, 12345]) == 1
     [again] = await ledger.next_jobs(9, ())
@@ -300,7 +300,7 @@ async def test_what_is_annotated_anew_has_its_results_at_once_and_is_owed_anew(l
     assert [(record.id, record.bin) for record in await ledger.owed(0, 9)] == [(before.id, "receipts")]
 
 
-async def test_a_result_whose_file_is_gone_before_it_is_annotated_anew_stays(ledger: Ledger) -> None:
+async def test_a_result_whose_file_is_gone_before_it_is_annotated_again_stays(ledger: Ledger) -> None:
     before = await publish(ledger)
     await ledger.put_back(JobStatus.DONE, [before.id])
     [again] = await ledger.next_jobs(9, ())
@@ -310,14 +310,14 @@ async def test_a_result_whose_file_is_gone_before_it_is_annotated_anew_stays(led
     assert await ledger.owed(0, 9) == []
 
 
-async def test_a_result_whose_file_is_replaced_before_it_is_annotated_anew_stays(ledger: Ledger) -> None:
+async def test_a_result_whose_file_is_replaced_before_it_is_annotated_again_stays(ledger: Ledger) -> None:
     before = await publish(ledger)
     await ledger.put_back(JobStatus.DONE, [before.id])
     assert await ledger.admit([make_file(size=99)]) == Admitted(pending=1, skipped=0, replaced=0, results_kept=1)
     assert find(ledger, str(before.id)).sidecar == before.sidecar
 
 
-async def test_only_the_newest_version_of_a_file_is_annotated_anew_once_it_is_published(ledger: Ledger) -> None:
+async def test_only_the_newest_version_of_a_file_is_annotated_again_once_it_is_published(ledger: Ledger) -> None:
     old = await publish(ledger)
     await ledger.admit([make_file(size=99)])
     [job] = await ledger.next_jobs(9, ())
@@ -368,7 +368,7 @@ async def test_the_end_of_a_file_that_was_replaced_is_refused(ledger: Ledger) ->
 
 
 @pytest.mark.parametrize("status", [JobStatus.SKIPPED, JobStatus.GONE])
-async def test_what_was_no_image_or_vanished_is_neither_done_nor_owed(ledger: Ledger, status: JobStatus) -> None:
+async def test_a_file_that_is_no_image_or_was_deleted_is_not_done_and_not_published(ledger: Ledger, status: JobStatus) -> None:
     [job] = await admit(ledger, b"a.txt")
     assert await ledger.end([Ending(job, status, 2e9, 1)]) == {job.id}
     assert counts(ledger) == {status.name: 1}
@@ -399,7 +399,7 @@ async def test_two_versions_whose_source_was_moved_once_can_both_be_marked(ledge
     assert await ledger.owed(0, 9) == []
 
 
-async def test_a_failed_image_that_is_done_at_last_is_owed_anew(ledger: Ledger) -> None:
+async def test_a_failed_image_that_is_done_at_last_is_published_again(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, failed(job))
     await ledger.mark_emitted([Placed(job.id)])
@@ -625,14 +625,14 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("lines", [1, 2, 7, 40])
-def test_what_was_told_to_be_written_survives_kill_9(tmp_path: Path, lines: int) -> None:
+def test_what_was_reported_as_written_survives_kill_9(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "ledger.sqlite"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
-        told = [writer.stdout.readline().split() for _ in range(lines)]
+        reported = [writer.stdout.readline().split() for _ in range(lines)]
         writer.kill()
-        told += [line.split() for line in writer.stdout if line.endswith("\n")]
-    states = {name: state for line in told for state, name in (entry.split(":") for entry in line)}
+        reported += [line.split() for line in writer.stdout if line.endswith("\n")]
+    states = {name: state for line in reported for state, name in (entry.split(":") for entry in line)}
     Ledger(path).close()  # recovers
     reader = Reader(path)
     records = [record for name in states for record in reader.find(name)]

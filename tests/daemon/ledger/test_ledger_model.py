@@ -1,4 +1,4 @@
-"""The ledger against a model of it: a dictionary that follows the rules the plain way."""
+"""Compares the ledger with a simple model of it, a dictionary."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_failed_image_has_its_reason_in_place_of_results() -> None:
     assert (document["status"], document["reason"], document["attempts"]) == ("FAILED", "truncated", 1)
 
 
-def test_an_image_that_was_never_read_has_neither_digest_nor_size() -> None:
+def test_an_image_that_was_never_read_has_no_digest_and_no_size() -> None:
     document = parsed(make_record(INBOX, status=JobStatus.PENDING, digest=b"", width=0, finished_at=None))
     assert set(document["source"]) == {"inbox", "path", "bytes", "seen_at"}
     assert (document["status"], document["finished_at"]) == ("PENDING", None)
@@ -343,7 +343,7 @@ async def test_what_is_read_has_the_checksum_that_was_written(ledger: Ledger, en
     [job] = await admit(ledger, b"a.jpg")
     [record] = await complete(ledger, ending(job))
     [again] = await ledger.owed(0, 9)
-    assert (again.doubt, again.checksum) == ("", record.checksum)
+    assert (again.damage, again.checksum) == ("", record.checksum)
 
 
 CHANGES = {
@@ -355,7 +355,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("table", "change"), [(table, change) for table, changes in CHANGES.items() for change in changes])
-async def test_whatever_a_sidecar_would_show_is_in_doubt_when_it_was_changed(ledger: Ledger, table: str, change: str) -> None:
+async def test_a_change_of_anything_that_a_sidecar_shows_is_found_as_damage(ledger: Ledger, table: str, change: str) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job))
     where = "model = 1" if table == "result" else "true"
@@ -363,19 +363,19 @@ async def test_whatever_a_sidecar_would_show_is_in_doubt_when_it_was_changed(led
         connection.execute(f"UPDATE {table} SET {change} WHERE {where}")
     with contextlib.closing(Reader(ledger.path)) as reader:
         [record] = reader.newest(None, 9)
-        assert record.doubt
+        assert record.damage
         with pytest.raises(LedgerDamaged, match="`visiond repair`"):
             reader.check()
 
 
 @pytest.mark.parametrize("change", ["reason = 'header'", "detail = 'x'", "attempts = 9", "digest = zeroblob(32)"])
-async def test_the_reason_of_a_failure_is_in_doubt_when_it_was_changed(ledger: Ledger, change: str) -> None:
+async def test_a_change_of_the_reason_of_a_failure_is_found_as_damage(ledger: Ledger, change: str) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, failed(job))
     with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
         connection.execute(f"UPDATE image SET {change}")
     [record] = await ledger.owed(0, 9)
-    assert record.doubt == "its row"
+    assert record.damage == "its row"
 
 
 async def test_a_check_ends_early_when_it_is_not_to_go_on(ledger: Ledger) -> None:

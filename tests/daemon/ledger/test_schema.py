@@ -1,4 +1,4 @@
-"""Ledgers of other schemas: an older one, made by hand, is brought up to date, a newer one refused untouched."""
+"""Ledgers of other schemas: an older one, made by hand, is migrated; a newer one is refused and left untouched."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_older_ledger_is_read_without_being_changed(older: Path) -> None:
     before = older.read_bytes()
     with closing(Reader(older)) as reader:
         reader.check()
-        assert [record.doubt for record in reader.newest(None, 9)] == ["", ""]
+        assert [record.damage for record in reader.newest(None, 9)] == ["", ""]
         assert [record.bin for record in reader.finished()] == ["C"]
     assert older.read_bytes() == before
 
@@ -217,3 +217,11 @@ def test_a_file_of_the_state_folder_that_cannot_be_read_is_named_and_is_no_defec
             other.read_bytes()
     with pytest.raises(OSError, match="Bad file descriptor"), schema.trouble_named(tmp_path / "ledger.sqlite"):
         os.stat(9999)
+
+
+@pytest.mark.parametrize(("page", "blank"), [(b"\x0d", True), (b"\x05", False)], ids=["leaf", "interior"])
+def test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank(tmp_path: Path, page: bytes, blank: bool) -> None:
+    """SQLite may leave the first page of the list without an entry after tables were dropped."""
+    file = tmp_path / "ledger.sqlite"
+    file.write_bytes(soundness.MAGIC.ljust(soundness.HEADER_BYTES, b"\0") + page.ljust(3996, b"\0"))
+    assert soundness.is_blank(file) is blank

@@ -1,4 +1,4 @@
-"""Annotating anew, by real processes: what is done goes through the stages once more, under another configuration."""
+"""Annotates finished images again, by real processes: they go through the stages under another configuration."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_changed_threshold_brings_images_into_their_new_bins_and_no_model_runs
     assert redo(place, "--stale") == ("0 images pending again\n", "")
 
 
-def test_a_changed_model_is_told_of_and_its_stage_alone_runs_again(tmp_path: Path) -> None:
+def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Path) -> None:
     place = annotated(tmp_path)
     before = [place.sidecar(f"{number:05d}.ppm")["models"] for number in range(6)]
     others = {name: settings for name, settings in NO_MODEL.items() if name != "clip"}
@@ -95,8 +95,8 @@ def test_what_has_no_file_any_more_or_another_one_stays_as_it_is_and_is_counted(
     (place.site.done / "move" / "00000.ppm").write_bytes(picture(0) + b"edited")
     place.settings["inbox"].pop()
     place.configure()
-    told, left = redo(place, "--all")
-    assert told == "1 image pending again\n"
+    printed, left = redo(place, "--all")
+    assert printed == "1 image pending again\n"
     assert sorted(left.splitlines()) == [
         "1 image left as before: their file is no longer the one that was annotated.",
         "2 images left as before: their file is gone.",
@@ -105,7 +105,7 @@ def test_what_has_no_file_any_more_or_another_one_stays_as_it_is_and_is_counted(
     assert counts_of(place) == {"DONE": 5, "PENDING": 1}
 
 
-def test_a_running_daemon_annotates_anew_and_its_counts_stay_right(tmp_path: Path) -> None:
+def test_a_running_daemon_annotates_again_and_its_counts_stay_right(tmp_path: Path) -> None:
     place = Place(tmp_path, {"inbox": [{"on_success": "move", "settle_seconds": 0.1}]})
     place.drop_many(range(3))
     with Daemon(place) as daemon:
@@ -118,6 +118,23 @@ def test_a_running_daemon_annotates_anew_and_its_counts_stay_right(tmp_path: Pat
         assert daemon.stop() == 0
     place.assert_kept(DONE=3)
     assert verified(place) == {"whole": 3}
+
+
+def test_stale_images_and_a_daemon_with_older_settings_are_reported(tmp_path: Path) -> None:
+    place = annotated(tmp_path)
+    with Daemon(place) as daemon:
+        assert redo(place, "--stale") == ("0 images pending again\n", "")
+        place.configure({"binning": ANY_TEXT})
+        printed, reported = redo(place, "--stale")
+        assert printed != "0 images pending again\n"
+        assert reported == (
+            "The running daemon was started with other models, thresholds or rules than this configuration has now, so these "
+            "images will be as stale as before: restart it, then run `visiond redo --stale` again.\n"
+        )
+        assert daemon.stop() == 0
+    with Daemon(place) as daemon:
+        assert redo(place, "--stale")[1] == ""
+        assert daemon.stop() == 0
 
 
 def test_a_file_that_goes_before_it_is_read_once_more_leaves_its_result(tmp_path: Path) -> None:
@@ -163,7 +180,7 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     place.configure({"binning": ANY_TEXT, "stages": slow | {"ocr": {"batch_size": 2}}})
     redo(place, "--all")
     with Daemon(place) as daemon:
-        daemon.wait_until(lambda status: status["ended_in_this_run"] >= 2, "two that are done anew")
+        daemon.wait_until(lambda status: status["ended_in_this_run"] >= 2, "two images done again")
         daemon.kill(group=True)
     assert counts_of(place)["DONE"] + counts_of(place)["PENDING"] == 20
     verified(place)
@@ -175,9 +192,9 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
 def test_an_image_that_lies_in_a_bin_is_not_replaced_by_a_link_to_itself(tmp_path: Path) -> None:
     place = annotated(tmp_path, 1, output={"bins": "move"})
     place.configure({"output": {"bins": "link"}})
-    told, left = redo(place, "--all")
-    assert told == "0 images pending again\n"
-    assert 'they lie in a bin themselves, and bins = "link" moves no image' in left
+    printed, left = redo(place, "--all")
+    assert printed == "0 images pending again\n"
+    assert 'they are in a bin themselves, and bins = "link" moves no image' in left
 
 
 def test_a_rebuilt_ledger_annotates_what_it_found_where_it_lies(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_what_concerns_every_file_leaves_no_bin_out(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("length", "whole"), [(250, True), (251, False), (255, False)])
-def test_a_long_name_is_cut_and_told_apart_by_a_digest(length: int, whole: bool) -> None:
+def test_a_long_name_is_cut_and_made_unique_by_a_digest(length: int, whole: bool) -> None:
     names = [b"x" * (length - 5) + tail for tail in (b"1.jpg", b"2.jpg")]
     sidecars = [os.path.basename(sidecar_paths(b"/results", b"sub/" + name)[0]) for name in names]
     assert [sidecar == name + b".json" for sidecar, name in zip(sidecars, names, strict=True)] == [whole, whole]
@@ -185,7 +185,7 @@ def test_images_of_an_inbox_that_is_no_longer_configured_wait(tmp_path: Path) ->
         ("move", "keep", True),
     ],
 )
-def test_a_failed_image_has_its_reason_beside_it_and_is_never_deleted(
+def test_a_failed_image_has_its_reason_next_to_it_and_is_never_deleted(
     tmp_path: Path, bins: str, on_success: str, moved: bool
 ) -> None:
     record = drop(tmp_path, b"sub/a.jpg", **FAILED)
@@ -231,25 +231,25 @@ def test_images_that_failed_under_one_name_have_a_reason_each_and_lose_it_when_t
     assert tree(tmp_path) == older | {"done/a.jpg": b"cut anew", "results/a.jpg.json": retried.sidecar}
 
 
-def test_the_reason_beside_a_failed_image_stays_when_a_mended_version_is_done(tmp_path: Path) -> None:
+def test_the_reason_next_to_a_failed_image_stays_when_a_fixed_version_is_done(tmp_path: Path) -> None:
     destination, failed = open_destination(tmp_path, on_success="move"), drop(tmp_path, data=b"cut", **FAILED)
     destination.publish(failed)
-    mended = drop(tmp_path, id=8)
-    destination.publish(mended)
+    fixed = drop(tmp_path, id=8)
+    destination.publish(fixed)
     assert tree(tmp_path) == {
         "failed/a.jpg": b"cut",
         "failed/a.jpg.json": failed.sidecar,
         "done/a.jpg": b"image",
-        "results/a.jpg.json": mended.sidecar,
+        "results/a.jpg.json": fixed.sidecar,
     }
 
 
-def test_the_reason_of_a_failed_image_that_was_replaced_by_a_mended_version_goes(tmp_path: Path) -> None:
+def test_the_reason_of_a_failed_image_is_removed_when_a_fixed_version_replaces_it(tmp_path: Path) -> None:
     destination = open_destination(tmp_path)
     destination.publish(drop(tmp_path, data=b"cut", **FAILED))
-    mended = drop(tmp_path, id=8)
-    destination.publish(mended)
-    assert tree(tmp_path) == {"inbox/a.jpg": b"image", "results/a.jpg.json": mended.sidecar}
+    fixed = drop(tmp_path, id=8)
+    destination.publish(fixed)
+    assert tree(tmp_path) == {"inbox/a.jpg": b"image", "results/a.jpg.json": fixed.sidecar}
 
 
 @pytest.mark.parametrize("on_success", ["keep", "move"])
@@ -337,7 +337,7 @@ def test_source_and_bin_are_as_configured(tmp_path: Path, bins: str, on_success:
 
 
 @pytest.mark.parametrize(("bins", "on_success", "folder"), [("none", "move", "done"), ("move", "keep", "bins/A")])
-def test_it_is_told_where_a_source_was_moved(tmp_path: Path, bins: str, on_success: str, folder: str) -> None:
+def test_the_place_to_which_a_source_was_moved_is_returned(tmp_path: Path, bins: str, on_success: str, folder: str) -> None:
     record = drop(tmp_path)
     target = tmp_path / folder / "a.jpg"
     placed = open_destination(tmp_path, bins, on_success).publish(record)

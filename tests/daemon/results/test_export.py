@@ -108,7 +108,7 @@ def test_text_is_measured_as_for_the_bin_and_written_whole() -> None:
     assert row["text"] == "Total\nTqtcl\nO"
 
 
-def test_a_name_that_is_not_utf_8_has_its_bytes_beside_it() -> None:
+def test_a_name_that_is_not_utf_8_also_has_its_bytes() -> None:
     row = row_of(make_record(INBOX, b"latin\xe9.jpg"))
     assert (row["path"], base64.b64decode(row["path_base64"])) == ("latin\ufffd.jpg", b"latin\xe9.jpg")
     assert row_of(make_record(INBOX, "ä.jpg".encode()))["path_base64"] == ""
@@ -116,8 +116,8 @@ def test_a_name_that_is_not_utf_8_has_its_bytes_beside_it() -> None:
 
 def test_the_docs_tell_every_column_in_its_order() -> None:
     text = (Path(__file__).parents[3] / "docs" / "results.md").read_text().partition("## Export")[2].partition("## Bins")[0]
-    told = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
-    assert [name for names in told for name in names] == [*COLUMNS, *parquet.FURTHER]
+    reported = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
+    assert [name for names in reported for name in names] == [*COLUMNS, *parquet.FURTHER]
 
 
 # Files
@@ -185,9 +185,9 @@ async def test_a_table_of_many_row_groups_is_whole(reader: Reader, tmp_path: Pat
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 async def test_a_file_is_one_row_and_that_is_its_newest_version(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
-    for time in (1, 2):  # each file twice, as after `touch *`; of the mended and the broken one only one version is DONE
-        jobs = {path: await add_version(ledger, path, time) for path in (b"kept.jpg", b"mended.jpg", b"broken.jpg")}
-        unlucky = b"mended.jpg" if time == 1 else b"broken.jpg"
+    for time in (1, 2):  # each file twice, as after `touch *`; of the fixed and the broken one only one version is DONE
+        jobs = {path: await add_version(ledger, path, time) for path in (b"kept.jpg", b"fixed.jpg", b"broken.jpg")}
+        unlucky = b"fixed.jpg" if time == 1 else b"broken.jpg"
         await complete(ledger, *(failed(job) if path == unlucky else done(job, variant=0) for path, job in jobs.items()))
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert reader.bin_counts() == {"C": 2}
@@ -219,10 +219,10 @@ async def test_one_bin_can_be_written_alone(reader: Reader, tmp_path: Path) -> N
     assert bins_of(tmp_path / "b.jsonl") == {"B": 6}
 
 
-async def test_progress_is_told_with_the_total(reader: Reader, tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    export_records(reader, tmp_path / "c.jsonl", "jsonl", "C", {}, lambda done, total: told.append((done, total)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+async def test_progress_is_reported_with_the_total(reader: Reader, tmp_path: Path) -> None:
+    reported: list[tuple[int, int | None]] = []
+    export_records(reader, tmp_path / "c.jsonl", "jsonl", "C", {}, lambda done, total: reported.append((done, total)))
+    assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize("start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "＝1"])

@@ -108,7 +108,7 @@ async def deliver(opened: Outbox) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_dead_sink_is_reported_and_a_healthy_one_beside_it_gets_everything(ledger: Ledger, reader: Reader) -> None:
+async def test_a_dead_sink_is_reported_and_a_healthy_one_gets_everything(ledger: Ledger, reader: Reader) -> None:
     dead, healthy = Collecting(), Collecting()
     dead.broken = OSError(28, "No space left on device")
     opened = await open_outbox(ledger, reader, dead=dead, healthy=healthy)

@@ -1,4 +1,4 @@
-"""What could not leave its inbox is tried again, and never in the way of a later version."""
+"""An image that could not leave its inbox is tried again, and is never in the way of a later version."""
 
 from __future__ import annotations
 

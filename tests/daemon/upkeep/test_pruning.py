@@ -12,7 +12,7 @@ import pytest
 
 from daemon.cli.prune import parse_age
 from daemon.jobs import Ending, Job, JobStatus, Placed
-from daemon.ledger.beside import run_beside
+from daemon.ledger.background import run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.upkeep import pruning
@@ -165,13 +165,13 @@ async def test_results_of_bytes_that_come_again_while_it_prunes_stay(ledger: Led
     [again] = await admit(ledger, b"again.jpg")
 
     async def find(function: Callable[..., Any], *arguments: object) -> Any:
-        found = await run_beside(function, *arguments)
+        found = await run_in_background(function, *arguments)
         if found and "unreferenced" in arguments:
             assert len(found) == 1
             await publish(ledger, done(again, data=b"1"))
         return found
 
-    monkeypatch.setattr(pruning, "run_beside", find)
+    monkeypatch.setattr(pruning, "run_in_background", find)
     assert counted(await prune(ledger, LATER)) == {"replaced DONE": 1}
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert [len(record.outputs) for record in reader.finished()] == [4, 4]
@@ -232,7 +232,7 @@ def prune_by_command(place: Place, *options: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_the_command_prunes_beside_a_daemon_and_without_and_verify_finds_all_whole(tmp_path: Path, running: bool) -> None:
+def test_the_command_prunes_with_and_without_a_daemon_and_verify_finds_all_whole(tmp_path: Path, running: bool) -> None:
     place = replaced(tmp_path)
     expected = {"replaced DONE": 40, "results": 160, "contents": 40}
     with contextlib.ExitStack() as stack:

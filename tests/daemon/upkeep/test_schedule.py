@@ -18,7 +18,7 @@ import pytest
 from daemon.config.loading import parse
 from daemon.errors import ConfigError, LedgerDamaged
 from daemon.jobs import JobStatus
-from daemon.ledger.beside import run_beside
+from daemon.ledger.background import run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.ledger.stopping import Stopped
@@ -27,7 +27,7 @@ from daemon.monitoring.diary import DIARY, read_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS
 from daemon.upkeep import schedule as upkeep
-from daemon.upkeep.backups import back_up_beside
+from daemon.upkeep.backups import back_up_into
 from daemon.upkeep.schedule import Upkeep, is_quiet
 from tests.daemon_process import PATIENCE, Daemon, Gate, Place, picture, until, wait_for
 from tests.makers import MODELS, make_file
@@ -151,7 +151,7 @@ async def test_a_clock_that_was_set_back_keeps_nothing_waiting_for_longer_than_i
 # How it ends
 
 
-async def test_a_damaged_ledger_is_told_counted_and_looked_at_again_an_hour_later(open_upkeep: Callable[..., Upkeep]) -> None:
+async def test_a_damaged_ledger_is_reported_counted_and_checked_again_an_hour_later(open_upkeep: Callable[..., Upkeep]) -> None:
     clock = Clock()
     keeper = open_upkeep(clock, backup_folder="", prune_days=0, vacuum_days=0)
     damage(keeper._ledger.path)
@@ -194,7 +194,7 @@ async def test_only_the_newest_backups_are_kept_and_nothing_else_is_touched(ledg
         (folder / name).touch()
     await ledger.admit([make_file()])
     for day in range(5):
-        file = back_up_beside(ledger.path, folder, 2, NIGHT + day * DAY, lambda: False)
+        file = back_up_into(ledger.path, folder, 2, NIGHT + day * DAY, lambda: False)
     dates = [time.strftime("%Y-%m-%d", time.gmtime(NIGHT + day * DAY)) for day in (3, 4)]
     assert sorted(os.listdir(folder)) == [
         *(f"ledger-{date}T020000Z.sqlite" for date in dates),
@@ -211,7 +211,7 @@ async def test_a_backup_is_never_taken_for_an_old_one_whatever_the_others_are_ca
     for year in (2098, 2099):  # of a clock that was wrong
         (folder / f"ledger-{year}-01-01T000000Z.sqlite").touch()
         os.utime(folder / f"ledger-{year}-01-01T000000Z.sqlite", (0, 0))
-    assert back_up_beside(ledger.path, folder, 2, NIGHT, lambda: False).exists()
+    assert back_up_into(ledger.path, folder, 2, NIGHT, lambda: False).exists()
     assert len(list(folder.iterdir())) == 2
 
 
@@ -250,17 +250,17 @@ async def test_a_backup_is_of_one_moment_though_images_come_all_the_time(
 
     monkeypatch.setattr("daemon.upkeep.backups.PAGES", 5)
     monkeypatch.setattr("daemon.upkeep.backups.time.sleep", admit_one_in_each_pause)
-    file = await run_beside(back_up_beside, ledger.path, tmp_path / "backups", 2, NIGHT)
+    file = await run_in_background(back_up_into, ledger.path, tmp_path / "backups", 2, NIGHT)
     with contextlib.closing(Reader(file)) as reader, contextlib.closing(Reader(ledger.path)) as now:
         assert (reader.counts()[JobStatus.PENDING], now.counts()[JobStatus.PENDING]) == (2000, 2010)
 
 
 async def test_a_copy_of_a_damaged_ledger_takes_no_good_ones_place(ledger: Ledger, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
-    good = back_up_beside(ledger.path, folder, 1, NIGHT, lambda: False)
+    good = back_up_into(ledger.path, folder, 1, NIGHT, lambda: False)
     damage(ledger.path)
     with pytest.raises(LedgerDamaged):
-        back_up_beside(ledger.path, folder, 1, NIGHT + DAY, lambda: False)
+        back_up_into(ledger.path, folder, 1, NIGHT + DAY, lambda: False)
     assert os.listdir(folder) == [good.name]
 
 
@@ -274,10 +274,10 @@ def wait_to_be_stopped(begun: threading.Event, stopped: threading.Event, stop: C
     stopped.set()
 
 
-async def test_a_thread_beside_is_told_when_nobody_waits_for_it_any_more() -> None:
+async def test_a_background_thread_is_stopped_when_nothing_waits_for_it() -> None:
     begun, stopped = threading.Event(), threading.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run_beside, wait_to_be_stopped, begun, stopped)
+        tasks.start_soon(run_in_background, wait_to_be_stopped, begun, stopped)
         await until(begun.is_set)
         tasks.cancel_scope.cancel()
     await until(stopped.is_set)
@@ -285,10 +285,10 @@ async def test_a_thread_beside_is_told_when_nobody_waits_for_it_any_more() -> No
 
 @pytest.mark.parametrize(
     "read",
-    [upkeep.check_beside, lambda path, stop: back_up_beside(path, path.parent / "backups", 1, NIGHT, stop)],
+    [upkeep.check_ledger, lambda path, stop: back_up_into(path, path.parent / "backups", 1, NIGHT, stop)],
     ids=["check", "backup"],
 )
-async def test_long_reads_end_when_they_are_told_to(ledger: Ledger, read: Callable[..., Any]) -> None:
+async def test_long_reads_can_be_stopped(ledger: Ledger, read: Callable[..., Any]) -> None:
     await ledger.admit([make_file(b"%d.jpg" % number) for number in range(5000)])
     with pytest.raises(Stopped):
         read(ledger.path, lambda: True)

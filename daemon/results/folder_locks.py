@@ -24,33 +24,33 @@ LOCKS = Path("/proc/locks")
 
 
 @contextlib.contextmanager
-def claim_outputs(config: Config, *, make: bool = True) -> Iterator[None]:
-    """Hold the folders of results for this process until the end of the context, or of the process. make: the one for
-    sidecars is made, if it is not there. A daemon with inboxes of other names may have the same top folders.
+def lock_outputs(config: Config, *, make: bool = True) -> Iterator[None]:
+    """Lock the output folders for this process until the end of the context, or of the process. make: make the folder for
+    sidecars if it does not exist. Daemons whose inboxes have different names may share the top folders.
 
     Raises AlreadyRunning.
     """
     with contextlib.ExitStack() as stack:
-        for folder, mode in sorted(_claims(config).items()):
-            _claim(stack, folder, mode, make=make and folder.is_relative_to(config.output.results))
+        for folder, mode in sorted(_modes(config).items()):
+            _lock(stack, folder, mode, make=make and folder.is_relative_to(config.output.results))
         yield
 
 
-def _claims(config: Config) -> dict[Path, int]:
-    """Which folders this daemon needs alone, and which it may share: those with sub-folders of several daemons."""
+def _modes(config: Config) -> dict[Path, int]:
+    """The mode of each folder's lock: exclusive, or shared for those that may have sub-folders of several daemons."""
     output = config.output
     tops = [output.results, output.failed]
     tops += [output.bins_folder] if output.bins != "none" else []
     tops += [output.done] if any(inbox.on_success == "move" for inbox in config.inbox) else []
-    claims: dict[Path, int] = {}
+    modes: dict[Path, int] = {}
     for inbox in config.inbox:
         for top in tops:
-            claims.setdefault(top, fcntl.LOCK_SH)
-            claims[top / inbox.name] = fcntl.LOCK_EX  # the top folder itself, for one without a name
-    return claims
+            modes.setdefault(top, fcntl.LOCK_SH)
+            modes[top / inbox.name] = fcntl.LOCK_EX  # the top folder itself for an inbox without a name
+    return modes
 
 
-def _claim(stack: contextlib.ExitStack, folder: Path, mode: int, *, make: bool) -> None:
+def _lock(stack: contextlib.ExitStack, folder: Path, mode: int, *, make: bool) -> None:
     if is_there(folder) is None:  # a dead mount, which is reported elsewhere
         return
     try:

@@ -1,4 +1,4 @@
-"""Long reads of the ledger beside the daemon's work, in a separate thread and connection. They can be stopped."""
+"""Long reads of the ledger during the daemon's work, in a separate thread and connection. They can be stopped."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def opened_beside(path: Path, stop: Stop) -> Iterator[sqlite3.Connection]:
-    """A read-only connection of the calling thread's. Raises Stopped, LedgerDamaged, LedgerUnusable."""
+def opened_for_reading(path: Path, stop: Stop) -> Iterator[sqlite3.Connection]:
+    """A read-only connection for the calling thread. Raises Stopped, LedgerDamaged, LedgerUnusable."""
     with trouble_named(path):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         with contextlib.closing(connection), stopping(connection, stop):
             yield connection
 
 
-async def run_beside(function: Callable[..., T], *arguments: object) -> T:
+async def run_in_background(function: Callable[..., T], *arguments: object) -> T:
     """Call `function(*arguments, stop)` in a separate thread. When this is cancelled, `stop` returns true from then on, and
-    nobody waits for the thread, not even the end of the process."""
-    loop, told = asyncio.get_running_loop(), threading.Event()
+    nothing waits for the thread, not even the end of the process."""
+    loop, stop = asyncio.get_running_loop(), threading.Event()
     answer: asyncio.Future[Any] = loop.create_future()
 
     def resolve(result: object, error: BaseException | None) -> None:
@@ -41,14 +41,14 @@ async def run_beside(function: Callable[..., T], *arguments: object) -> T:
     def work() -> None:
         result, raised = None, None
         try:
-            result = function(*arguments, told.is_set)
-        except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+            result = function(*arguments, stop.is_set)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
             raised = error
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the answer
             loop.call_soon_threadsafe(resolve, result, raised)
 
-    threading.Thread(target=work, name="beside", daemon=True).start()
+    threading.Thread(target=work, name="background", daemon=True).start()
     try:
         return await answer  # type: ignore[no-any-return]
     finally:
-        told.set()
+        stop.set()

@@ -1,4 +1,4 @@
-"""How a job ends: its bin when it has its results, another try or FAILED when it has not. Policy only: no I/O but the log."""
+"""Decides how a job ends: its bin if it has its results, else another attempt or FAILED. Policy only: no I/O but the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stages.base import Reason
 from stages.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge
 from stages.registry import KEYS
 
-# A file with such a name claims to be an image: FAILED when it is none. Any other is only SKIPPED.
+# A file with such a suffix FAILS if it is not an image; any other file is only SKIPPED.
 IMAGE_SUFFIXES = frozenset(
     suffix.encode()
     for suffix in (
@@ -34,10 +34,10 @@ log = structlog.get_logger()
 
 
 class Judge:
-    """Decides on the bin by the thresholds or the user's rule, and on another try by the number of tries so far.
+    """Chooses the bin by the thresholds or the user's rule, and another attempt by the number of attempts so far.
 
-    inboxes: their folders by number, for the rule. cascade: the stages there are, where those that cannot change the bin are
-    to be skipped; empty: all run.
+    inboxes: their folders by number, for the rule. cascade: all stages, if those that cannot change the bin are to be skipped;
+    empty if all run.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Judge:
         self._max_attempts = max_attempts
         self._retry_seconds = retry_seconds
         self._clock = clock
-        self._steady = steady  # in which another try is due
-        self._logged: set[tuple[type[Exception], str]] = set()  # errors of the rule: what, and where
+        self._steady = steady  # for the time of the next attempt
+        self._logged: set[tuple[type[Exception], str]] = set()  # errors of the rule: their types and places
 
     def is_decided(self, job: Job) -> bool:
-        """Whether the remaining stages are to be skipped."""
+        """Whether the remaining stages can be skipped."""
         return bool(self._cascade and job.outputs) and is_decided(_payloads(job), self._thresholds, self._cascade)
 
     def endings(self, jobs: Sequence[Job]) -> list[Ending]:
-        """How each of these jobs ends. Runs in a thread, as a user's rule may take its time."""
+        """How each of these jobs ends. Runs in a thread, as a user's rule may be slow."""
         now = self._clock()
         return [self._ending(job, now) for job in jobs]
 
@@ -90,28 +90,30 @@ class Judge:
         return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, msgspec.json.encode(verdict.criteria))
 
     def _explain(self, error: Exception, record: dict[str, Any]) -> str:
-        """What the rule raised and where; each kind's traceback is logged once."""
+        """What the rule raised, and where. The traceback of each kind of error is logged once."""
         place = place_in_rule(error)
         if (type(error), place) not in self._logged:
             self._logged.add((type(error), place))
-            log.error("the binning rule raised an error; more of this kind are told without a traceback", exc_info=error)
+            log.error(
+                "the binning rule raised an error; further errors of this kind are reported without a traceback", exc_info=error
+            )
         return explain(error, record, os.path.basename(place))
 
     def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
-        if failure.away:  # as often as it takes
+        if failure.away:  # without a limit
             not_before = self._steady() + self._retry_seconds
             return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=not_before)
         attempts = job.attempts + 1
         if failure.transient and attempts < self._max_attempts:
             not_before = self._steady() + pause_before(attempts, self._retry_seconds)
             return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before)
-        claims_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
-        skipped = failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not claims_image
+        named_as_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
+        skipped = failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not named_as_image
         return Ending(job, JobStatus.SKIPPED if skipped else JobStatus.FAILED, now, attempts, failure=failure)
 
 
 def pause_before(attempts: int, retry_seconds: float) -> float:
-    """Seconds until another try, after so many."""
+    """Seconds until the next attempt, after this number of attempts."""
     return min(LONGEST_PAUSE_SECONDS, retry_seconds * 2.0 ** (attempts - 1))
 
 
@@ -126,8 +128,8 @@ def explain(error: Exception, record: dict[str, Any], place: str) -> str:
 
 
 def place_in_rule(error: Exception, caller: str = __file__) -> str:
-    """ "/etc/visiond/rules.py, line 7": the last line in the rule's own file; empty for what it returned. caller: the
-    file that has called the rule."""
+    """ "/etc/visiond/rules.py, line 7": the last line in the rule's own file; empty if the error is about what the rule
+    returned. caller: the file that has called the rule."""
     steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     outside = [step for step in steps if step[0] not in (__file__, binning.__file__, caller)]
     lines = [line for file, line in outside if file == outside[0][0]]
@@ -135,8 +137,8 @@ def place_in_rule(error: Exception, caller: str = __file__) -> str:
 
 
 def describe(job: Job, verdict: Bin, inbox: bytes) -> dict[str, Any]:
-    """What a user's rule is shown: the image as its sidecar will have it, but for what is not known yet, with the bin by the
-    built-in rule; and each stage's result by the stage's name too, with path and size."""
+    """The record that a user's rule gets: the image as in its sidecar, except for what is not known yet, with the bin by the
+    built-in rule. It also has each stage's result under the stage's name, the path and the size."""
     document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job)}
     for stage, payload in _payloads(job).items():
         document[stage] = document[KEYS.get(stage, stage)] = msgspec.json.decode(payload)

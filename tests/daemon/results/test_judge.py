@@ -15,7 +15,7 @@ import structlog
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.messages import Output
-from daemon.results.endings import LONGEST_PAUSE_SECONDS, Judge
+from daemon.results.judge import LONGEST_PAUSE_SECONDS, Judge
 from stages import fake
 from stages.base import Reason
 from stages.binning import Rule, Thresholds, load_rule
@@ -92,12 +92,12 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
 def test_the_docs_rule_sorts_as_the_docs_say(load: Callable[[str, str], Rule]) -> None:
     [(text, table)] = re.findall(r"```python\n(.*?)```\n\n```toml\n(.*?)```", DOCS, re.DOTALL)
     rule = load(text, tomllib.loads(table)["binning"]["rules"].partition(":")[2])
-    told = fake.answer("ocr", 1, 640, 480, frozenset())
+    answer = fake.answer("ocr", 1, 640, 480, frozenset())
     receipt = answered(0)
     street, sign = answered(0), answered(5, path=b"old/signs/a.jpg")
     street.outputs["blip"] = Output(b'{"text":"a street","similarity":0.5}', 0.0)
     sign.outputs["yolo"] = answered(0).outputs["yolo"]
-    receipt.outputs["ocr"] = Output(msgspec.json.encode(told).replace(b"line 1.0", b"TOTAL: 12.90"), 0.0)
+    receipt.outputs["ocr"] = Output(msgspec.json.encode(answer).replace(b"line 1.0", b"TOTAL: 12.90"), 0.0)
     assert [end(job, rule=rule).bin for job in (receipt, answered(3), sign, street, answered(0))] == [
         "receipts",
         "pets",
@@ -124,8 +124,8 @@ async def test_a_rule_is_shown_what_the_sidecar_will_have_under_its_names(ledger
 def test_the_docs_name_every_key_of_the_record() -> None:
     shown: list[dict[str, Any]] = []
     end(answered(), rule=lambda record: shown.append(record) or "A")
-    told = {name for keys in re.findall(r"^\| (`.*?) \|", DOCS, re.MULTILINE) for name in re.findall("`(.*?)`", keys)}
-    assert told >= shown[0].keys()
+    documented = {name for keys in re.findall(r"^\| (`.*?) \|", DOCS, re.MULTILINE) for name in re.findall("`(.*?)`", keys)}
+    assert documented >= shown[0].keys()
 
 
 RULES = """
@@ -225,7 +225,9 @@ def test_after_the_last_attempt_the_image_fails() -> None:
         (b"drawing.svg", Reason.FORMAT, JobStatus.FAILED),
     ],
 )
-def test_only_what_neither_is_nor_claims_to_be_an_image_is_skipped(path: bytes, reason: Reason, status: JobStatus) -> None:
+def test_only_a_file_that_is_not_an_image_and_not_named_as_one_is_skipped(
+    path: bytes, reason: Reason, status: JobStatus
+) -> None:
     assert end(broken(path, reason)).status is status
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from daemon.config.loading import Config, parse
 from daemon.errors import AlreadyRunning
-from daemon.results.claims import claim_outputs
+from daemon.results.folder_locks import lock_outputs
 from tests.daemon_process import Daemon, Place
 
 HERE = {"state": {"path": "state"}}
@@ -34,22 +34,22 @@ def test_two_daemons_do_not_write_to_one_folder(tmp_path: Path, shared: str) -> 
     for name in ("failed", "bins"):
         (tmp_path / name).mkdir()
     output = {key: value for key, value in APART.items() if key != shared} | {"bins": "link"}
-    with claim_outputs(configure(tmp_path, HERE, {"output": {"bins": "link"}})):
+    with lock_outputs(configure(tmp_path, HERE, {"output": {"bins": "link"}})):
         with pytest.raises(AlreadyRunning, match=f"writes its results to .*, as process {os.getpid()}"):
-            with claim_outputs(configure(tmp_path, THERE, {"output": output})):
+            with lock_outputs(configure(tmp_path, THERE, {"output": output})):
                 pass
-        with claim_outputs(configure(tmp_path, THERE, {"output": APART | {"bins": "link"}})):
+        with lock_outputs(configure(tmp_path, THERE, {"output": APART | {"bins": "link"}})):
             pass
-    with claim_outputs(configure(tmp_path, THERE, {"output": output})):
+    with lock_outputs(configure(tmp_path, THERE, {"output": output})):
         pass
 
 
 def test_daemons_whose_inboxes_have_other_names_may_share_the_top_folders(tmp_path: Path) -> None:
-    with claim_outputs(configure(tmp_path, {"inbox": [{"path": "a", "name": "a"}]})):
-        with claim_outputs(configure(tmp_path, {"inbox": [{"path": "b", "name": "b"}]})):
+    with lock_outputs(configure(tmp_path, {"inbox": [{"path": "a", "name": "a"}]})):
+        with lock_outputs(configure(tmp_path, {"inbox": [{"path": "b", "name": "b"}]})):
             pass
         for clashing in ({"path": "c", "name": "a"}, {"path": "c"}):
-            with pytest.raises(AlreadyRunning), claim_outputs(configure(tmp_path, {"inbox": [clashing]})):
+            with pytest.raises(AlreadyRunning), lock_outputs(configure(tmp_path, {"inbox": [clashing]})):
                 pass
 
 
@@ -60,7 +60,7 @@ def test_where_folders_cannot_be_locked_it_is_said_and_work_goes_on(
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with claim_outputs(configure(tmp_path, HERE)):
+    with lock_outputs(configure(tmp_path, HERE)):
         pass
     assert "folder cannot be locked; make sure that no other visiond writes to it" in capsys.readouterr().out
 
@@ -73,8 +73,8 @@ def test_a_second_daemon_and_a_repair_are_refused_by_name_and_no_file_is_left_am
         for command in (("run", "--once"), ("repair",)):
             refused = place.command(*command)
             assert refused.returncode == os.EX_TEMPFAIL
-            told = f"Another visiond writes its results to {place.site.results}, as process {daemon.process.pid}."
-            assert told in refused.stderr.replace("\n", " ")
+            expected = f"Another visiond writes its results to {place.site.results}, as process {daemon.process.pid}."
+            assert expected in refused.stderr.replace("\n", " ")
         assert daemon.stop() == 0
     assert list(place.site.results.iterdir()) == []
     assert place.run_once().returncode == 0
