@@ -1,4 +1,4 @@
-"""How things stand, in a few figures: for `visiond status`, /api/status, the health checks and systemd."""
+"""The state of the daemon, for `visiond status`, /api/status, the health checks and systemd."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from daemon.monitoring.snapshot import Snapshot, WorkerState
 from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
 
-RATE_SECONDS = 30.0  # over which the rate is taken
-ASK_SECONDS = 0.5  # that a scrape waits for the ledger, whose thread may be shrinking the file
+RATE_SECONDS = 30.0  # over which the rate is measured
+ASK_SECONDS = 0.5  # a scrape's wait for the ledger, whose thread may be busy with VACUUM
 
 
 class Status:
-    """Keeps the counts and the rate, and judges health."""
+    """Keeps counts and rate, and judges health."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Status:
         )
 
     async def refresh(self) -> None:
-        """Bring the figures up to date that have to be asked for; called before a scrape."""
-        with anyio.move_on_after(ASK_SECONDS):  # then what was last known is reported
+        """Update the gauges that are not updated by events. Called before a scrape."""
+        with anyio.move_on_after(ASK_SECONDS):  # otherwise the last known value is reported
             self._oldest = await self._ledger.oldest_pending()
         oldest = self._oldest
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)  # the clock may have been set back
@@ -97,7 +97,7 @@ class Status:
                     self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
 
     def unhealthy(self) -> list[str]:
-        """Why the daemon is not healthy: a worker that is gone or silent. Empty when it is."""
+        """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
         return [
             f"{worker.name} on {worker.device} is {worker.state}" + (f": {worker.cause}" if worker.cause else "")
             for worker in self._workers()
@@ -105,27 +105,27 @@ class Status:
         ]
 
     def is_dead(self) -> bool:
-        """Whether some segment has no worker left, and none that is still starting."""
+        """Whether a segment has no worker left, not even one that is still loading."""
         return any(
             all(worker.state not in ("ready", "loading") for worker in lane.pool.health()) for lane in self._pipeline.lanes
         )
 
     def put_back(self, status: JobStatus, images: int) -> None:
-        """So many images of this state are PENDING again."""
+        """Count images of this status that are PENDING again."""
         self._metrics.pending.inc(images)
         self._counts[status] -= images
         self._pipeline.wake()
 
     def forget(self, status: JobStatus) -> None:
-        """A version that ended so was pruned. Of those that FAILED only the newest were counted, which stay."""
+        """A version of this status was pruned. FAILED counts only newest versions, which are never pruned."""
         self._counts[status] -= status is not JobStatus.FAILED
 
     def unready(self) -> list[str]:
-        """Why images do not get through at present. Empty when they do."""
+        """Why images do not get through now. Empty if they do."""
         return self.blocked() + self._pipeline.held_back()
 
     def blocked(self) -> list[str]:
-        """Those that hold up what is in hand: an inbox that cannot be read is none."""
+        """What blocks the images in flight. An inbox that cannot be read does not."""
         stuck = [
             f"no worker of {lane.name} is ready"
             for lane in self._pipeline.lanes
@@ -134,7 +134,7 @@ class Status:
         return stuck + self._pipeline.retry.blocked()
 
     def warnings(self) -> list[str]:
-        """What is passed over while all else goes on: folders in an inbox that cannot be read."""
+        """Folders in the inboxes that are skipped because they cannot be read."""
         return [f"{count_unread(unread)}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()]
 
     def _workers(self) -> list[WorkerState]:

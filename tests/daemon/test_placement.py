@@ -84,7 +84,7 @@ def test_a_cpu_has_one_worker_whatever_a_gpu_beside_it_has() -> None:
 
 def test_nothing_is_said_of_the_memory_of_what_was_not_looked_at() -> None:
     placement = place(*make_gpus(LARGE), devices=["cpu"])
-    assert placement == Placement((Segment(ORDER, ("cpu",)),), "no GPU is used: the CPU holds all stages; workers: 1 on cpu")
+    assert placement == Placement((Segment(ORDER, ("cpu",)),), "no GPU is used; the CPU holds all stages; workers: 1 on cpu")
 
 
 @pytest.mark.parametrize(
@@ -200,5 +200,5 @@ def test_explicit_segments_are_taken_as_they_stand() -> None:
             Segment(("ocr",), ("cuda:1", "cuda:0", "cuda:1", "cuda:0")),
             Segment(("yolo", "clip", "blip"), ("cpu",)),
         ),
-        "as the [[pipeline.segment]] tables say",
+        "set by the [[pipeline.segment]] tables",
     )

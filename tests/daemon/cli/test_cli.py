@@ -77,7 +77,7 @@ def test_show_tells_every_criterion_and_every_stages_time(place: Place) -> None:
         "bin ",
         "ocr",
         "blip",
-        "seconds (its batch's average)",
+        "seconds (average of its batch)",
         "8×8 PPM",
     ):
         assert word in told
@@ -88,7 +88,7 @@ def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -
     (number,) = place.rows("SELECT id FROM image WHERE status = 2")[0]
     told = say(place, "show", str(number))
     assert "broken.jpg  FAILED" in told
-    assert "reason  not-an-image: the bytes are plain text\ntries  1\n" in told
+    assert "reason  not-an-image: the bytes are plain text\nattempts  1\n" in told
     assert "×" not in told  # of what is no image, no size is known
 
 
@@ -108,7 +108,7 @@ def test_an_image_whose_name_is_listed_with_escapes_answers_to_the_number_beside
     number, _, listed, _ = row.split("\t")
     refused = place.command("show", listed)
     assert refused.returncode == os.EX_NOINPUT
-    assert "or its number as `visiond list` tells it" in refused.stderr.replace("\n", " ")
+    assert "or its number as `visiond list` prints it" in refused.stderr.replace("\n", " ")
     assert json.loads(say(place, "show", number, "--json"))["source"]["path"] == EVIL
 
 
@@ -126,7 +126,7 @@ def test_list_tells_which_files_failed_and_why(place: Place) -> None:
 def test_a_listing_is_bounded_and_says_so(place: Place) -> None:
     done = place.command("list", "--limit", "2")
     assert len(done.stdout.splitlines()) == 2
-    assert "--limit shows more" in done.stderr
+    assert "--limit N lists more" in done.stderr
 
 
 def test_a_listing_is_a_plain_row_an_image_for_programs_and_fits_the_terminal_for_people(
@@ -152,7 +152,7 @@ def test_a_name_in_two_inboxes_is_refused_with_both(tmp_path: Path) -> None:
     assert place.run_once().returncode == 0
     both = place.command("show", "a.ppm")
     assert both.returncode == os.EX_USAGE
-    assert "Several images are called a.ppm; give the whole path or the number:" in both.stderr
+    assert "Several images match a.ppm; use the complete path or the number:" in both.stderr
     assert all(f"DONE  {path}" in both.stderr for path in paths)
     assert json.loads(say(place, "show", paths[1], "--json"))["source"]["inbox"] == str(place.inbox("two"))
 
@@ -165,7 +165,7 @@ def test_what_files_and_images_say_reaches_the_terminal_escaped(place: Place) ->
     assert "click \\x1b]8;;http://evil.example\\x1b\\here[/red]\\u202e" in told
     missing = place.command("show", f"no{ESCAPE}[31m such")
     assert missing.returncode == os.EX_NOINPUT
-    assert "The ledger knows no image no\\x1b[31m such." in missing.stderr
+    assert "There is no image no\\x1b[31m such in the ledger." in missing.stderr
 
 
 def test_export_writes_a_row_for_each_image_or_those_of_a_bin(place: Place, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_export_writes_to_standard_output(place: Place) -> None:
 @pytest.mark.parametrize("file", ["mix.csv", "-"])
 def test_a_mix_says_how_many_images_it_leaves_out(place: Place, tmp_path: Path, file: str) -> None:
     mixed = place.command("export", "--ratio", "A=1,B=1", file if file == "-" else tmp_path / file)  # of one A and five B
-    assert mixed.stderr == "4 images left out to keep the mix.\n"
+    assert mixed.stderr == "4 images left out to keep the shares.\n"
 
 
 @pytest.mark.parametrize("command", ["export", "backup"])
@@ -202,7 +202,7 @@ def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path:
     assert refused.returncode == os.EX_CANTCREAT
     assert f"{file} already exists; name another file, or replace it with --force." in refused.stderr
     assert file.read_bytes() == b"mine"
-    assert f" in {file}\n" in say(place, command, "--force", file)
+    assert say(place, command, "--force", file).endswith(f" {file}\n")
     assert file.read_bytes() != b"mine"
 
 
@@ -230,10 +230,10 @@ def test_a_reader_that_has_had_enough_ends_a_command_quietly(place: Place, comma
     assert not done.stderr
 
 
-def test_a_closed_standard_output_is_refused_with_the_mend(place: Place) -> None:
+def test_a_closed_standard_output_is_refused_with_the_fix(place: Place) -> None:
     done = place.command("list", prefix=["sh", "-c", 'exec "$@" >&-', "sh"])
     assert done.returncode == os.EX_IOERR
-    assert done.stderr == "visiond: standard output is closed; give the command one, for example >/dev/null.\n"
+    assert done.stderr == "visiond: standard output is closed; redirect it, for example with >/dev/null.\n"
 
 
 def test_a_standard_error_that_is_full_and_does_not_block_ends_no_work() -> None:
@@ -280,7 +280,7 @@ def test_a_version_that_was_replaced_is_not_tried_again_and_it_is_said(tmp_path:
         place.run_once()
     told = place.command("retry", "1", "2")
     assert (told.returncode, told.stdout) == (0, "1 image pending again\n")
-    assert "replaced by newer versions" in told.stderr
+    assert "a newer version of the file has replaced them" in told.stderr
 
 
 def test_gpus_and_plan_tell_what_is_there_and_what_would_be_done(place: Place) -> None:
@@ -293,7 +293,7 @@ def test_gpus_and_plan_tell_what_is_there_and_what_would_be_done(place: Place) -
     assert planned["why"]
 
 
-def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path) -> None:
+def test_check_tells_each_problem_with_its_fix_and_what_is_well(tmp_path: Path) -> None:
     bad = Place(tmp_path)
     bad.inbox().rmdir()
     bad.configure({"binning": {"rules": "no_such_module:rule"}})
@@ -301,8 +301,8 @@ def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path)
     assert told.returncode == os.EX_CONFIG
     assert f"mkdir -p {bad.inbox()}" in told.stdout
     assert "no_such_module" in told.stdout
-    assert f"output.results: {bad.site.results} can be made." in told.stdout
-    assert f"the configuration is {bad.config}" in told.stdout
+    assert f"output.results: {bad.site.results} can be created." in told.stdout
+    assert f"configuration: {bad.config}" in told.stdout
     as_json = bad.command("check", "--json")
     assert as_json.returncode == os.EX_CONFIG
     errors = [finding["text"] for finding in json.loads(as_json.stdout) if finding["grade"] == "error"]
@@ -328,7 +328,7 @@ def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp
             assert (told.stdout + told.stderr).count(f"http.listen: cannot listen on {address}: Address already in use.") == 1
     with Daemon(place):
         told = say(place, "check")
-    assert f"http.listen: {address} is taken, and a daemon runs" in told
+    assert f"http.listen: {address} is in use by the daemon of this state folder." in told
 
 
 def test_once_does_its_work_without_pages_where_another_daemon_has_their_port(tmp_path: Path) -> None:
@@ -347,8 +347,8 @@ def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> No
         ("cuda:99", "there is no cuda:99", "run", "--once"),
         ("cuda:99", "there is no cuda:99", "plan"),
         ("cuda:99", "there is no cuda:99", "check"),
-        ("gpu0", '"gpu0" is no device', "check"),
-        ("cuda:x", '"cuda:x" is no device', "check"),
+        ("gpu0", '"gpu0" is not a device', "check"),
+        ("cuda:x", '"cuda:x" is not a device', "check"),
     ):
         told = Place(tmp_path, {"pipeline": {"devices": [device]}}).command(*command)
         assert (told.returncode, problem in told.stdout + told.stderr) == (os.EX_CONFIG, True), (device, command)
@@ -359,7 +359,7 @@ def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(2))
     assert place.run_once().returncode == 0
-    assert "ledger.sqlite can be read and knows 2 versions of files." in say(place, "check")
+    assert "ledger.sqlite is readable and has 2 versions of files." in say(place, "check")
     place.site.ledger.write_bytes(b"no database" * 400)
     told = place.command("check")
     assert told.returncode == os.EX_CONFIG
@@ -380,7 +380,7 @@ def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path
 
 def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
-    assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check", "--quick")
+    assert f"models: pack mini in {MINI}; the digests of all files in use are as recorded." in say(place, "check", "--quick")
 
 
 def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
@@ -462,7 +462,8 @@ def test_each_command_explains_itself_with_an_example() -> None:
         "models list",
         "train mini",
     } <= commands.keys()
-    assert [name for name, text in commands.items() if f"Example: visiond {name}" not in (text or "")] == []
+    assert [name for name, text in commands.items() if f"Examples:\n      visiond {name}" not in (text or "")] == []
+    assert [line for text in commands.values() for line in (text or "").splitlines()[1:] if len(line) > 4 + 76] == []
     assert all("visiond" in str(group.typer_instance and group.typer_instance.info.help) for group in app.registered_groups)
 
 
@@ -488,7 +489,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
         *("a backup to a pipe", "samples", "a demo", "a configuration"),
     ],
 )
-def test_a_mistake_is_named_with_its_mend_and_an_exit_status_of_its_own(
+def test_a_mistake_is_named_with_its_fix_and_an_exit_status_of_its_own(
     place: Place, arguments: list[str], status: int, word: str
 ) -> None:
     done = place.command(*arguments)
@@ -507,7 +508,7 @@ def test_without_a_ledger_status_says_where_it_looked_and_how_to_name_another(tm
     place = Place(tmp_path)
     fresh = place.command("status")
     assert fresh.returncode == os.EX_NOINPUT
-    assert f"There is no ledger at {place.site.ledger} yet; `visiond run` makes it." in fresh.stderr
+    assert f"There is no ledger at {place.site.ledger} yet; `visiond run` creates it." in fresh.stderr
     assert "name its configuration with --config" in fresh.stderr
 
 
@@ -516,11 +517,11 @@ def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) 
     place.drop_many(range(1))
     place.drop("broken.jpg", b"no picture")
     command = f"visiond {{}} --config {shlex.quote(str(place.config))}"
-    assert f"`{command.format('run')}` makes it" in shell(command.format("status"), tmp_path).stderr
+    assert f"`{command.format('run')}` creates it" in shell(command.format("status"), tmp_path).stderr
     run = shell(command.format("run --once"), tmp_path)
     assert run.returncode == 1, run.stderr
     ended = run.stdout
-    assert f"`{command.format('list --status failed')}` tells why they failed" in ended
+    assert f"`{command.format('list --status failed')}` lists the failed images with their reasons" in ended
     for hint in (ended, shell(command.format("retry 00000.ppm"), tmp_path).stderr):
         followed = shell(hint.split("`")[1], tmp_path)
         assert (followed.returncode, str(place.inbox()) in followed.stdout) == (0, True), hint

@@ -39,7 +39,7 @@ def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
     )
     said: list[str] = []
     manifest = making.make_pack(tmp_path / "mine", sources, said.append, allow_pickle=True)
-    assert [line.split()[0] for line in said if "answers a test page" in line] == ["yolo", "clip", "blip"]
+    assert [line.split()[0] for line in said if "processes two test images" in line] == ["yolo", "clip", "blip"]
     assert f'    pack = "{tmp_path / "mine"}"' in making.tell_use(tmp_path / "mine", manifest)
     pack = open_pack(tmp_path / "mine", tmp_path / "models")
     verify(pack)
