@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -264,7 +265,7 @@ def demo(
     run_demo(folder, count)
 
 
-PANELS = {
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, check, retry, redo),
     "Look at results": (status, list_images, show, export),
     "Look after the ledger": (backup, verify, repair, prune),

@@ -45,8 +45,15 @@ def find_config(path: Path | None) -> Path | None:
     return path or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
 
 
-def read_config(path: Path | None) -> Config:
+def read_config(path: Path | None, *, reads_only: bool = False) -> Config:
+    """reads_only: the command runs no stage, so a stage whose plug-in is missing is only a warning."""
     from daemon.config.loading import load
 
     keep_config(path)
-    return load(find_config(path))
+    return load(find_config(path), warn=_warn if reads_only else None)
+
+
+def _warn(sentence: str) -> None:
+    from daemon.cli.display import errors, say
+
+    errors.print(f"[yellow]Warning: {say(sentence)} Until then `run`, `check` and `redo` are refused.[/yellow]")

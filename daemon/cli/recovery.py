@@ -37,7 +37,7 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from daemon.recovery import verify as recovery
 
-    settings = read_config(config)
+    settings = read_config(config, reads_only=True)
     counts = _show(recovery.verify(settings), settings, as_json=as_json)
     raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
 
@@ -71,7 +71,7 @@ def backup(
     """
     from daemon.recovery import verify as recovery
 
-    recovery.back_up(read_config(config), file, force=force)
+    recovery.back_up(read_config(config, reads_only=True), file, force=force)
     print(f"The ledger is backed up to {file}")
 
 

@@ -56,7 +56,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from daemon import control
 
-    snapshot = control.find_status(read_config(config))
+    snapshot = control.find_status(read_config(config, reads_only=True))
     if as_json:
         print_json(snapshot)
         return
@@ -96,7 +96,7 @@ def list_images(
     """
     from daemon import control
 
-    with control.open_reader(read_config(config)) as reader:
+    with control.open_reader(read_config(config, reads_only=True)) as reader:
         records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
     if as_json:
         print_json([record.document() | {"location": record.location.decode(errors="replace")} for record in records])
@@ -127,7 +127,7 @@ def show(
     """
     from daemon import control
 
-    with control.open_reader(read_config(config)) as reader:
+    with control.open_reader(read_config(config, reads_only=True)) as reader:
         record = control.find_whole(reader, image)
     if as_json:
         sys.stdout.buffer.write(record.sidecar)
@@ -170,7 +170,7 @@ def export(
     from daemon.results.export import export_records, format_of, parse_ratio
 
     chosen = format.value if format else format_of(file)
-    with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
+    with control.open_reader(read_config(config, reads_only=True)) as reader, Progress("rows") as progress:
         written = export_records(
             reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force, warn=lambda text: errors.print(say(text))
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,20 @@ class Config(Section):
         return [name for name in ORDER if name in self.pipeline.stages]
 
 
-def load(path: Path | None) -> Config:
+def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Config:
     """Read and check a configuration. None: the defaults, in the current folder.
+
+    warn: for commands that need no stages. If configured stages are missing, it gets a sentence; without it that is an error.
 
     Raises ConfigError with all problems, each with the file's name.
     """
     if path is None:
         return parse({}, Path.cwd())
     try:
-        return parse(tomllib.loads(path.read_text()), path.parent)
+        document = tomllib.loads(path.read_text())
+        if warn and (missing := drop_missing_stages(document)):
+            warn(f"{path}: {' '.join(map(explain_missing_stage, missing))}")
+        return parse(document, path.parent)
     except OSError as error:
         raise ConfigError([f"{path} cannot be read: {error.strerror}. Name another file with --config."]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -80,6 +86,32 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
     if problems := [*_misplaced_folders(config), *_misused_names(config)]:
         raise ConfigError(problems)
     return config
+
+
+def drop_missing_stages(document: dict[str, Any]) -> list[str]:
+    """Remove stages that are not installed from a document; returns their names. Parts of a wrong type are left to `parse`."""
+    pipeline, tables = document.get("pipeline"), document.get("stages")
+    missing: dict[str, None] = {}
+
+    def keep(names: Any) -> Any:
+        if not isinstance(names, list):
+            return names
+        missing.update({name: None for name in names if isinstance(name, str) and name not in ORDER})
+        return [name for name in names if name not in missing]
+
+    if isinstance(tables, dict):
+        missing.update({name: None for name, table in tables.items() if name not in ORDER and isinstance(table, dict)})
+        document["stages"] = {name: table for name, table in tables.items() if name not in missing}
+    if isinstance(pipeline, dict):
+        named = pipeline.pop("stages", None)
+        left = keep(named)
+        if named is not None and (left or not named):  # if none is left, the default is as good for a command that needs none
+            pipeline["stages"] = left
+        segments = pipeline.get("segment")
+        if isinstance(segments, list) and all(isinstance(table, dict) for table in segments):
+            kept = [table | {"stages": keep(table.get("stages"))} for table in segments]
+            pipeline["segment"] = [table for table in kept if table["stages"] != []]
+    return list(missing)
 
 
 def _anchor(config: Config, folder: Path) -> Config:

@@ -411,6 +411,24 @@ def test_models_list_names_a_configured_pack_that_is_not_there(tmp_path: Path) -
     assert "`visiond models pull" in done.stderr
 
 
+def test_commands_that_only_read_work_without_a_configured_stage_and_warn_once(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(2))
+    assert place.run_once().returncode == 0
+    stages = ["ocr", "yolo", "clip", "blip", "quality"]
+    segments = [{"stages": stages[:4], "devices": ["cpu"]}, {"stages": ["quality"], "devices": ["cpu"]}]
+    place.configure({"pipeline": {"stages": stages, "segment": segments}, "stages": {"quality": {"options": {"clipped": 3}}}})
+    told = 'no stage "quality" is installed; available are ocr, yolo, clip, blip. Install its plug-in'
+    for command in ("status", "list", "show 00000.ppm", "export -", "verify", "backup copy.sqlite", "gpus"):
+        done = place.command(*command.split())
+        assert (done.returncode, done.stdout != "") == (0, True), (command, done.stderr)
+        assert done.stderr.count(told) == done.stderr.count("Warning: ") == (command != "gpus"), (command, done.stderr)
+    for command in ("run --once", "check", "redo --all", "retry --all", "plan"):
+        done = place.command(*command.split())
+        assert (done.returncode, told in done.stdout + done.stderr) == (os.EX_CONFIG, True), (command, done.stderr)
+    place.assert_kept(DONE=2)
+
+
 def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> None:
     assert say(place, "samples", tmp_path / "new", "--count", "2", "--seed", "5") == f"2 images in {tmp_path / 'new'}\n"
     truths = [json.loads(line) for line in (tmp_path / "new" / ".truth.jsonl").read_text().splitlines()]

@@ -438,3 +438,25 @@ def test_a_priority_beyond_all_bounds_is_refused_by_name(priority: int) -> None:
 def test_a_number_that_is_none_is_refused_by_name(key: str, number: float) -> None:
     with pytest.raises(ConfigError, match=rf"pipeline\.{key}: "):
         parse({"pipeline": {key: number}}, Path("/srv"))
+
+
+def test_without_its_missing_stages_a_configuration_is_as_if_they_were_not_named(tmp_path: Path) -> None:
+    file, warnings = tmp_path / "daemon.toml", list[str]()
+    file.write_text(
+        '[pipeline]\nstages = ["ocr", "quality"]\n[[pipeline.segment]]\nstages = ["ocr", "quality"]\ndevices = ["cpu"]\n'
+    )
+    with pytest.raises(ConfigError, match='no stage "quality" is installed'):
+        load(file)
+    config = load(file, warn=warnings.append)
+    assert (config.stage_names, [table.stages for table in config.pipeline.segment]) == (["ocr"], [["ocr"]])
+    assert len(warnings) == 1
+    for other in ('[pipeline]\nstages = "quality"\n', "[pipeline]\nstages = [3]\n", "stages = 3\n", "pipeline = 3\n"):
+        file.write_text(other)
+        with pytest.raises(ConfigError):
+            load(file, warn=warnings.append)
+    assert len(warnings) == 1
+
+
+def test_a_configuration_whose_only_stage_is_missing_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "daemon.toml").write_text('[pipeline]\nstages = ["quality"]\n[stages.quality]\nbackend = "torch"\n')
+    assert load(tmp_path / "daemon.toml", warn=lambda _: None).stage_names == ["ocr", "yolo", "clip", "blip"]
