@@ -39,7 +39,7 @@ from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import Snapshot
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
-from daemon.system.mounts import is_there, tell_missing
+from daemon.system.mounts import describe_missing, is_there
 
 if TYPE_CHECKING:
     from daemon.upkeep.pruning import Amounts
@@ -77,7 +77,7 @@ def run(
 
 def _check_inboxes(config: Config) -> None:
     """Raises ConfigError when an inbox does not exist. One that does not answer may exist."""
-    if problems := [tell_missing(inbox.path) for inbox in config.inbox if is_there(inbox.path) is False]:
+    if problems := [describe_missing(inbox.path) for inbox in config.inbox if is_there(inbox.path) is False]:
         raise ConfigError(problems)
 
 

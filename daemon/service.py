@@ -36,7 +36,7 @@ from daemon.results.endings import LONGEST_PAUSE_SECONDS
 from daemon.results.sinks import JsonlSink
 from daemon.state import CONTROL, LEDGER
 from daemon.system import lines, signals
-from daemon.system.mounts import is_there, tell_missing
+from daemon.system.mounts import describe_missing, is_there
 from daemon.system.retry import Hurried
 from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
@@ -269,4 +269,4 @@ def check_inboxes(config: Config) -> None:
     for path in [path for path, answer in there.items() if answer is None]:
         log.warning("inbox does not answer, perhaps on a dead mount; the others are worked on meanwhile", path=str(path))
     if missing := [path for path, answer in there.items() if answer is False]:
-        raise ConfigError([tell_missing(path) for path in missing])
+        raise ConfigError([describe_missing(path) for path in missing])

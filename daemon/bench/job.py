@@ -36,7 +36,7 @@ from stages.training.truth import TRUTH
 NEW_TOKENS = 12  # of each caption, forced
 WARM_UP = 2  # single images before the timed ones
 PATIENCE_SECONDS = 60.0  # for a single image on an idle daemon
-GLANCE_SECONDS = 0.0005  # between two checks for its sidecar
+POLL_SECONDS = 0.0005  # between two checks for its sidecar
 ROOT = Path(__file__).parent.parent
 Print = Callable[[str], None]
 
@@ -282,7 +282,7 @@ def time_single_image(config: Config, drop: Path, image: Path) -> float:
     while not sidecar.exists():
         if time.monotonic() > started + PATIENCE_SECONDS:
             raise VisiondError(f"A single image had no sidecar after {PATIENCE_SECONDS:g} s.")
-        time.sleep(GLANCE_SECONDS)
+        time.sleep(POLL_SECONDS)
     return time.monotonic() - started
 
 

@@ -27,7 +27,7 @@ from daemon.results.destinations import Destination
 from daemon.state import CONTROL, LEDGER
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
-from daemon.system.mounts import is_network_mount, is_there, tell_missing
+from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.web.app import listen, load_certificate, read_token, risks
 from stages.registry import BROKEN, SOURCES
 from stages.weights.packs import open_pack
@@ -77,7 +77,7 @@ def _inboxes(config: Config) -> Iterator[Finding]:
                 "warning", f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes."
             )
         elif not there:
-            yield Finding("error", tell_missing(inbox.path))
+            yield Finding("error", describe_missing(inbox.path))
         elif not os.access(inbox.path, os.R_OK | os.X_OK):
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
         elif (option := _what_moves(config, inbox)) and not os.access(inbox.path, os.W_OK):

@@ -23,7 +23,8 @@ def is_there(folder: Path) -> bool | None:
     return answers[0] if answers else None
 
 
-def tell_missing(inbox: Path) -> str:
+def describe_missing(inbox: Path) -> str:
+    """Why an inbox is not a folder, and the fix."""
     if os.path.lexists(inbox) and not os.path.islink(inbox):
         return f"inbox {inbox} is a file; it must be the folder that images are dropped into."
     return f"inbox {inbox} does not exist; create it ({shlex.join(['mkdir', '-p', str(inbox)])}), or mount it."
