@@ -60,12 +60,12 @@ def say(place: Place, *arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_status_tells_the_counts_of_the_ledger_when_no_daemon_runs(place: Place) -> None:
+def test_status_shows_the_counts_of_the_ledger_when_no_daemon_is_running(place: Place) -> None:
     told = json.loads(say(place, "status", "--json"))
     assert (told["running"], told["done"], told["failed"], told["workers"]) == (False, 6, 1, [])
 
 
-def test_show_tells_every_criterion_and_every_stages_time(place: Place) -> None:
+def test_show_prints_every_criterion_and_every_stages_time(place: Place) -> None:
     told = say(place, "show", place.inbox() / "00003.ppm")
     assert told.startswith("00003.ppm  DONE")
     for word in (
@@ -84,7 +84,7 @@ def test_show_tells_every_criterion_and_every_stages_time(place: Place) -> None:
     assert json.loads(say(place, "show", "00003.ppm", "--json")) == place.sidecar("00003.ppm")
 
 
-def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -> None:
+def test_show_prints_why_an_image_failed_and_accepts_its_number(place: Place) -> None:
     (number,) = place.rows("SELECT id FROM image WHERE status = 2")[0]
     told = say(place, "show", str(number))
     assert "broken.jpg  FAILED" in told
@@ -92,7 +92,7 @@ def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -
     assert "×" not in told  # of what is no image, no size is known
 
 
-def test_a_defect_has_a_status_of_its_own(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_in_visiond_has_its_own_exit_status(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         raise RuntimeError("a defect")
 
@@ -112,7 +112,7 @@ def test_an_image_whose_name_is_listed_with_escapes_answers_to_the_number_beside
     assert json.loads(say(place, "show", number, "--json"))["source"]["path"] == EVIL
 
 
-def test_list_tells_which_files_failed_and_why(place: Place) -> None:
+def test_list_shows_which_files_failed_and_why(place: Place) -> None:
     told = say(place, "list", "--status", "failed")
     assert told.endswith(f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n")
     assert "00001.ppm" not in told
@@ -123,7 +123,7 @@ def test_list_tells_which_files_failed_and_why(place: Place) -> None:
     assert json.loads(say(place, "list", "--status", "skipped", "--json")) == []
 
 
-def test_a_listing_is_bounded_and_says_so(place: Place) -> None:
+def test_a_listing_is_bounded_and_reports_that(place: Place) -> None:
     done = place.command("list", "--limit", "2")
     assert len(done.stdout.splitlines()) == 2
     assert "--limit N lists more" in done.stderr
@@ -189,7 +189,7 @@ def test_export_writes_to_standard_output(place: Place) -> None:
 
 
 @pytest.mark.parametrize("file", ["mix.csv", "-"])
-def test_a_mix_says_how_many_images_it_leaves_out(place: Place, tmp_path: Path, file: str) -> None:
+def test_export_by_ratio_reports_how_many_images_it_leaves_out(place: Place, tmp_path: Path, file: str) -> None:
     mixed = place.command("export", "--ratio", "A=1,B=1", file if file == "-" else tmp_path / file)  # of one A and five B
     assert mixed.stderr == "4 images left out to keep the shares.\n"
 
@@ -273,7 +273,7 @@ def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Pa
     assert counts_of(place) == {"PENDING": 1}
 
 
-def test_a_version_that_was_replaced_is_not_tried_again_and_it_is_said(tmp_path: Path) -> None:
+def test_a_replaced_version_is_not_retried_and_that_is_reported(tmp_path: Path) -> None:
     place = Place(tmp_path)
     for content in (b"no picture", b"no picture either"):
         place.drop("broken.jpg", content)
@@ -283,7 +283,7 @@ def test_a_version_that_was_replaced_is_not_tried_again_and_it_is_said(tmp_path:
     assert "a newer version of the file has replaced them" in told.stderr
 
 
-def test_gpus_and_plan_tell_what_is_there_and_what_would_be_done(place: Place) -> None:
+def test_gpus_lists_the_gpus_and_plan_the_placement(place: Place) -> None:
     listed = json.loads(say(place, "gpus", "--json"))
     assert all(
         {"name", "total_bytes", "free_bytes", "used_bytes", "compute_capability", "processes"} <= gpu.keys() for gpu in listed
@@ -293,7 +293,7 @@ def test_gpus_and_plan_tell_what_is_there_and_what_would_be_done(place: Place) -
     assert planned["why"]
 
 
-def test_check_tells_each_problem_with_its_fix_and_what_is_well(tmp_path: Path) -> None:
+def test_check_lists_each_problem_with_its_fix_and_what_is_ok(tmp_path: Path) -> None:
     bad = Place(tmp_path)
     bad.inbox().rmdir()
     bad.configure({"binning": {"rules": "no_such_module:rule"}})
@@ -310,7 +310,7 @@ def test_check_tells_each_problem_with_its_fix_and_what_is_well(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it made nothing
 
 
-def test_check_tells_programs_of_a_configuration_that_is_refused_too(tmp_path: Path) -> None:
+def test_check_reports_a_refused_configuration_as_json_too(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.config.write_text("[pipeline]\nmax_atempts = 3\n")
     told = place.command("check", "--json")
@@ -318,7 +318,7 @@ def test_check_tells_programs_of_a_configuration_that_is_refused_too(tmp_path: P
     assert any("max_atempts" in finding["text"] for finding in json.loads(told.stdout))
 
 
-def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp_path: Path) -> None:
+def test_check_reports_a_port_in_use_unless_its_own_daemon_has_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         place = Place(tmp_path, {"http": {"listen": address}})
@@ -355,7 +355,7 @@ def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> No
         assert "Traceback" not in told.stderr
 
 
-def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
+def test_check_reports_a_damaged_ledger(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(2))
     assert place.run_once().returncode == 0
@@ -367,7 +367,7 @@ def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "run", "plan"])
-def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path: Path, command: str) -> None:
+def test_every_wrong_option_of_a_stage_is_reported_before_any_worker_starts(tmp_path: Path, command: str) -> None:
     options = {"ocr": {"backend": "", "options": {"txt_score": 0.5}}, "yolo": {"backend": "", "options": {"conf": "high"}}}
     told = Place(tmp_path, {"stages": options}).command(command)
     assert told.returncode == os.EX_CONFIG
@@ -436,7 +436,7 @@ def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "new").glob("[!.]*")) == sorted(truth["file"] for truth in truths)
 
 
-def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> None:
+def test_the_demo_reports_new_images_and_processes_none_twice(tmp_path: Path) -> None:
     place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
     for new, done in (("4 new images", "4 done"), ("0 new images", "0 done")):
         told = place.command("demo", place.folder, "--count", "2")
@@ -446,7 +446,7 @@ def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> Non
         assert "bus.jpg" in told.stdout
 
 
-def test_training_without_its_libraries_says_what_to_install(place: Place, tmp_path: Path) -> None:
+def test_training_without_its_libraries_names_what_to_install(place: Place, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None')  # as if not installed
     assert "visiond train mini --out my-pack" in say(place, "train", "--help")
     told = place.command("train", "mini", "--out", "pack", prefix=["env", f"PYTHONPATH={tmp_path}"])
@@ -507,7 +507,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
         *("a backup to a pipe", "samples", "a demo", "a configuration"),
     ],
 )
-def test_a_mistake_is_named_with_its_fix_and_an_exit_status_of_its_own(
+def test_a_wrong_command_line_is_reported_with_its_fix_and_its_exit_status(
     place: Place, arguments: list[str], status: int, word: str
 ) -> None:
     done = place.command(*arguments)
@@ -522,7 +522,7 @@ def test_a_daemon_answers_in_a_folder_whose_path_is_longer_than_a_sockets_addres
         assert json.loads(say(place, "status", "--json"))["running"]
 
 
-def test_without_a_ledger_status_says_where_it_looked_and_how_to_name_another(tmp_path: Path) -> None:
+def test_without_a_ledger_status_reports_where_it_looked_and_how_to_name_another(tmp_path: Path) -> None:
     place = Place(tmp_path)
     fresh = place.command("status")
     assert fresh.returncode == os.EX_NOINPUT
@@ -530,7 +530,7 @@ def test_without_a_ledger_status_says_where_it_looked_and_how_to_name_another(tm
     assert "name its configuration with --config" in fresh.stderr
 
 
-def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
+def test_a_printed_command_works_when_pasted_in_any_folder(tmp_path: Path) -> None:
     place = Place(tmp_path / "a daemon's [own]")
     place.drop_many(range(1))
     place.drop("broken.jpg", b"no picture")
@@ -549,7 +549,7 @@ def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) 
     assert shell(lost.split("`")[1], tmp_path).stdout == "sidecars: 2 restored\n"
 
 
-def test_what_the_demo_tells_to_try_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
+def test_the_commands_that_the_demo_prints_work_when_pasted_in_any_folder(tmp_path: Path) -> None:
     place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
     told = shell("visiond demo demo --count 1", tmp_path).stdout
     show, export = re.findall(r"visiond (?:show|export) .*", told)

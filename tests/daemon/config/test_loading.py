@@ -174,7 +174,7 @@ def test_the_keys_that_take_numbers_are_found() -> None:
 # Refusing
 
 
-def test_every_problem_is_told_with_the_file_that_has_it(tmp_path: Path) -> None:
+def test_every_problem_is_reported_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "daemon.toml"
     file.write_text('log.levle = "info"\n[[inbox]]\npath = 3\n')
     with pytest.raises(ConfigError) as caught:
@@ -226,7 +226,7 @@ def test_a_value_of_another_kind_is_refused_with_what_is_wanted(document: dict[s
     assert problems_of(document) == [problem]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     document = {
         "pipeline": {"max_attempts": 0, "mode": "fast"},
         "output": {"bin": "copy"},
