@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from daemon.cli.display import console, errors, print_table, say
+from daemon.cli.display import console, errors, print_table, printable
 from daemon.cli.options import option
 from daemon.hints import quantity
 from daemon.ledger.files import written_into
@@ -112,7 +112,7 @@ def print_report(report: Report) -> None:
     machine = report.machine
     devices = ", ".join(machine.gpus) or "no GPU"
     console.print(
-        f"{quantity(report.images, 'image')}, {say(devices)}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
+        f"{quantity(report.images, 'image')}, {printable(devices)}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
     )
     print_table(("measured", "images/s", "load seconds", "total seconds"), list_ways(report))
     print_table(("stage", "ms per image", "share", "ms one at a time"), list_stages(report))

@@ -25,7 +25,7 @@ from daemon.cli.display import (
     print_json,
     print_put_back,
     print_table,
-    say,
+    printable,
     standard_output,
 )
 from daemon.cli.models import models_app, train_app
@@ -211,7 +211,7 @@ def check(
             findings.append(finding)
             if not as_json:
                 color = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
-                console.print(f"[{color}]{finding.grade:8}[/{color}]{say(finding.text)}")
+                console.print(f"[{color}]{finding.grade:8}[/{color}]{printable(finding.text)}")
     except ConfigError as error:
         if not as_json:
             raise

@@ -12,7 +12,7 @@ import msgspec
 from rich.table import Table
 
 from daemon import control
-from daemon.cli.display import console, print_outcomes, say
+from daemon.cli.display import console, print_outcomes, printable
 from daemon.cli.options import read_config
 from daemon.cli.progress import Progress
 from daemon.hints import command, quantity
@@ -68,9 +68,9 @@ def run_demo(folder: Path, count: int) -> None:
     print_outcomes(outcomes, progress, config)
     console.print(
         f"Images by bin: {config.output.bins_folder}\n"
-        f"Try next:  {say(command('show', inbox / 'bus.jpg'))}\n"
-        f"           {say(command('export', folder / 'results.csv'))}\n"
-        f"           {say(command('run'))}      then drop images into {inbox}"
+        f"Try next:  {printable(command('show', inbox / 'bus.jpg'))}\n"
+        f"           {printable(command('export', folder / 'results.csv'))}\n"
+        f"           {printable(command('run'))}      then drop images into {inbox}"
     )
 
 
@@ -105,7 +105,7 @@ def print_records(records: list[Record]) -> None:
             " / ".join(line["text"] for line in document["ocr"]["lines"]),
             ", ".join(f"{number} {label}" if number > 1 else label for label, number in labels.items()),
         )
-        table.add_row(*(say(shorten(cell)) for cell in cells))
+        table.add_row(*(printable(shorten(cell)) for cell in cells))
     console.print(table)
 
 

@@ -86,7 +86,7 @@ console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout and 
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def say(text: object) -> str:
+def printable(text: object) -> str:
     """Text for the terminal: on one line, with control characters and markup escaped."""
     return escape_markup(escape(str(text)))
 
@@ -94,7 +94,7 @@ def say(text: object) -> str:
 def print_error(sentence: str) -> None:
     """Print the error that ended the command on standard error."""
     if not is_json():
-        errors.print(f"[red]visiond:[/red] {say(sentence)}")
+        errors.print(f"[red]visiond:[/red] {printable(sentence)}")
         return
     import structlog
 
@@ -122,7 +122,7 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str 
     headers = (Column(name, overflow="fold") for name in columns)
     table = Table(*headers, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(say(cell) for cell in row))
+        table.add_row(*(printable(cell) for cell in row))
     return table
 
 
@@ -141,21 +141,21 @@ def print_chores(chores: Iterable[Chore]) -> None:
 def show_record(record: Record) -> None:
     """Print everything known about one image."""
     document: dict[str, Any] = msgspec.json.decode(record.sidecar)
-    console.print(f"[bold]{say(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
+    console.print(f"[bold]{printable(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
     console.print(
-        f"file  {say(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
+        f"file  {printable(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
         + (f", {record.width}×{record.height} {record.format}" if record.width else "")
         + (f", the first of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
-    console.print(f"inbox  {say(os.fsdecode(record.inbox_path))}")
+    console.print(f"inbox  {printable(os.fsdecode(record.inbox_path))}")
     for line in list_notices((model.stage, model.notice) for model in record.models):
-        console.print(f"[yellow]{say(line)}[/yellow]")
+        console.print(f"[yellow]{printable(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
-        console.print(f"reason  {say(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
+        console.print(f"reason  {printable(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
         console.print(f"attempts  {record.attempts}")
         return
-    console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
-    console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
+    console.print(f"caption  {printable(document.get('caption', {}).get('text', '-'))}")
+    console.print(f"tags  {printable(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
     if lines := document.get("ocr", {}).get("lines"):
         rows = ((line["text"], line["score"], "guessed" if line.get("guessed") else "") for line in lines)
         print_table(("text", "score", ""), rows)
@@ -189,7 +189,9 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
     ends = [f"{outcomes[status]:,} {status.name.lower()}" for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)]
     seconds = progress.seconds
     rate = (outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]) / seconds
-    console.print(f"{', '.join(ends)} in {seconds:.1f} s, {rate:,.1f} images/s; results are in {say(config.output.results)}")
+    console.print(
+        f"{', '.join(ends)} in {seconds:.1f} s, {rate:,.1f} images/s; results are in {printable(config.output.results)}"
+    )
     print_notices(progress.notices.items())
     if outcomes[JobStatus.FAILED]:
         print_failed_hint()
@@ -198,7 +200,7 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
 def print_trial(left: int, limit: int) -> None:
     """Print what a run with --limit left for the next one."""
     if left:
-        go_on = say(command("run", "--once"))
+        go_on = printable(command("run", "--once"))
         waits = "1 image is" if left == 1 else f"{left:,} images are"
         console.print(f"{waits} still pending because of --limit {limit}; `{go_on}` continues with them.")
 
@@ -206,7 +208,7 @@ def print_trial(left: int, limit: int) -> None:
 def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
     """Print notices on stderr, so that piped output stays as it is. pairs: of stage and notice."""
     for line in list_notices(pairs):
-        errors.print(f"[yellow]Note: {say(line)}.[/yellow]")
+        errors.print(f"[yellow]Note: {printable(line)}.[/yellow]")
 
 
 def print_put_back(images: int, asked: int) -> None:
@@ -219,14 +221,14 @@ def print_put_back(images: int, asked: int) -> None:
 def print_unread(snapshot: Snapshot) -> None:
     """Print the folders in inboxes that cannot be read."""
     for line in snapshot.unread:
-        console.print(f"cannot be read: {say(line)}")
+        console.print(f"cannot be read: {printable(line)}")
     if more := snapshot.unread_folders - len(snapshot.unread):
         console.print(f"and {more:,} more")
 
 
 def print_failed_hint() -> None:
     """Print the command that lists failed images with their reasons."""
-    console.print(f"`{say(command('list', '--status', 'failed'))}` lists the failed images with their reasons.")
+    console.print(f"`{printable(command('list', '--status', 'failed'))}` lists the failed images with their reasons.")
 
 
 def _figure(value: float | None) -> str:

@@ -54,6 +54,6 @@ def read_config(path: Path | None, *, reads_only: bool = False) -> Config:
 
 
 def _warn(sentence: str) -> None:
-    from daemon.cli.display import errors, say
+    from daemon.cli.display import errors, printable
 
-    errors.print(f"[yellow]Warning: {say(sentence)} Until then `run`, `check` and `redo` are refused.[/yellow]")
+    errors.print(f"[yellow]Warning: {printable(sentence)} Until then `run`, `check` and `redo` are refused.[/yellow]")

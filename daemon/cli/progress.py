@@ -10,7 +10,7 @@ import rich.progress
 from rich.console import Console
 
 from daemon.monitoring.snapshot import Snapshot
-from daemon.system.log import say_line
+from daemon.system.log import print_line
 
 LINE_SECONDS = 10.0
 
@@ -61,7 +61,7 @@ class Progress:
             self._lined_at = time.monotonic()
             of = f" of {total}" if total else ""
             left = f", {(total - done) / rate:.0f} s to go" if total and rate else ""
-            say_line(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
+            print_line(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the daemon's progress since it started."""
@@ -76,6 +76,6 @@ class Progress:
         if self._bar:
             self._bar.update(self._task, total=waiting or None, rate=sentence)
         elif self._shown and sentence != self._loading:
-            say_line(sentence)
+            print_line(sentence)
         self._loading = sentence
         self._started = time.monotonic()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.display import console, errors, print_json, say
+from daemon.cli.display import console, errors, print_json, printable
 from daemon.cli.options import ConfigOption, ForceOption, JsonOption, read_config
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: M
         print_json(document | ({"old_ledger": kept} if kept else {}) | ({"notes": notes} if notes else {}))
         return counts
     for kind, file, detail in rows:
-        console.print(f"{kind:10}{say(file)}  {say(detail)}".rstrip())
+        console.print(f"{kind:10}{printable(file)}  {printable(detail)}".rstrip())
     summary = ", ".join(f"{count} {kind}{(done or {}).get(kind, '')}" for kind, count in counts.items())
     print(f"sidecars: {summary or 'none'}")
     if kept:
-        console.print(f"The ledger was rebuilt from the sidecars. The old one is kept as {say(kept)}.")
+        console.print(f"The ledger was rebuilt from the sidecars. The old one is kept as {printable(kept)}.")
     for note in notes:
-        errors.print(f"[yellow]Note: {say(note)}[/yellow]")
+        errors.print(f"[yellow]Note: {printable(note)}[/yellow]")
     return counts

@@ -20,7 +20,7 @@ from daemon.cli.display import (
     print_notices,
     print_table,
     print_unread,
-    say,
+    printable,
     show_record,
 )
 from daemon.cli.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, read_config
@@ -66,7 +66,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if snapshot.unread:
         print_unread(snapshot)
     for line in list_notices(snapshot.notices.items()):
-        console.print(f"[yellow]{say(line)}[/yellow]")
+        console.print(f"[yellow]{printable(line)}[/yellow]")
     if snapshot.workers:
         print_table(
             ("worker", "device", "state", "batches", "last problem"),
@@ -172,7 +172,14 @@ def export(
     chosen = format.value if format else format_of(file)
     with control.open_reader(read_config(config, reads_only=True)) as reader, Progress("rows") as progress:
         written = export_records(
-            reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force, warn=lambda text: errors.print(say(text))
+            reader,
+            file,
+            chosen,
+            bin,
+            parse_ratio(ratio),
+            progress.step,
+            force=force,
+            warn=lambda text: errors.print(printable(text)),
         )
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0
     if file != STDOUT:

@@ -18,7 +18,7 @@ def is_json() -> bool:
     return _as_json
 
 
-def say_line(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line on standard error, or log it as an event if only JSON goes there."""
     if not _as_json:
         print(text, file=sys.stderr)

@@ -209,9 +209,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/api/status", "/nothing"])
 @pytest.mark.parametrize("given", ["", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer \xff", "Bearer"])
-def test_without_the_token_nothing_is_told(guarded: Server, path: str, given: str) -> None:
+def test_without_the_token_no_page_is_shown(guarded: Server, path: str, given: str) -> None:
     status, headers, body = guarded.ask(path, **({"Authorization": given} if given else {}))
-    assert (status, headers["www-authenticate"], body) == (401, "Bearer", "this page needs a token\n")
+    assert (status, headers["www-authenticate"], body) == (
+        401,
+        "Bearer",
+        "this page needs a token: Authorization: Bearer ...\n",
+    )
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nowhere"])

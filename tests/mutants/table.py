@@ -1257,7 +1257,7 @@ PAGES = [
         "daemon/web/app.py",
         "hmac.compare_digest(token.strip(), self._token)",
         "True",
-        ("faults/test_http.py::test_without_the_token_nothing_is_told",),
+        ("faults/test_http.py::test_without_the_token_no_page_is_shown",),
     ),
     Mutant(
         "token-file-rights",
