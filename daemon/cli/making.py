@@ -17,13 +17,13 @@ from stages.registry import BUILT_IN
 from stages.training.folders import replace_folder
 from stages.weights.assembly import assemble
 
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
 
 def make_pack(
     folder: Path,
     sources: Mapping[str, Path],
-    say: Say,
+    progress: Print,
     *,
     labels: Path | None = None,
     allow_pickle: bool = False,
@@ -36,10 +36,10 @@ def make_pack(
     folder = Path(os.path.abspath(folder))
     check_place(folder, force=force)
     try:
-        with pack_errors(), tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
-            new = Path(beside) / folder.name
-            manifest = assemble(new, folder.name, sources, say, labels=labels, allow_pickle=allow_pickle)
-            try_pack(new, list(manifest.stages), folder, say)
+        with pack_errors(), tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+            new = Path(temporary) / folder.name
+            manifest = assemble(new, folder.name, sources, progress, labels=labels, allow_pickle=allow_pickle)
+            try_pack(new, list(manifest.stages), folder, progress)
             replace_folder(folder, new)
     except OSError as error:  # of a source that cannot be read, or of the folder
         raise NotWritable(f"cannot create {folder}: {error.filename or folder}: {error.strerror or error}.") from error
@@ -58,13 +58,13 @@ def check_place(folder: Path, *, force: bool) -> None:
         raise NotWritable(f"{folder} already exists; name another folder, or replace it with --force.")
 
 
-def try_pack(new: Path, stages: list[str], folder: Path, say: Say) -> None:
+def try_pack(new: Path, stages: list[str], folder: Path, progress: Print) -> None:
     """Build each stage and try it on the test images, as `visiond check` does. Raises ModelsUnusable."""
     config = parse({"models": {"pack": str(new), "folder": str(new.parent)}, "pipeline": {"stages": stages}}, new.parent)
     for tryout in try_stages(Layout.of(config)):
         if tryout.problem:
             raise ModelsUnusable(f"{tryout.stage} on {tryout.device}: {tryout.problem.replace(str(new), str(folder))}")
-        say(f"{tryout.stage} on {tryout.device}: {tryout.summary}" + f"; {tryout.warning}" * bool(tryout.warning))
+        progress(f"{tryout.stage} on {tryout.device}: {tryout.summary}" + f"; {tryout.warning}" * bool(tryout.warning))
 
 
 def explain_use(folder: Path, manifest: Manifest) -> list[str]:

@@ -100,6 +100,6 @@ def _describe_end(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     status = child.wait(DEATH_SECONDS)
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     log.seek(0)
-    said = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    last = f": {said[-1].strip()}" if said and status >= 0 else ""
+    printed = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    last = f": {printed[-1].strip()}" if printed and status >= 0 else ""
     return f"its test process {how}{last}."

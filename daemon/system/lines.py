@@ -34,9 +34,8 @@ class Lines:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-        self._lock = (
-            threading.RLock()
-        )  # never held during a blocking call; reentrant, as a finalizer may write a warning while we hold it
+        # Never held during a blocking call; reentrant, as a finalizer may write a warning while we hold it.
+        self._lock = threading.RLock()
         self._bytes = 0  # of waiting lines
         self._unreported = 0  # dropped lines that the log has not reported yet
         self._is_full = False  # until half of the waiting lines are written, so that a gap is reported once
