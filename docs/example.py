@@ -15,7 +15,7 @@ from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 IMAGES = ("7-000003-poster.jpg", "7-000000-photo.jpg")
-WIDTH, MARGIN, GAP = 1490, 16, 20
+WIDTH, MARGIN, GAP = 1540, 16, 20
 IMAGE_WIDTH = 640
 LINE, INDENT = 25, 14  # height of a line of JSON, and its margin in the card; pixels
 SHOWN = 3  # entries of a list
