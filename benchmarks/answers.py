@@ -1,10 +1,10 @@
-"""How equal the answers are: of an image alone and in a full batch, and beside the libraries that the stages are held against.
+"""Compares the answers for an image alone with those in a full batch, and with those of the reference libraries.
 
     python -m benchmarks.answers --count 1000 --reference 200 [--pack mini] [--device cuda:0] [--dtype half]
 
-On scenes of `visiond samples`, through the stages as a worker runs them. Counted are images whose answers differ. The
-references are transformers' processors, models and generate and ultralytics' predict, in float32 on the same device and of the
-same pixels: nvJPEG decodes a little otherwise than libjpeg, which tests/stages/decoding/test_images.py measures. OCR's,
+It runs the stages as a worker does, on scenes of `visiond samples`, and counts images whose answers differ. The references are
+transformers' processors, models and generate, and ultralytics' predict, in float32 on the same device with the same pixels
+(nvJPEG decodes slightly differently from libjpeg; tests/stages/decoding/test_images.py measures that). The reference of OCR,
 rapidocr, is in tests/stages/ocr/test_stage.py.
 """
 
@@ -36,7 +36,7 @@ from stages.weights.packs import open_pack
 from stages.yolo.descriptor import Objects
 
 Answers = Mapping[str, Any]  # by stage
-FOUND_IOU = 0.9  # with which a box is one of predict's
+FOUND_IOU = 0.9  # from which a box counts as one of predict's
 
 ASPECTS: dict[str, Callable[[Answers], object]] = {
     "texts": lambda found: [line.text for line in found["ocr"].lines],
@@ -53,13 +53,15 @@ ASPECTS: dict[str, Callable[[Answers], object]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("bench"), help="where the scenes are kept")
+    parser.add_argument("--folder", type=Path, default=Path("bench"), help="folder for the scenes")
     parser.add_argument("--pack", default="mini")
-    parser.add_argument("--count", type=int, default=1000, help="images that are answered alone and in full batches")
-    parser.add_argument("--reference", type=int, default=200, help="how many of them are held against the libraries")
+    parser.add_argument("--count", type=int, default=1000, help="number of images to process alone and in full batches")
+    parser.add_argument("--reference", type=int, default=200, help="number of images to compare with the libraries")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="float32", help="of all stages; half: as the daemon chooses, by stage")
+    parser.add_argument(
+        "--dtype", default="float32", help="dtype of all stages; half: the half precision of each stage, as the daemon chooses"
+    )
     options = parser.parse_args()
     files = make_scenes(options.folder, options.count)
     stages = load(options.pack, options.dtype, options.batch, options.device)
@@ -69,13 +71,13 @@ def main() -> None:
         print(f"{name}: {different} of {len(files)} differ alone and in a batch", flush=True)
     if options.reference:
         seen = compare(together, list(refer(stages, files[: options.reference], options.device)))
-        print(f"captions: {seen.captions} of {seen.images} are generate's")
-        print(f"CLIP: least cosine to transformers' embedding {seen.cosine:.6f}")
-        print(f"YOLO: {seen.boxes} boxes, {seen.found} of predict's {seen.predicted} found, least IoU {seen.overlap:.4f}")
+        print(f"captions: {seen.captions} of {seen.images} are equal to generate's")
+        print(f"CLIP: smallest cosine to transformers' embedding {seen.cosine:.6f}")
+        print(f"YOLO: {seen.boxes} boxes, {seen.found} of predict's {seen.predicted} found, smallest IoU {seen.overlap:.4f}")
 
 
 def make_scenes(folder: Path, count: int) -> list[Path]:
-    """Scenes never trained on, kept for the next time."""
+    """Scenes that were not used in training; kept for the next time."""
     scenes = folder / f"scenes-{count}"
     if not (scenes / TRUTH).is_file():
         write_samples(scenes, count, UNSEEN_SEED)
@@ -97,7 +99,7 @@ def answer(stages: Sequence[Stage], files: Sequence[Path], size: int, device: st
 
 
 def count_different(some: Sequence[Answers], others: Sequence[Answers]) -> dict[str, int]:
-    """Images of which they differ, by aspect."""
+    """The number of images whose answers differ, by aspect."""
     return {
         name: sum(aspect(one) != aspect(other) for one, other in zip(some, others, strict=True))
         for name, aspect in ASPECTS.items()
@@ -106,7 +108,7 @@ def count_different(some: Sequence[Answers], others: Sequence[Answers]) -> dict[
 
 @dataclass(frozen=True)
 class Reference:
-    """What the libraries say of an image."""
+    """The libraries' answers for an image."""
 
     caption: str
     embedding: torch.Tensor  # [numbers], float32
@@ -116,11 +118,11 @@ class Reference:
 
 @torch.inference_mode()
 def refer(stages: Sequence[Stage], files: Sequence[Path], device: str) -> Iterator[Reference]:
-    """An image at a time, with the weights of these stages, whatever their dtypes."""
+    """One image at a time, in float32, with the weights of these stages."""
     models = OneAtATime(Task([stage.spec for stage in stages], [], device, BlipOptions().max_new_tokens))
-    torch.backends.cudnn.allow_tf32 = False  # equal answers are asked for here, not quick ones
+    torch.backends.cudnn.allow_tf32 = False  # exact answers matter here, not speed
     with TemporaryDirectory() as folder:
-        path = f"{folder}/image.bmp"  # which keeps each pixel
+        path = f"{folder}/image.bmp"  # lossless
         for [image] in read_batches(files, 1, device):
             assert image.pixels is not None
             PIL.Image.fromarray(image.pixels.permute(1, 2, 0).cpu().numpy()).save(path)
@@ -138,9 +140,9 @@ def caption(models: OneAtATime, path: str) -> str:
 
 @dataclass
 class Agreement:
-    """With the libraries' answers. captions: those that are the same. predicted: predict's boxes; found: those of them that
-    have one of ours with the same label and an IoU of FOUND_IOU. cosine, overlap: the least of an embedding, and of a box that
-    is predicted with the one of ours that is nearest; 1 where there is none."""
+    """Agreement with the libraries' answers. captions: equal captions. predicted: boxes of predict; found: those with one of
+    our boxes of the same label and an IoU of at least FOUND_IOU. cosine: the smallest of an embedding. overlap: the smallest
+    IoU of a box of predict with our nearest box. Both are 1 if there is nothing to compare."""
 
     images: int = 0
     captions: int = 0
@@ -152,7 +154,7 @@ class Agreement:
 
 
 def compare(answers: Sequence[Answers], references: Sequence[Reference]) -> Agreement:
-    """answers: to the images that are referred to, and perhaps to more."""
+    """answers: for the images of the references, and possibly more."""
     seen = Agreement()
     for ours, theirs in zip(answers, references, strict=False):
         seen.images += 1
@@ -169,7 +171,7 @@ def compare(answers: Sequence[Answers], references: Sequence[Reference]) -> Agre
 
 
 def match(theirs: Reference, ours: Objects) -> torch.Tensor:
-    """How much each of predict's boxes overlaps with each of ours: IoU [theirs, ours], 0 for another label."""
+    """IoU of each box of predict with each of ours [theirs, ours]; 0 for different labels."""
     boxes = torch.tensor([detection.box for detection in ours.detections]).reshape(-1, 4)
     same = [[label == detection.label for detection in ours.detections] for label in theirs.labels]
     return box_iou(theirs.boxes, boxes) * torch.tensor(same).reshape(len(theirs.labels), len(boxes))

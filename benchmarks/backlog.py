@@ -1,4 +1,4 @@
-"""A large backlog: memory while many files wait, and how soon feeding starts with a million rows pending.
+"""Measures a large backlog: memory while many files wait, and the time to the first result with a million pending rows.
 
 Run: python -m benchmarks.backlog [--files 200000] [--rows 1000000]
 """
@@ -23,7 +23,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Model
 
 CONFIG = '[[inbox]]\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "warning"\n'
-SLOW = FAKES.replace('"fake"\n', '"fake"\noptions = { latency_seconds = 2.0 }\n', 1)  # so that the backlog stays one
+SLOW = FAKES.replace('"fake"\n', '"fake"\noptions = { latency_seconds = 2.0 }\n', 1)  # so that the backlog stays
 
 
 def start(folder: Path, stages: str) -> subprocess.Popen[bytes]:
@@ -51,7 +51,7 @@ def resident_mebibytes(pid: int) -> float:
 
 
 def measure_memory(folder: Path, files: int) -> None:
-    """Anonymous memory of the daemon when it begins and while ever more files wait."""
+    """Anonymous memory of the daemon at the start and while more and more files wait."""
     make_files(folder / "inbox", files, 0)
     daemon = start(folder, SLOW)
     try:

@@ -1,9 +1,9 @@
-"""Whether memory or rate drift over a long job: the standard job's images under very many names, results not reused.
+"""Shows whether memory or rate drift over a long job: images of the standard job with many names each, results not reused.
 
     python -m benchmarks.drift --count 2000 --repeat 100
 
-A line for each part of the images: how fast they went, and the most memory that the GPUs, the workers and the daemon had.
-Each is printed when it is known, so that a run that is cut short has told what it saw.
+Prints a line for each part of the images: rate, and peak memory of the GPUs, the workers and the daemon. Each line is printed
+at once, so that an interrupted run has printed what it measured.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from daemon.bench.job import Place
 from daemon.bench.meter import Meter, Sample
 from daemon.control import find_snapshot
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("bench"), help="of images and weights, as visiond bench has it")
-    parser.add_argument("--pack", default="", help="weights, as visiond bench has it")
-    parser.add_argument("--count", type=int, default=2000, help="different images")
-    parser.add_argument("--repeat", type=int, default=100, help="under how many names each lies there")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("bench"), help="folder for images and weights, as for visiond bench"
+    )
+    parser.add_argument("--pack", default="", help="pack, as for visiond bench")
+    parser.add_argument("--count", type=int, default=2000, help="number of different images")
+    parser.add_argument("--repeat", type=int, default=100, help="names of each image")
     parser.add_argument("--parts", type=int, default=10)
     arguments = parser.parse_args()
     place = Place(arguments.folder, arguments.pack)
@@ -37,7 +39,7 @@ def main() -> None:
         marks = [images * part // arguments.parts for part in range(1, arguments.parts + 1)]
         before, since, seen = 0, 0.0, 0
         while daemon.poll() is None and marks:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             snapshot = find_snapshot(config)
             if snapshot is None or not snapshot.done:
                 continue
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def describe(samples: list[Sample]) -> str:
-    """The most of each, in MiB."""
+    """The peak of each, in MiB."""
     if not samples:
         return "no samples"
     gpus = max(sum(sample.gpu_used_bytes) for sample in samples)

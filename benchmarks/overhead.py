@@ -1,7 +1,7 @@
-"""What the daemon itself costs: four fake stages against a bare loop, on the same files, in the same run.
+"""Measures the cost of the daemon itself: four fake stages compared with a bare loop, on the same files, in the same run.
 
-The bare loop reads each file, digests it, records it in SQLite (64 a commit, synchronous FULL) and writes a
-sidecar: the least that any such program does. Run: python -m benchmarks.overhead [--files 20000] [--rounds 3]
+The bare loop reads each file, digests it, records it in SQLite (64 per commit, synchronous FULL) and writes a sidecar: the
+minimum that any such program does. Run: python -m benchmarks.overhead [--files 20000] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAKES = "".join(f'[stages.{name}]\nbackend = "fake"\nbatch_size = 64\n' for name
 
 
 def make_files(folder: Path, count: int, seed: int) -> None:
-    """Small JPEGs, each with bytes of its own."""
+    """Make small JPEGs with different bytes."""
     folder.mkdir(parents=True)
     chance = random.Random(seed)
     buffer = io.BytesIO()
@@ -38,7 +38,7 @@ def make_files(folder: Path, count: int, seed: int) -> None:
 
 
 def run_bare(inbox: Path, folder: Path) -> float:
-    """Images a second of the bare loop."""
+    """Images per second of the bare loop."""
     results = folder / "bare"
     results.mkdir()
     connection = sqlite3.connect(folder / "bare.sqlite", isolation_level=None)
@@ -73,7 +73,7 @@ def _commit(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) ->
 
 
 def run_daemon(inbox: Path, folder: Path) -> float:
-    """Images a second from the first that was seen to the last that was durable and published, by its own ledger."""
+    """Images per second from the first one seen to the last one durable and published, from the daemon's ledger."""
     config = folder / "daemon.toml"
     config.write_text(f'[[inbox]]\npath = "{inbox}"\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "error"\n{FAKES}')
     subprocess.run([sys.executable, "-P", "-m", "daemon", "run", "--once", "--config", config], check=True)
@@ -99,7 +99,7 @@ def main() -> None:
         try:
             make_files(folder / "inbox", options.files, number)
             for run, rates in ((run_bare, bare), (run_daemon, daemon)):
-                os.sync()  # else each pays for the disk's writing of what the one before it left
+                os.sync()  # otherwise each waits for the disk to write what the other one left
                 rates.append(run(folder / "inbox", folder))
         finally:
             shutil.rmtree(folder)
@@ -108,7 +108,7 @@ def main() -> None:
         )
     ratios = [d / b for d, b in zip(daemon, bare, strict=True)]
     print(
-        f"{options.files:,} files, {options.rounds} rounds, {len(os.sched_getaffinity(0))} cores, median (least to most):\n"
+        f"{options.files:,} files, {options.rounds} rounds, {len(os.sched_getaffinity(0))} cores, median (range):\n"
         f"  bare loop  {_spread(bare)} images/s\n  visiond    {_spread(daemon)} images/s\n"
         f"  ratio      {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     )

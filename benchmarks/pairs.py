@@ -1,13 +1,13 @@
-"""Compares this tree with an earlier one, in turns on the same machine: did a change cost anything?
+"""Compares the rate of this tree with that of an earlier one, in turns on the same machine.
 
-    python -m benchmarks.pairs v0.1.0 --rounds 5                      fake stages: what the daemon itself costs
+    python -m benchmarks.pairs v0.1.0 --rounds 5                      fake stages: the cost of the daemon itself
     python -m benchmarks.pairs v0.1.0 --rounds 5 --job standard       the standard job; on a GPU
     python -m benchmarks.pairs /path/to/an/older/tree …               a folder instead of a commit
 
-Prints each round as it ends, then the median, the lowest and the highest ratio of the pairs. The two trees take turns to
-begin a round. Before the standard job, each tree runs over a few images once, so that none compiles its kernels in a round.
-Its rate is shown twice: of the whole run, from the first worker's models to the last sidecar, which varies with when the other
-workers have theirs; and of the middle, from a quarter of the images to 95 %.
+Prints each round when it ends, then the median, the minimum and the maximum ratio of the pairs. The two trees take turns in
+starting a round. Before the standard job, each tree processes a few images, so that it does not compile its kernels in a round.
+The standard job has two rates: that of the whole run, from the first loaded worker to the last sidecar, which depends on when
+the other workers have loaded; and that of the middle, from a quarter of the images to 95 %.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ print(run.images_per_second, (last - first) / (at[last] - at[first]))
 
 @contextlib.contextmanager
 def open_tree(name: str) -> Iterator[Path]:
-    """A folder as it is; a commit in a folder of its own."""
+    """Yield a folder unchanged, or a commit in a temporary folder."""
     if Path(name).is_dir():
         yield Path(name).absolute()
         return
@@ -61,15 +61,15 @@ def open_tree(name: str) -> Iterator[Path]:
 
 
 def run_tree(tree: Path, program: str, *arguments: Path) -> list[float]:
-    """What a program prints of a tree's own code, in processes of its own: images a second."""
+    """Run a program with the code of a tree in a separate process. Returns the rates that it prints, in images per second."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])}
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    told = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return [float(rate) for rate in told.splitlines()[-1].split()]
+    output = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [float(rate) for rate in output.splitlines()[-1].split()]
 
 
 def run_fakes(tree: Path, folder: Path, files: int, number: int) -> list[float]:
-    """Fake stages over small files, all of them new."""
+    """Run fake stages over small, new files."""
     work = Path(tempfile.mkdtemp(prefix="visiond-pairs-", dir=folder))
     try:
         make_files(work / "inbox", files, number)
@@ -80,8 +80,8 @@ def run_fakes(tree: Path, folder: Path, files: int, number: int) -> list[float]:
 
 
 def run_standard(tree: Path, place: Place, inbox: Path) -> list[float]:
-    """The real stages, with a pack that both trees use: the rate of the whole run, and of its middle."""
-    os.sync()  # else each run pays for the disk's writing of what the one before it left
+    """Run the real stages, with a pack that both trees use. Returns the rates of the whole run and of its middle."""
+    os.sync()  # otherwise each run waits for the disk to write what the previous one left
     return run_tree(tree, STANDARD, place.folder, inbox)
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--job", choices=("fakes", "standard"), default="fakes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=20_000)
-    parser.add_argument("--images", type=int, default=1_000, help="of the standard job, each under several names")
+    parser.add_argument("--images", type=int, default=1_000, help="number of different images of the standard job")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
     rates: dict[str, list[list[float]]] = {"before": [], "now": []}
@@ -123,7 +123,7 @@ def show(rate: Sequence[float]) -> str:
 
 
 def compare(what: str, now: Sequence[float], then: Sequence[float]) -> str:
-    """The middle rate of both, and the middle, the lowest and the highest ratio of the pairs."""
+    """The median rates, and the median, minimum and maximum ratio of the pairs."""
     ratios = [ours / theirs for ours, theirs in zip(now, then, strict=True)]
     middles = f"before {statistics.median(then):,.1f}/s, now {statistics.median(now):,.1f}/s"
     return f"{what}: {middles}; now by before {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"

@@ -1,8 +1,8 @@
-"""Where a worker's time goes, by stage and by the GPU's kernels: batches of the standard job from memory, in one process.
+"""Profiles a worker by stage and by GPU kernel: batches of the standard job from memory, in one process.
 
     python -m benchmarks.profile --count 1000 --batch 128
 
-`visiond bench` tells how fast the daemon is; this tells what to look at next.
+`visiond bench` measures how fast the daemon is; this shows where its time goes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ NAME = 100  # characters of a kernel's name
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("bench"), help="of images and weights, as visiond bench has it")
-    parser.add_argument("--count", type=int, default=512, help="different images")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("bench"), help="folder for images and weights, as for visiond bench"
+    )
+    parser.add_argument("--count", type=int, default=512, help="number of different images")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each number of threads")
-    parser.add_argument("--top", type=int, default=40, help="kernels to list")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration for each number of threads")
+    parser.add_argument("--top", type=int, default=40, help="number of kernels to list")
     arguments = parser.parse_args()
     keep_memory()
     chain, batches = load(Place(arguments.folder), arguments.count, arguments.batch)
@@ -58,7 +60,7 @@ def main() -> None:
 
 
 def load(place: Place, count: int, size: int) -> tuple[Chain, list[Batch]]:
-    """A worker's chain, as the daemon would make it, and its batches, in memory."""
+    """A worker's chain, as the daemon makes it, and batches in memory."""
     place.make_pack()
     images = place.make_images(count)
     config = place.prepare(images[0].parent)
@@ -74,7 +76,7 @@ def load(place: Place, count: int, size: int) -> tuple[Chain, list[Batch]]:
 
 
 def measure_rate(chain: Chain, batches: Sequence[Batch], threads: int, seconds: float) -> float:
-    """Images a second by so many threads of this process."""
+    """Images per second with this number of threads."""
     supply, lock, done = itertools.cycle(batches), threading.Lock(), Counter[str]()
     started = time.perf_counter()
 
@@ -99,7 +101,7 @@ def print_stages(chain: Chain, batches: Sequence[Batch]) -> None:
     for run in itertools.chain.from_iterable(chain.run(batch).runs for batch in batches):
         spent[run.stage] += run.seconds
     images = sum(len(batch.items) for batch in batches)
-    print("ms an image, one thread:", ", ".join(f"{stage} {1000 * seconds / images:.2f}" for stage, seconds in spent.items()))
+    print("ms per image, one thread:", ", ".join(f"{stage} {1000 * seconds / images:.2f}" for stage, seconds in spent.items()))
 
 
 def print_kernels(chain: Chain, batches: Sequence[Batch], top: int) -> None:
@@ -113,7 +115,7 @@ def print_kernels(chain: Chain, batches: Sequence[Batch], top: int) -> None:
             spent[event.name] += event.device_time_total
             calls[event.name] += 1
     images = sum(len(batch.items) for batch in batches)
-    print(f"{spent.total() / images:.0f} µs of the GPU an image, {calls.total() / images:.1f} kernels")
+    print(f"{spent.total() / images:.0f} µs of GPU time per image, {calls.total() / images:.1f} kernels")
     for name, microseconds in spent.most_common(top):
         print(f"{microseconds / images:9.2f} µs {calls[name]:6} × {name[:NAME]}")
 

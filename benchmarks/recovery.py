@@ -1,4 +1,4 @@
-"""How long it takes to make a ledger anew from its sidecars, and to hold them against it. No model is there at all.
+"""Measures how long it takes to rebuild a ledger from its sidecars, and to compare them with it. No models are needed.
 
 Run: python -m benchmarks.recovery [--images 100000]
 """

@@ -1,9 +1,9 @@
-"""What the trainer does on GPUs: how it scales, and whether a killed run that is resumed has the curve of one that was not.
+"""Measures how the trainer scales on GPUs, and whether a run that is killed and resumed has the curve of an undisturbed one.
 
     python -m benchmarks.trainer scaling [--processes 1 2] [--seconds 40] [--kind blip]
     python -m benchmarks.trainer resume [--kind blip] [--processes 1]
 
-The images are noise and the captions drawn at random: the arithmetic is the same as in a real training.
+The images are noise and the captions are random: the arithmetic is the same as in a real training.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write_noise(folder: Path, count: int) -> None:
 
 
 def start(job: Job, processes: int) -> subprocess.Popen[bytes]:
-    """As `accelerate launch` does, also for one process, so that both pay the same."""
+    """Start a training by `accelerate launch`, also for one process, so that the overhead is the same."""
     file = Path(job.folder).with_suffix(".json")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(msgspec.json.encode(job))
@@ -64,7 +64,7 @@ def read_entries(job: Job) -> list[dict[str, Any]]:
 
 
 def measure_scaling(kind: Any, counts: Sequence[int], seconds: float, folder: Path) -> dict[str, Any]:
-    """Images a second by number of processes, each with the same batch."""
+    """Images per second by number of processes, each with the same batch size."""
     rates = {}
     for count in counts:
         settings = Settings(batch_size=512 * count, seconds=seconds, checkpoint_every=0)
@@ -77,7 +77,7 @@ def measure_scaling(kind: Any, counts: Sequence[int], seconds: float, folder: Pa
 
 
 def check_resume(kind: Any, processes: int, folder: Path) -> dict[str, Any]:
-    """One run to the end; another killed in the middle and resumed. Their losses at every step, bit for bit."""
+    """Compare the losses of an undisturbed run with those of one that is killed in the middle and resumed, bit for bit."""
     settings = Settings(batch_size=256, steps=60, log_every=1, checkpoint_every=10, deterministic=True)
     common = {"kind": kind, "examples": str(folder / "noise"), "settings": settings}
     whole = Job(**common, folder=str(folder / f"{kind}-whole"))
@@ -105,7 +105,7 @@ def check_resume(kind: Any, processes: int, folder: Path) -> dict[str, Any]:
 
 
 def kill_family(process: subprocess.Popen[bytes]) -> None:
-    """The launcher's children first, all by SIGKILL."""
+    """Kill the launcher's children and then the launcher, with SIGKILL."""
     listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False)
     for child in listing.stdout.split():
         subprocess.run(["kill", "-9", child], check=False)

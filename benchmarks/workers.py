@@ -1,8 +1,8 @@
-"""How many processes, of how many threads, a GPU wants: images a second of the standard job from memory, for each number.
+"""Measures images per second from memory for several numbers of workers and threads, to find the best for a GPU.
 
     python -m benchmarks.workers --workers 1 2 3 4 --threads 2 3
 
-What `visiond bench --memory` measures, over and over; run that first, so that the kernels are compiled.
+It repeats the measurement of `visiond bench --memory`; run that first, so that the kernels are compiled.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from daemon.bench.job import Place
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("bench"), help="of images and weights, as visiond bench has it")
-    parser.add_argument("--pack", default="", help="weights, as visiond bench has it")
-    parser.add_argument("--count", type=int, default=2000, help="different images, as far as the slab has room")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4], help="processes on each device")
-    parser.add_argument("--threads", type=int, nargs="+", default=[2, 3], help="of each process")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each pair")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("bench"), help="folder for images and weights, as for visiond bench"
+    )
+    parser.add_argument("--pack", default="", help="pack, as for visiond bench")
+    parser.add_argument("--count", type=int, default=2000, help="number of different images, as far as they fit into the slab")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4], help="worker processes on each device")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2, 3], help="threads of each worker")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration for each combination")
     arguments = parser.parse_args()
     for workers, threads in itertools.product(arguments.workers, arguments.threads):
         settings = [f"workers_per_device = {workers}", f"threads_per_worker = {threads}"]

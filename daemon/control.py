@@ -1,6 +1,6 @@
-"""What the commands do with the daemon: become it, ask the one that runs, or read its ledger when none does.
+"""What the commands do with the daemon: run it, send a request to the running one, or read its ledger if none is running.
 
-What only some commands need is imported where they need it: `status` and a refusal are to come at once.
+What only some commands need is imported where they need it, so that `status` and error messages come at once.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from daemon.system.log import set_up as set_up_log
 if TYPE_CHECKING:
     from daemon.upkeep.pruning import Amounts
 
-LOOK_SECONDS = 0.1  # between two looks at whether the daemon has done something
+POLL_SECONDS = 0.1  # while the daemon carries out a request
 CHUNK = 10_000  # images named in one request
 
 
 def run(
     config: Config, *, once: bool = False, limit: int = 0, show: Callable[[Snapshot], None] | None = None
 ) -> Counter[JobStatus]:
-    """Be the daemon; returns how many images ended how, and how many are PENDING. Raises VisiondError, AlreadyRunning
-    before anything else."""
-    if not config.state.path.exists():  # a first start that cannot work leaves no folders behind
+    """Run the daemon; returns the number of images by status, PENDING included. Raises VisiondError; AlreadyRunning before it
+    does anything."""
+    if not config.state.path.exists():  # a first start that fails leaves no folders behind
         set_up_log(config.log.level, config.log.format)
         from daemon.inbox.absence import check_inboxes
 
@@ -66,7 +66,7 @@ def run(
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
-        os.environ["SQLITE_TMPDIR"] = str(config.state.path)  # where there is room for a copy of the ledger, if anywhere
+        os.environ["SQLITE_TMPDIR"] = str(config.state.path)  # most likely to have room for a copy of the ledger
         with written_aside():
             set_up_log(config.log.level, config.log.format)
             catch()
@@ -77,21 +77,21 @@ def run(
 
 @contextlib.contextmanager
 def open_reader(config: Config) -> Iterator[Reader]:
-    """The ledger, for reading. Raises NothingFound when there is none yet, LedgerDamaged whenever it turns out to be."""
+    """The ledger, for reading. Raises NothingFound if there is none yet, and LedgerDamaged as soon as damage is found."""
     path = config.state.path / LEDGER
     try:
         reader = Reader(path)
     except PermissionError as error:
         raise NotPermitted(path) from error
     except FileNotFoundError:
-        mend = f"`{command('run')}` makes it. If another is meant, name its configuration with --config."
-        raise NothingFound(describe_lost_ledger(config) or f"There is no ledger at {path} yet; {mend}") from None
+        fix = f"`{command('run')}` creates it. If you mean another one, name its configuration with --config."
+        raise NothingFound(describe_lost_ledger(config) or f"There is no ledger at {path} yet; {fix}") from None
     with contextlib.closing(reader), trouble_named(path):
         yield reader
 
 
 def find_snapshot(config: Config) -> Snapshot | None:
-    """The running daemon's own account; None while none answers."""
+    """The snapshot of the running daemon; None if no daemon answers."""
     try:
         return msgspec.convert(ask(config.state.path / CONTROL, "GET", "/api/status"), Snapshot)
     except NotRunning:
@@ -99,7 +99,7 @@ def find_snapshot(config: Config) -> Snapshot | None:
 
 
 def find_status(config: Config) -> Snapshot:
-    """The running daemon's own account or, when none runs, the ledger's counts."""
+    """The snapshot of the running daemon or, if none is running, one with the counts of the ledger."""
     if snapshot := find_snapshot(config):
         return snapshot
     with open_reader(config) as reader:
@@ -120,42 +120,44 @@ def find_status(config: Config) -> Snapshot:
 
 
 def find_image(reader: Reader, name: str) -> Record:
-    """The one image that answers to a path, a name or a number. Raises NothingFound; WrongArgument when several do."""
+    """The one image with this path, name or number. Raises NothingFound; WrongArgument if there are several."""
     found = reader.find(name)
     if not found:
-        raise NothingFound(f"The ledger knows no image {name}. Give its path, or its number as `{command('list')}` tells it.")
+        raise NothingFound(
+            f"There is no image {name} in the ledger. Name its path, or its number as `{command('list')}` prints it."
+        )
     if len(found) > 1:
         lines = [
             f"{record.id}  {record.status.name}  {os.fsdecode(os.path.join(record.inbox_path, record.path))}"
             for record in found
         ]
-        raise WrongArgument("\n".join([f"Several images are called {name}; give the whole path or the number:", *lines]))
+        raise WrongArgument("\n".join([f"Several images match {name}; use the complete path or the number:", *lines]))
     return found[0]
 
 
 def find_whole(reader: Reader, name: str) -> Record:
-    """As find_image; raises LedgerDamaged when what the ledger has of it is damaged."""
+    """As find_image; raises LedgerDamaged if the image's data in the ledger is damaged."""
     record = find_image(reader, name)
     if record.damage:
         redo, repair = command("redo", str(record.id)), command("repair")
         raise LedgerDamaged(
-            f"What the ledger has of {name} is damaged ({record.damage}). Stop the daemon and run `{repair}`, which restores "
-            f"it from the sidecar, or annotate the image again: `{redo}`."
+            f"The ledger's data of {name} is damaged ({record.damage}). Stop the daemon and run `{repair}`, which restores "
+            f"it from the sidecar, or process the image again: `{redo}`."
         )
     return record
 
 
 def find_ended(reader: Reader, name: str, status: JobStatus) -> Record:
-    """The one image that answers to a name and has ended so. Raises NothingFound, WrongArgument."""
+    """The one image with this name and status. Raises NothingFound, WrongArgument."""
     record = find_image(reader, name)
     if record.status is not status:
         show = command("show", str(record.id))
-        raise NothingFound(f"{name} is {record.status.name}, not {status.name}; `{show}` tells more of it.")
+        raise NothingFound(f"{name} is {record.status.name}, not {status.name}; `{show}` shows the details.")
     return record
 
 
 def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
-    """Images that ended so back to PENDING: by the daemon, which alone may write its ledger, or here when none runs."""
+    """Set images of this status to PENDING: by the daemon, as only it may write its ledger, or here if none is running."""
     path = f"/put-back/{status.name}"
     chunks = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
     try:
@@ -172,19 +174,19 @@ def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
 
 
 def prune(config: Config, before: float) -> Amounts:
-    """Remove what nothing needs any more and ended before: by the daemon, beside its work, or here when none runs.
+    """Remove rows that nothing needs any more: by the daemon, beside its work, or here if none is running.
 
-    before: Unix seconds. Raises NothingFound without a ledger, LedgerDamaged, LedgerUnusable.
+    before: only rows that ended before, in Unix seconds. Raises NothingFound without a ledger, LedgerDamaged, LedgerUnusable.
     """
     from daemon.upkeep import pruning
 
     control = config.state.path / CONTROL
-    with open_reader(config):  # else one would be made
+    with open_reader(config):  # raises if there is no ledger; opening it for writing would create one
         pass
     try:
         answer = ask(control, "POST", "/prune", before)
         while answer["running"]:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             answer = ask(control, "GET", "/prune")
         if answer["trouble"]:
             raise LedgerUnusable(answer["trouble"])
@@ -199,7 +201,7 @@ def prune(config: Config, before: float) -> Amounts:
 
 
 def ask(control: Path, method: str, path: str, body: object = None) -> Any:
-    """A request to the running daemon over its control socket; returns the decoded JSON. Raises NotRunning, NotAnswering."""
+    """Send a request to the running daemon by its control socket; returns the decoded JSON. Raises NotRunning, NotAnswering."""
     with contextlib.closing(http.client.HTTPConnection("localhost", timeout=30)) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
         try:
@@ -213,5 +215,5 @@ def ask(control: Path, method: str, path: str, body: object = None) -> Any:
             connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
             return msgspec.json.decode(connection.getresponse().read())
         except OSError as error:
-            busy = "The daemon did not answer in time; it may be shrinking its ledger's file"
-            raise NotAnswering(f"{busy}. Try again in a minute; what was asked for may be done by then.") from error
+            busy = "The daemon did not answer in time; it may be compacting its ledger"
+            raise NotAnswering(f"{busy}. Try again in a minute; the request may be done by then.") from error

@@ -1,6 +1,6 @@
-"""What can go wrong above the level of one image, named by what is wrong, with the exit status it ends in.
+"""Errors that concern more than one image, each with its exit status.
 
-Exit statuses are those of sysexits.h, so that systemd and scripts can tell them apart.
+Exit statuses are those of sysexits.h, so that systemd and scripts can distinguish them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class VisiondError(Exception):
-    """A sentence for the user: what is wrong and how to mend it."""
+    """A sentence for the user: what is wrong and how to fix it."""
 
     exit_status = os.EX_SOFTWARE
 
 
 class ConfigError(VisiondError):
-    """The configuration cannot be used; `problems` lists all that is wrong with it."""
+    """The configuration is unusable; `problems` lists everything that is wrong with it."""
 
     exit_status = os.EX_CONFIG
 
@@ -48,15 +48,15 @@ class LedgerDamaged(VisiondError):
 
 
 class IdentityDamaged(LedgerDamaged):
-    """The file that says which ledger belongs here cannot be read. The ledger itself may be sound."""
+    """The file `identity` is unreadable. The ledger itself may be sound."""
 
 
 class OtherLedger(IdentityDamaged):
-    """The file that says which ledger belongs here names another one than the one that is there."""
+    """The file `identity` names another ledger than the one beside it."""
 
 
 class LedgerUnusable(VisiondError, OSError):
-    """The ledger is whole for all we know, but cannot be read or written: rights, a full or failing disk. It may pass."""
+    """The ledger cannot be read or written: permissions, or a full or failing disk. As far as we know it is not damaged."""
 
     exit_status = os.EX_IOERR
 
@@ -66,33 +66,33 @@ class LedgerTooNew(VisiondError):
 
 
 class ModelsUnusable(VisiondError):
-    """A pack of weights is missing, altered or unfit."""
+    """A pack of weights is missing, changed or unsuitable."""
 
     exit_status = os.EX_CONFIG
 
 
 class WrongArgument(VisiondError):
-    """The command line names what there is not, or more than one thing."""
+    """The command line names something that does not exist, or is ambiguous."""
 
     exit_status = os.EX_USAGE
 
 
 class NotWritable(VisiondError):
-    """A file that a command was to write."""
+    """A file that a command should write."""
 
     exit_status = os.EX_CANTCREAT
 
 
 class NotPrinted(VisiondError):
-    """Standard output cannot be written."""
+    """Writing to standard output failed."""
 
     exit_status = os.EX_IOERR
 
 
 class ReaderGone(VisiondError):
-    """Whoever read standard output has had enough: nobody's fault, and nothing to say of it."""
+    """The reader of standard output closed it, as `head` does. Nothing is printed about that."""
 
-    exit_status = SHELL_OFFSET + signal.SIGPIPE  # as a shell tells of a program that the signal ended
+    exit_status = SHELL_OFFSET + signal.SIGPIPE  # as a shell reports a program that the signal ended
 
 
 class MissingLibrary(VisiondError):
@@ -102,7 +102,7 @@ class MissingLibrary(VisiondError):
 
 
 class NothingFound(VisiondError):
-    """No image in the ledger answers to what was asked for."""
+    """No image in the ledger matches."""
 
     exit_status = os.EX_NOINPUT
 
@@ -112,7 +112,7 @@ class NotRunning(VisiondError):
 
 
 class NotAnswering(NotRunning):
-    """A daemon took the request, and it is not known whether it will be done."""
+    """A daemon took the request but did not answer in time; it may still execute it."""
 
     exit_status = os.EX_TEMPFAIL
 
@@ -125,7 +125,7 @@ class NotPermitted(VisiondError):
 
 
 class Incomplete(VisiondError):
-    """`run --once` has ended, but not everything is done. outcomes: how many images ended how, and how many are PENDING."""
+    """`run --once` has ended before everything was done. outcomes: images by status, PENDING included."""
 
     def __init__(self, text: str, outcomes: Counter[JobStatus]) -> None:
         super().__init__(text)
@@ -133,13 +133,13 @@ class Incomplete(VisiondError):
 
 
 class InboxUnreadable(Incomplete):
-    """There may be files in an inbox that nobody has seen."""
+    """An inbox or a folder in it could not be read, so there may be files that nobody has seen."""
 
     exit_status = os.EX_IOERR
 
 
 class InboxUnwritable(Incomplete):
-    """Results are written, but not every source is where it belongs."""
+    """All results are written, but a source could not be moved or deleted."""
 
     exit_status = os.EX_IOERR
 
@@ -151,7 +151,7 @@ class SinkBehind(Incomplete):
 
 
 class Unfinished(Incomplete):
-    """`run --once` was stopped by a signal before every image had its end."""
+    """A signal stopped `run --once` before every image was finished."""
 
     def __init__(self, text: str, outcomes: Counter[JobStatus], signum: int) -> None:
         super().__init__(text, outcomes)
@@ -159,19 +159,19 @@ class Unfinished(Incomplete):
 
 
 class ResultsLost(VisiondError):
-    """The system could not write to the disk what it had taken for written."""
+    """The system accepted writes and then failed to write them to the disk."""
 
     exit_status = os.EX_IOERR
 
 
 class NoWorkersLeft(VisiondError):
-    """Every worker of a segment has failed too often: nothing can be processed any more."""
+    """Every worker of a segment has failed too often, so nothing can be processed."""
 
     exit_status = os.EX_UNAVAILABLE
 
 
 class WorkerLost(Exception):
-    """A worker went away. `began`: it had the batch in its hands, and to itself, so one of the images may be the cause."""
+    """A worker was lost. `began`: it had begun the batch, and no other worker can be the cause, so one of the images may be."""
 
     def __init__(self, name: str, cause: str, *, timed_out: bool = False, began: bool = True) -> None:
         super().__init__(f"{name}: {cause}")

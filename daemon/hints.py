@@ -1,4 +1,4 @@
-"""The commands that messages tell people to run: pasted as they stand, they act on the very daemon that is spoken of."""
+"""Commands in messages, complete enough to be pasted: they name the configuration of the daemon that the message is about."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import shutil
 import sys
 from pathlib import Path
 
-DEFAULT_CONFIG = Path("daemon.toml")  # in the current folder; read without being named
-VARIABLE = "VISIOND_CONFIG"  # of the environment, which names another
-_options: list[str] = []  # of this process's own command line
+DEFAULT_CONFIG = Path("daemon.toml")  # in the current folder; the default
+VARIABLE = "VISIOND_CONFIG"  # environment variable that names another
+_options: list[str] = []  # that printed commands need
 
 
 def keep_config(file: Path | None) -> None:
-    """Have every command name this configuration from now on, if it would not find it by itself."""
+    """Make `command` name this configuration from now on, if the command would not find it by itself."""
     found = Path(os.environ.get(VARIABLE) or DEFAULT_CONFIG)
     _options[:] = ["--config", str(file.absolute())] if file and file.absolute() != found.absolute() else []
 
 
 def command(*words: str | Path) -> str:
-    """A command of ours, quoted for the shell."""
+    """A `visiond` command, quoted for the shell."""
     elsewhere = Path(sys.argv[0]).name == "visiond" and not shutil.which("visiond")  # not on the PATH
     return shlex.join([os.path.abspath(sys.argv[0]) if elsewhere else "visiond", *map(str, words), *_options])
 

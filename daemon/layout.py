@@ -1,4 +1,4 @@
-"""What a configuration comes to on this machine: models, GPUs, a placement, and the lanes of workers that follow from it."""
+"""The configuration applied to this machine: models, GPUs, a placement, and the lanes of workers that follow from it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from stages.registry import UnknownName, check_options, find_stage
 from stages.weights import packs
 
 CPU_BATCH = 8
-GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without one
-LEAST_CPU_THREADS = 2  # with a single one torch takes slow convolutions: OCR costs 1.3 times the CPU time, even on one core
+GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without a GPU
+LEAST_CPU_THREADS = 2  # with one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Layout:
 
     @classmethod
     def of(cls, config: Config) -> Layout:
-        """Raises ModelsUnusable, and ConfigError when an option or a device is named that there is not."""
+        """Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
         gpus = list_gpus()
         specs = resolve_models(config, gpus)
         batch = max(spec.batch_size for spec in specs.values())
@@ -60,15 +60,15 @@ class Layout:
         return cls(config, gpus, specs, placement)
 
     def models(self) -> list[Model]:
-        """What answers for the stages, as the ledger knows it."""
+        """The models of the stages, as the ledger stores them."""
         return [Model(spec.name, spec.fingerprint, spec.notice) for spec in self.specs.values()]
 
     def notices(self) -> dict[str, str]:
-        """What to say beside the answers of each stage whose weights have a notice."""
+        """The notice of each stage whose weights have one."""
         return {spec.name: spec.notice for spec in self.specs.values() if spec.notice}
 
     def open_lane(self, segment: Segment, slab: Slab, metrics: Metrics) -> Lane:
-        """A segment with its queue and its pool of workers, which are not started yet."""
+        """A segment with its queue and its pool of workers, not started yet."""
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
         seats = []
@@ -81,9 +81,9 @@ class Layout:
         return Lane(segment.name, segment.stages, batch, pool, self.config.pipeline.queue_images)
 
     def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
-        """What a segment's worker of that number is to be, and its environment."""
+        """The setup of a segment's worker of this number, and its environment variables."""
         settings = self.config.pipeline
-        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # of the cores, for each worker
+        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # cores for each worker
         seen_as, environment = address_device(segment.devices[number], self.gpus, max(LEAST_CPU_THREADS, share))
         setup = Setup(
             name=f"{segment.name}/{number}",
@@ -99,7 +99,7 @@ class Layout:
         return setup, environment
 
     def _open_servers(self, segment: Segment) -> dict[str, Server]:
-        """By device: what lets several workers of a GPU run side by side, where it is wanted and can be had."""
+        """By device: the MPS server of each GPU with several workers, if MPS is enabled and installed."""
         if not self.config.pipeline.mps or not is_installed():
             return {}
         shared = [device for device, workers in Counter(segment.devices).items() if workers > 1 and device != "cpu"]
@@ -108,11 +108,11 @@ class Layout:
 
 @contextlib.contextmanager
 def pack_errors() -> Iterator[None]:
-    """What is wrong with a pack, as ModelsUnusable."""
+    """Turn errors of packs into ModelsUnusable."""
     try:
         yield
     except NotPulled as error:
-        raise ModelsUnusable(f"{error} `{command('models', 'pull')}` pulls it.") from error
+        raise ModelsUnusable(f"{error} `{command('models', 'pull')}` downloads it.") from error
     except (PackError, UnknownName) as error:
         raise ModelsUnusable(str(error)) from error
 
@@ -139,25 +139,25 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
 
 
 def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:
-    """float32 on a CPU; on GPUs what suits the stage, if every one has bfloat16 (compute capability 8.0, Ampere)."""
+    """float32 on a CPU; on GPUs the stage's own half precision if all have bfloat16 (compute capability 8.0, Ampere)."""
     if not gpus:
         return "float32"
     return find_stage(stage).half if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
 
 
 def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
-    """Bytes of weights by stage, as their files say."""
+    """Bytes of weights by stage: the sizes of their files."""
     files = {spec.name: [file for path in spec.files.values() for file in list_files(Path(path))] for spec in specs}
     return {name: sum(file.stat().st_size for file in found) for name, found in files.items()}
 
 
 def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
-    """Bytes, as configured or for what there is: a GPU's workers have many images in hand."""
+    """Bytes, as configured or by the number of GPUs."""
     return config.pipeline.slab_bytes or len(used_gpus(config, gpus)) * GPU_SLAB or CPU_SLAB
 
 
 def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
-    """Raises ConfigError when this machine has not so much memory."""
+    """Raises ConfigError if this machine does not have that much memory."""
     size, memory = size_slab(config, gpus), psutil.virtual_memory().total
     has = f"this machine has {memory >> 20:,} MiB of memory"
     problem = f"pipeline.slab_bytes: {size >> 20:,} MiB is too much; {has}. Set a smaller value."
@@ -170,7 +170,7 @@ def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
 
 
 def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Those that the configuration names, or all; none where it names a CPU too, as stages have one dtype for all devices."""
+    """The GPUs that the configuration names, or all; none if it names a CPU too, as a stage has one dtype for all devices."""
     named = {*config.pipeline.devices, *(device for table in config.pipeline.segment for device in table.devices)}
     if "cpu" in named:
         return []
@@ -178,7 +178,7 @@ def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def judge_of(config: Config, inboxes: Mapping[int, bytes]) -> Judge:
-    """inboxes: their folders by number. Raises ConfigError."""
+    """inboxes: their folders by id. Raises ConfigError."""
     try:
         rule = load_rule(config.binning.rules) if config.binning.rules else None
     except ValueError as error:
@@ -204,14 +204,16 @@ def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
 
 
 def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
-    """What a worker calls its device, and the environment that makes it the only one it sees.
+    """The device's name inside a worker, and the environment variables that hide all other devices from it.
 
-    Raises ConfigError when there is no such device.
+    Raises ConfigError if there is no such device.
     """
     if device == "cpu":
-        passive = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait do not spin: on a contended machine worth a factor
+        passive = {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads do not spin, which costs a multiple on a busy machine
         return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
     gpu = next((gpu for gpu in gpus if gpu.device == device), None)
     if gpu is None:
-        raise ConfigError([f"pipeline.devices: there is no {device}; `visiond gpus` lists {len(gpus)}."])
+        raise ConfigError(
+            [f"pipeline.devices: there is no {device}; `{command('gpus')}` lists the GPUs of this machine ({len(gpus)})."]
+        )
     return "cuda:0", {"CUDA_VISIBLE_DEVICES": gpu.uuid, "OMP_NUM_THREADS": "2"}

@@ -1,7 +1,7 @@
-"""Where the stages run: a placement is a list of segments, a segment a run of stages and the devices that hold it.
+"""Where the stages run. A placement is a list of segments; a segment is a run of stages and the devices that hold it.
 
-"Replicated" is one segment on n devices; "pipelined" is several segments, each with devices of its own. Nothing
-downstream of this file knows which of them it was.
+"Replicated" is one segment on n devices; "pipelined" is several segments, each with its own devices. The rest of the code does
+not know which of them it is.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from stages.registry import find_stage
 
-# GPU memory of a worker beside its weights: the CUDA context and its libraries, and the activations of each image of a
+# GPU memory of a worker in addition to its weights: the CUDA context and its libraries, and the activations of each image of a
 # batch, measured on an H200 with images of 1280×960 in batches of 128.
 CONTEXT_BYTES = 1 << 30
 IMAGE_BYTES = 90 << 20
-MODELS_BYTES = 2 << 30  # what a batch leaves for the weights, of which nothing is known yet when it is chosen
+MODELS_BYTES = 2 << 30  # kept free for the weights, which are not known yet when the batch is chosen
 GPU_BATCHES = (128, 64, 32, 16, 8)
-GPU_WORKERS = 5  # on one GPU: one interpreter does not keep an H200 busy
+GPU_WORKERS = 5  # on one GPU: a single interpreter does not keep an H200 busy
 CORES_PER_WORKER = 3
-WORKER_BYTES = 4 << 30  # of the host's memory, measured likewise: CUDA's libraries, decoders and pinned buffers
+WORKER_BYTES = 4 << 30  # host memory, measured in the same way: CUDA's libraries, decoders and pinned buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class Placement:
 
 
 def choose_batch(gpus: Sequence[Gpu]) -> int:
-    """Images: the most of which the smallest GPU has room for two workers."""
+    """The largest batch, in images, with which the smallest GPU has room for two workers."""
     room = min(gpu.total_bytes for gpu in gpus) // 2 - CONTEXT_BYTES - MODELS_BYTES
     return next((batch for batch in GPU_BATCHES if batch * IMAGE_BYTES <= room), GPU_BATCHES[-1])
 
 
 def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], host: Host, batch: int) -> Placement:
-    """The placement that the configuration asks for, on the devices that are there.
+    """The placement that the configuration asks for, on this machine's devices.
 
-    weights: bytes of each stage's weights on the device; batch: images of the largest one.
+    weights: bytes of each stage's weights on the device; batch: images of the largest batch.
     """
     need = sum(weights.values()) + CONTEXT_BYTES + batch * IMAGE_BYTES
     stages = tuple(config.stage_names)
@@ -62,14 +62,14 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], host: 
         segments = tuple(
             Segment(tuple(table.stages), tuple(table.devices) * table.workers_per_device) for table in config.pipeline.segment
         )
-        return Placement(segments, "as the [[pipeline.segment]] tables say")
+        return Placement(segments, "set by the [[pipeline.segment]] tables")
     devices = config.pipeline.devices or [gpu.device for gpu in gpus] or ["cpu"]
     used = [gpu for gpu in gpus if gpu.device in devices]
     mode, why = _choose(config.pipeline.placement, devices, used, need)
     if mode == "pipelined":
         return Placement(_spread(stages, devices, config.pipeline.workers_per_device or 1), why)
     on_gpu = config.pipeline.workers_per_device or _workers(devices, used, need, host)
-    on_cpu = config.pipeline.workers_per_device or 1  # whose models use all its cores
+    on_cpu = config.pipeline.workers_per_device or 1  # one worker's models use all cores
     held = _repeat(devices, on_gpu, on_cpu)
     counts = ", ".join(f"{count} on {device}" for device, count in Counter(held).items())
     return Placement((Segment(stages, held),), f"{why}; workers: {counts}")
@@ -83,20 +83,20 @@ def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -
     if small and len(devices) > 1:
         return "pipelined", f"all stages need {need >> 20} MiB, more than is free on {', '.join(small)}"
     if small:
-        return "replicated", f"all stages need {need >> 20} MiB, more than is free on {small[0]}, which is the only device"
+        return "replicated", f"all stages need {need >> 20} MiB, more than is free on {small[0]}, but it is the only device"
     if not used:
-        return "replicated", "no GPU is used: the CPU holds all stages"
+        return "replicated", "no GPU is used; the CPU holds all stages"
     return "replicated", f"every {'GPU' if 'cpu' in devices else 'device'} has memory for all stages"
 
 
 def _repeat(devices: Sequence[str], on_gpu: int, on_cpu: int) -> tuple[str, ...]:
-    """Each device as often as it has workers, in turns."""
+    """Each device once for each of its workers, in turns."""
     rounds = range(max(on_gpu, on_cpu))
     return tuple(device for number in rounds for device in devices if number < (on_cpu if device == "cpu" else on_gpu))
 
 
 def _workers(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) -> int:
-    """As many processes on a GPU as its memory and each device's share of the host allow."""
+    """The number of processes on a GPU that its memory and its share of the host allow."""
     if not used:
         return 1
     by_gpu_memory = min(gpu.free_bytes for gpu in used) // need
@@ -106,8 +106,8 @@ def _workers(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host)
 
 
 def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tuple[Segment, ...]:
-    """Cut the stages into at most as many runs as there are devices, the dearest as cheap as can be, and give each
-    further device to the run that is dearest for its devices."""
+    """Cut the stages into at most as many runs as there are devices, so that the most expensive run costs as little as
+    possible. Each further device goes to the run with the highest cost per device."""
     parts = min(len(stages), len(devices))
     cuts = itertools.combinations(range(1, len(stages)), parts - 1)
     runs = min(
@@ -116,8 +116,8 @@ def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tu
     )
     shares = [1] * parts
     for _ in range(len(devices) - parts):
-        dearest = max(range(parts), key=lambda part: _cost(runs[part]) / shares[part])
-        shares[dearest] += 1
+        costliest = max(range(parts), key=lambda part: _cost(runs[part]) / shares[part])
+        shares[costliest] += 1
     supply = iter(devices)
     held = [tuple(itertools.islice(supply, share)) for share in shares]
     return tuple(Segment(run, devices * workers) for run, devices in zip(runs, held, strict=True))

@@ -1,4 +1,4 @@
-"""The sidecar as others read it: schema "visiond/1". docs/sidecar.schema.json is made from these types."""
+"""The sidecar, schema "visiond/1". docs/sidecar.schema.json is generated from these types."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: str
     id: int  # its number in the ledger
     source: Source
-    notice: str = ""  # what to know of the models that answered
-    # Here stands each stage's result, by its key.
+    notice: str = ""  # about the models, for example that they are a demonstration
+    # Each stage's result stands here, under its key.
     bin: Bin | None = None
     timings: Annotated[dict[str, float], msgspec.Meta(description=TIMINGS)] = {}
     models: dict[str, str] = {}  # stage → fingerprint of the model
@@ -51,7 +51,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Parts(NamedTuple):
-    """A sidecar and, as they stand in it, the results by their stages' names and the criteria of its bin."""
+    """A sidecar, and parts of it as JSON: the results by stage, and the criteria of its bin."""
 
     sidecar: Sidecar
     results: dict[str, bytes]
@@ -59,14 +59,14 @@ class Parts(NamedTuple):
 
 
 def parse_sidecar(data: bytes) -> Parts:
-    """Raises ValueError or KeyError when the bytes are no sidecar. Results of plug-ins may be anything."""
+    """Raises ValueError or KeyError if the bytes are not a sidecar. Results of plug-ins may be anything."""
     sidecar = msgspec.json.decode(data, type=Sidecar)
     parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     keys = {stage: KEYS.get(stage, stage) for stage in sidecar.models}
     if strange := parts.keys() - {*Sidecar.__struct_fields__} - {*keys.values()}:
-        raise ValueError(f"it has a field that no sidecar has: {min(strange)}")
+        raise ValueError(f"unknown field: {min(strange)}")
     results = {stage: bytes(parts[key]) for stage, key in keys.items()}
-    for stage in BUILT_IN:  # of a plug-in, a later version may have another type
+    for stage in BUILT_IN:  # the type of a plug-in's result may differ in a later version
         if stage.name in results:
             decode(stage.name, results[stage.name])
     is_done = not sidecar.status
@@ -75,7 +75,7 @@ def parse_sidecar(data: bytes) -> Parts:
 
 
 class Described(Protocol):
-    """What is known of an image's file."""
+    """What is known about an image's file."""
 
     @property
     def path(self) -> bytes: ...  # relative to the inbox
@@ -96,7 +96,7 @@ class Described(Protocol):
 
 
 def describe_source(inbox: bytes, image: Described) -> dict[str, Any]:
-    """`source` as it stands in the sidecar. inbox: its folder."""
+    """The sidecar's `source`. inbox: its folder."""
     source: dict[str, Any] = {"inbox": inbox.decode(errors="replace"), "path": image.path.decode(errors="replace")}
     if source["path"].encode() != image.path:
         source["path_base64"] = base64.b64encode(image.path).decode()
@@ -116,7 +116,7 @@ def path_of(source: Source) -> bytes:
     return base64.b64decode(source.path_base64) or source.path.encode()
 
 
-@lru_cache(64)  # images that were admitted, or that ended, together have the same
+@lru_cache(64)  # images that were admitted or finished together have the same timestamp
 def timestamp(seconds: float) -> str:
     """Unix seconds as RFC 3339 in UTC, cut to milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

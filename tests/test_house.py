@@ -104,7 +104,7 @@ def test_the_daemon_imports_no_models(module: str) -> None:
     assert {name.split(".")[0] for name in imported(executed(parse(module)))} & HEAVY == set()
 
 
-def test_what_runs_at_import_is_told_from_what_does_not() -> None:
+def test_code_that_runs_at_import_is_distinguished_from_code_that_does_not() -> None:
     source = """
 if TYPE_CHECKING:
     import a

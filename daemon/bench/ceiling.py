@@ -1,4 +1,4 @@
-"""What the daemon's workers reach from bytes in memory: its own workers and slab, without files, ledger or sidecars."""
+"""The rate of the daemon's workers fed from memory: the same workers and slab, without files, ledger or sidecars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from daemon.workers.slab import Slab
 
 
 def measure_ceiling(config: Config, images: list[Path], seconds: float) -> float:
-    """Images a second, once every image that the slab has room for has been through the workers a first time."""
+    """Images per second, after every image in the slab has been processed once."""
     set_up_log(config.log.level)
     try:
         return anyio.run(_measure, config, images, seconds, backend_options={"use_uvloop": True})
@@ -33,7 +33,9 @@ def measure_ceiling(config: Config, images: list[Path], seconds: float) -> float
 async def _measure(config: Config, images: list[Path], seconds: float) -> float:
     layout = Layout.of(config)
     if len(layout.placement.segments) > 1:
-        raise WrongArgument("--memory feeds workers that hold all stages, but here stages are spread over devices.")
+        raise WrongArgument(
+            "--memory needs workers that hold all stages, but this configuration spreads the stages over devices."
+        )
     with closing(Slab(size_slab(config, layout.gpus))) as slab:
         lane = layout.open_lane(layout.placement.segments[0], slab, Metrics())
         items = list(fill(slab, images))
@@ -49,7 +51,7 @@ async def _measure(config: Config, images: list[Path], seconds: float) -> float:
 
 
 def fill(slab: Slab, images: list[Path]) -> Iterator[Item]:
-    """Bytes of the images, as far as there is room."""
+    """Copy images into the slab until it is full."""
     for image in images:
         data = image.read_bytes()
         extent = slab.try_reserve(len(data))
@@ -60,12 +62,12 @@ def fill(slab: Slab, images: list[Path]) -> Iterator[Item]:
 
 
 def until(deadline: float, batches: list[list[Item]]) -> Iterator[list[Item]]:
-    """The batches over and over, until the time is up."""
+    """Repeat the batches until the deadline."""
     return itertools.takewhile(lambda _: time.monotonic() < deadline, itertools.cycle(batches))
 
 
 async def work(lane: Lane, batches: Iterator[list[Item]]) -> int:
-    """All slots of all workers take batch after batch; returns how many images are done."""
+    """Process batch after batch in all slots of all workers; returns the number of images."""
     done = 0
 
     async def use_slot() -> None:

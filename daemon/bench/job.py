@@ -1,7 +1,7 @@
-"""`visiond bench`: the standard job through the real daemon, beside the same images one at a time.
+"""`visiond bench`: the standard job through the real daemon, compared with the same images one at a time.
 
-The daemon is a process of its own, `visiond run --once`, as users start it. Figures come from what it leaves behind:
-a sidecar is written once its result is durable, so the sidecars' times tell when; seconds of stages stand in the ledger.
+The daemon is a separate process, `visiond run --once`, as users start it. The figures come from its output: a sidecar is
+written when its result is durable, so its modification time shows when that was; the ledger has the seconds of the stages.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from stages.processes import environment, python
 from stages.training.truth import TRUTH
 
 NEW_TOKENS = 12  # of each caption, forced
-WARM_UP = 2  # single images before those that are timed
+WARM_UP = 2  # single images before the timed ones
 PATIENCE_SECONDS = 60.0  # for a single image on an idle daemon
-GLANCE_SECONDS = 0.0005  # between two looks for its sidecar
+POLL_SECONDS = 0.0005  # between two checks for its sidecar
 ROOT = Path(__file__).parent.parent
-Tell = Callable[[str], None]
+Print = Callable[[str], None]
 
 CONFIG = """\
-# Made by `visiond bench`, and made anew by each.
+# Made by `visiond bench`; each run writes it again.
 [[inbox]]
 path = {inbox}
 settle_seconds = 0
@@ -76,18 +76,18 @@ class Percentiles(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True):
     """The standard job once. images_per_second: from the moment that the first worker is loaded to the last sidecar."""
 
-    cold: bool  # no compiled kernels were there
+    cold: bool  # without compiled kernels
     wall_seconds: float  # of the whole process
     load_seconds: float  # until the first worker had its models
     images_per_second: float
-    latency: Percentiles  # from the later of seen and loaded to its sidecar: with a backlog, mostly waiting
-    stage_seconds: dict[str, float]  # of one image, its share of its batch's, with the wait for the stage to be free
+    latency: Percentiles  # from seen or loaded, whichever is later, to the sidecar; with a backlog mostly waiting time
+    stage_seconds: dict[str, float]  # per image: the batch's time divided by its images, including the wait for the device
     published_at: list[float]  # seconds since the start, in order
     samples: list[Sample]
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """One image at a time. stage_seconds: of all images together."""
+    """One image at a time. stage_seconds: sum over all images."""
 
     images: int
     images_per_second: float
@@ -126,7 +126,7 @@ class Place:
     """The folder of a benchmark: images and weights, which stay for the next one, and a daemon's own folders."""
 
     def __init__(self, folder: Path, pack: str = "", pipeline: Sequence[str] = ()) -> None:
-        """pack: as in [models]; empty for random weights. pipeline: lines for that table of the configuration."""
+        """pack: as in [models]; "" for random weights. pipeline: lines for that table of the configuration."""
         self.folder = folder.absolute()
         self.home = self.folder / "daemon"
         self.config_file = self.home / "daemon.toml"
@@ -135,25 +135,25 @@ class Place:
         self._pipeline = "\n".join(pipeline)
 
     def make_pack(self) -> None:
-        """The published architectures with random weights, unless they are there or other weights are asked for."""
+        """Make the published architectures with random weights, unless they exist or a pack was named."""
         if self.pack == str(self.folder / "pack"):
             make_once(self.folder / "pack", lambda part: run_module("stages.training.published", str(part)))
 
     def make_images(self, count: int) -> list[Path]:
-        """The inputs of the standard job, unless they are there."""
+        """Make the images of the standard job, unless they exist."""
         from stages.training.scenes import standard_job
 
         inbox = make_once(self.folder / f"images-{count}", lambda part: standard_job(part, count, seed=0))
         return [path for path in sorted(inbox.iterdir()) if path.name != TRUTH]
 
     def make_inbox(self, images: Sequence[Path], repeat: int) -> Path:
-        """A folder that holds each image under `repeat` names; for the daemon each is an image of its own."""
+        """A folder with each image under `repeat` names. The daemon treats each name as a separate image."""
         if repeat == 1:
             return images[0].parent
         return make_once(self.folder / f"images-{len(images)}x{repeat}", lambda part: link_images(images, repeat, part))
 
     def prepare(self, inbox: Path, *, cold: bool = False) -> Config:
-        """No ledger, no results, and a configuration. Compiled kernels stay unless it is to be cold."""
+        """Remove ledger and results, and write the configuration. Keeps compiled kernels unless `cold`."""
         for path in (self.home / "results", *self.home.glob("state/*")):
             if path.is_file():
                 path.unlink()
@@ -166,7 +166,7 @@ class Place:
         return load(self.config_file)
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """The daemon. Its progress and its errors go to stderr."""
+        """Start the daemon. Its progress and its errors go to stderr."""
         command = python("-m", "daemon", "run", "--config", str(self.config_file), *options)
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment())
 
@@ -181,27 +181,27 @@ def run_bench(
     sample: int,
     single: int,
     memory_seconds: float,
-    tell: Tell,
+    progress: Print,
 ) -> Report:
-    """All of it, one after another. repeat: under how many names each image lies in the inbox. memory_seconds: how long
-    workers are fed from memory; 0: not at all."""
-    tell("images and weights")
+    """Run all measurements. repeat: names of each image in the inbox. memory_seconds: how long to feed the workers from
+    memory; 0: not at all."""
+    progress("images and weights")
     place.make_pack()
     images = place.make_images(count)
     inbox = place.make_inbox(images, repeat)
     runs: list[Run] = []
     for is_cold in [True] * cold + [False] * warm:
-        tell(f"run {len(runs) + 1} of {cold + warm}, {'cold' if is_cold else 'warm'}")
+        progress(f"run {len(runs) + 1} of {cold + warm}, {'cold' if is_cold else 'warm'}")
         runs.append(run_job(place, inbox, cold=is_cold))
     rate = statistics.median(run.images_per_second for run in representative(runs))
-    tell("single images on an idle daemon")
+    progress("single images on an idle daemon")
     latency = time_single_images(place, images[: WARM_UP + single])
     config = place.prepare(images[0].parent)
     memory = None
     if memory_seconds:
-        tell("workers fed from memory")
+        progress("workers fed from memory")
         memory = measure_ceiling(config, images, memory_seconds)
-    tell("one image at a time")
+    progress("one image at a time")
     timings = time_one_at_a_time(config, images[: 1 + sample])
     return Report(
         command=sys.argv,
@@ -220,18 +220,18 @@ def run_bench(
 
 
 def representative(runs: Sequence[Run]) -> Sequence[Run]:
-    """The warm runs, or the cold ones where none was warm."""
+    """The warm runs, or the cold ones if there are no warm ones."""
     return [run for run in runs if not run.cold] or runs
 
 
 def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
-    """`visiond run --once` over a folder's images. Raises VisiondError unless that goes well."""
+    """Run `visiond run --once` over a folder. Raises VisiondError if it fails."""
     config = place.prepare(inbox, cold=cold)
     with place.start("--once") as daemon, Meter(daemon.pid, config) as meter:
         status = daemon.wait()
         ended = time.time()
     if status:
-        raise VisiondError(f"`visiond run --once` left with status {status}; what it says of it is above.")
+        raise VisiondError(f"`visiond run --once` ended with status {status}; its messages are above.")
     with open_reader(config) as reader:
         records = list(reader.finished())
     results = os.fsencode(config.output.results)
@@ -250,7 +250,7 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
 
 
 def time_single_images(place: Place, images: Sequence[Path]) -> Percentiles:
-    """From a file's arrival, by rename, to its sidecar, while the daemon has nothing else to do; settling takes no time."""
+    """Time from a file's arrival by rename, which needs no settling, to its sidecar, on an idle daemon."""
     shutil.rmtree(place.drop, ignore_errors=True)
     place.drop.mkdir()
     config = place.prepare(place.drop)
@@ -267,7 +267,7 @@ def run_idle(place: Place, config: Config) -> Iterator[None]:
         try:
             while not ((snapshot := find_snapshot(config)) and all(worker.state == "ready" for worker in snapshot.workers)):
                 if daemon.poll() is not None or time.monotonic() > deadline:
-                    raise VisiondError("The daemon did not get ready; what it says of it is above.")
+                    raise VisiondError("The daemon did not become ready; its messages are above.")
                 time.sleep(0.1)
             yield
         finally:
@@ -282,16 +282,16 @@ def time_single_image(config: Config, drop: Path, image: Path) -> float:
     while not sidecar.exists():
         if time.monotonic() > started + PATIENCE_SECONDS:
             raise VisiondError(f"A single image had no sidecar after {PATIENCE_SECONDS:g} s.")
-        time.sleep(GLANCE_SECONDS)
+        time.sleep(POLL_SECONDS)
     return time.monotonic() - started
 
 
 def time_one_at_a_time(config: Config, images: Sequence[Path]) -> Timings:
-    """On the first GPU, or the CPU; the first image warms up."""
+    """On the first GPU, or the CPU. The first image is for warm-up."""
     layout, paths = Layout.of(config), list(map(str, images))
     task = {"stages": list(layout.specs.values()), "images": paths, "device": "cuda:0" if layout.gpus else "cpu"}
-    told = run_module("stages.baseline", task=msgspec.json.encode(task | {"new_tokens": NEW_TOKENS}))
-    spent: dict[str, float] = json.loads(told.splitlines()[-1])
+    output = run_module("stages.baseline", task=msgspec.json.encode(task | {"new_tokens": NEW_TOKENS}))
+    spent: dict[str, float] = json.loads(output.splitlines()[-1])
     timed = len(images) - 1
     return Timings(timed, timed / sum(spent.values()), spent)
 
@@ -303,7 +303,7 @@ def link_images(images: Sequence[Path], repeat: int, folder: Path) -> None:
 
 
 def make_once(target: Path, make: Callable[[Path], object]) -> Path:
-    """What `make` writes into a folder, which is there whole or not at all."""
+    """Make a folder by calling `make`, completely or not at all."""
     if not target.exists():
         part = target.with_name(f"{target.name}.part")
         shutil.rmtree(part, ignore_errors=True)
@@ -314,15 +314,15 @@ def make_once(target: Path, make: Callable[[Path], object]) -> Path:
 
 
 def run_module(module: str, *arguments: str, task: bytes = b"") -> bytes:
-    """What needs torch, in a process of its own; returns what it printed. Raises VisiondError."""
+    """Run a module that needs torch in a separate process; returns its output. Raises VisiondError."""
     result = subprocess.run(python("-m", module, *arguments), input=task, stdout=subprocess.PIPE, env=environment())
     if result.returncode:
-        raise VisiondError(f"python -m {module} ended with status {result.returncode}; what it says of it is above.")
+        raise VisiondError(f"python -m {module} ended with status {result.returncode}; its messages are above.")
     return result.stdout
 
 
 def find_commit() -> str | None:
-    """Of a source tree, with -dirty where files differ from it; None for an installed package."""
+    """The commit of the source tree, with -dirty if files differ; None for an installed package."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return None
     described = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)

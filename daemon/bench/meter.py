@@ -1,4 +1,4 @@
-"""How busy the machine is while a daemon works: GPUs, memory, and since when its models are loaded."""
+"""Measures the machine while a daemon works: load of GPUs, memory, and when the models are loaded."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ INTERVAL_SECONDS = 0.1
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What was seen at one moment. Lists have an entry for each GPU."""
+    """Figures at one moment. Lists have an entry for each GPU."""
 
     at: float  # seconds since the daemon was started
     gpu_utilisation: list[float | None]  # 0..1
     gpu_used_bytes: list[int]
-    daemon_bytes: int  # anonymous memory: the slab and what files are mapped are not in it
+    daemon_bytes: int  # anonymous memory, without the slab and mapped files
     workers_bytes: int  # all the daemon's children together
 
 
 class Meter:
-    """A context in which a thread takes samples of a daemon's process."""
+    """Within its context, a thread takes samples of a daemon's process."""
 
     def __init__(self, pid: int, config: Config) -> None:
         self.samples: list[Sample] = []
         self.started = time.time()
-        self.loaded_at = self.started  # Unix seconds: the last moment at which no worker was seen to have its models
+        self.loaded_at = self.started  # Unix seconds: the last sample at which no worker had loaded its models
         self._config = config
         self._process = psutil.Process(pid)
         self._ended = threading.Event()
@@ -71,7 +71,7 @@ class Meter:
 
 
 def anonymous_bytes(process: psutil.Process) -> int:
-    """0 for a process that has just gone."""
+    """0 for a process that has just ended."""
     try:
         memory = process.memory_info()
     except psutil.NoSuchProcess:

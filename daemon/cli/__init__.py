@@ -1,19 +1,18 @@
-"""Entry of the command `visiond`: what has to be right before anything else is imported.
+"""Entry point of the command `visiond`: what must happen before anything else is imported.
 
-The search path comes first. With `python -m daemon` the working directory is on it, and that may be an inbox; until it is taken
-off, nothing is imported that Python has not imported already, not even __future__. What Python itself imports before that
-comes from there too: `visiond` and `python -P -m daemon` do not have that folder on the path at all. Then an order to stop
-is obeyed.
+First, the search path. With `python -m daemon` the working directory is on it, and that may be an inbox. Until it is removed,
+this module imports only what Python has imported already, not even __future__. What Python itself imports before that also
+comes from there; `visiond` and `python -P -m daemon` do not have that folder on the path at all. Second, the signal handlers.
 """
 
 import os
 import sys
 
-LEAVE_SECONDS = 2.0  # for threads that are about to end
+LEAVE_SECONDS = 2.0  # for threads to end
 
 
 def main(*, by_module: bool = False) -> None:
-    """Be `visiond` with this process's arguments. by_module: started by `python -m`."""
+    """Run `visiond` with the arguments of this process. by_module: started by `python -m`."""
     forget_working_directory(by_module=by_module)
     if sys.argv[1:2] == ["run"]:
         from daemon.system.signals import leave_at_once
@@ -29,7 +28,7 @@ def main(*, by_module: bool = False) -> None:
 
 
 def leave_threads(status: int) -> None:
-    """A thread that hangs in a system call, as on a dead mount, does not hold up the end of the process."""
+    """End the process even if a thread hangs in a system call, for example on a dead mount."""
     import threading
     import time
 
@@ -44,7 +43,7 @@ def leave_threads(status: int) -> None:
 
 
 def forget_working_directory(*, by_module: bool) -> None:
-    """Take the working directory, and what is relative to it, off the search path of this process and of all that it starts."""
+    """Remove the working directory and all relative folders from the search path of this process and its children."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     absolute = [entry for entry in entries if os.path.isabs(entry)]
     doubtful = {""}

@@ -1,14 +1,15 @@
-"""`visiond bench`: the command, and its report as a table and a picture."""
+"""The command `visiond bench`, and its report as tables and as a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from daemon.cli.display import console, errors, print_table, say
+from daemon.cli.display import console, errors, print_table, printable
+from daemon.cli.options import option
 from daemon.hints import quantity
 from daemon.ledger.files import written_into
 
@@ -16,43 +17,63 @@ if TYPE_CHECKING:
     from daemon.bench.job import Percentiles, Report, Run
 
 
-def bench(
-    folder: Annotated[Path, typer.Option("--folder", help="Where to work; images and weights stay for the next time.")] = Path(
-        "bench"
+JOB, RUNS, OUTPUT = "Job", "Measurements", "Output"
+MemoryOption = Annotated[
+    float,
+    option("--memory", metavar="SECONDS", min=0, help="Also feed the workers from memory for this long.", panel=RUNS),
+]
+PackOption = Annotated[
+    str,
+    option("--pack", metavar="PACK", help="Name or path of a pack. Default: random weights of the published sizes.", panel=JOB),
+]
+PipelineOption = Annotated[
+    list[str] | None,
+    option(
+        "--pipeline", metavar="LINE", help='A setting for the table pipeline, such as "mps = false". Repeatable.', panel=JOB
     ),
-    count: Annotated[int, typer.Option("--count", "-n", min=2, help="Images of the job.")] = 500,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Under how many names each image lies there.")] = 1,
-    pack: Annotated[
-        str, typer.Option("--pack", help="Weights, as models.pack names them; by default random ones of the published sizes.")
-    ] = "",
-    cold: Annotated[int, typer.Option("--cold", min=0, help="Runs without compiled kernels at hand.")] = 1,
-    warm: Annotated[int, typer.Option("--warm", min=0, help="Runs with them.")] = 3,
-    sample: Annotated[int, typer.Option("--sample", min=1, help="Images that are taken one at a time.")] = 20,
-    single: Annotated[int, typer.Option("--single", min=2, help="Images dropped singly on an idle daemon.")] = 100,
-    memory: Annotated[
-        float, typer.Option("--memory", min=0, help="Feed the same workers from memory, for so many seconds.")
-    ] = 0,
-    pipeline: Annotated[
-        list[str] | None, typer.Option("--pipeline", help='A line for the pipeline table, e.g. "workers_per_device = 2".')
+]
+
+
+def number(*names: str, least: int, help: str, panel: str = RUNS) -> Any:
+    return option(*names, metavar="N", min=least, help=help, panel=panel)
+
+
+def bench(
+    folder: Annotated[
+        Path, option("--folder", metavar="FOLDER", help="Folder to work in. Keeps images and weights for the next time.")
+    ] = Path("bench"),
+    count: Annotated[int, number("--count", "-n", least=2, help="Number of different images.", panel=JOB)] = 500,
+    repeat: Annotated[int, number("--repeat", least=1, help="Names of each image, for a longer run.", panel=JOB)] = 1,
+    pack: PackOption = "",
+    pipeline: PipelineOption = None,
+    cold: Annotated[int, number("--cold", least=0, help="Runs without compiled kernels.")] = 1,
+    warm: Annotated[int, number("--warm", least=0, help="Runs with compiled kernels.")] = 3,
+    sample: Annotated[int, number("--sample", least=1, help="Images to process one at a time.")] = 20,
+    single: Annotated[int, number("--single", least=2, help="Images to drop singly on an idle daemon.")] = 100,
+    memory: MemoryOption = 0,
+    json: Annotated[Path | None, option("--json", metavar="FILE", help="Write all figures to FILE.", panel=OUTPUT)] = None,
+    plot: Annotated[
+        Path | None, option("--plot", metavar="FILE", help="Draw rate, load and memory: a PNG.", panel=OUTPUT)
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw rate, load and memory over time: a PNG.")] = None,
 ) -> None:
-    """The standard job on this machine: files to durable results, beside the same images taken one at a time.
+    """Measure images per second of the daemon, and of the same images one at a time.
 
-    JPEGs of 1280×960 with twelve lines of text through PP-OCRv6 small, YOLOv8n, CLIP ViT-B/32 and BLIP-base with twelve new
-    tokens.
+    The standard job: JPEGs of 1280×960 with twelve lines of text through
+    PP-OCRv6 small, YOLOv8n, CLIP ViT-B/32 and BLIP-base with twelve new
+    tokens. The daemon's figure is from files to durable results.
 
-    Example: visiond bench --count 2000 --memory 10 --json bench.json --plot bench.png
+    Examples:
+      visiond bench --count 2000 --memory 10 --json bench.json --plot bench.png
+      visiond bench --pack mini --count 20 --sample 2 --single 10
     """
     from daemon.bench.job import WARM_UP, Place, run_bench
 
     if cold + warm == 0:
-        raise typer.BadParameter("there is nothing to run: give --cold or --warm")
+        raise typer.BadParameter("--cold and --warm are both 0, so there is nothing to run; set one of them to 1 or more")
     if count < (least := max(1 + sample, WARM_UP + single)):
         raise typer.BadParameter(
-            f"--sample and --single take their images from the job's: --count must be {least} or more, or those less "
-            "(--sample 2 --single 10)"
+            f"--sample and --single use images of the job, so --count must be at least {least}; "
+            "or lower them, for example --sample 2 --single 10"
         )
     refuse_lost_reports(json, plot)
     with written_into(folder):
@@ -67,7 +88,7 @@ def bench(
         sample=sample,
         single=single,
         memory_seconds=memory,
-        tell=errors.print,
+        progress=errors.print,
     )
     print_report(report)
     with written_into(folder):
@@ -78,10 +99,11 @@ def bench(
 
 
 def refuse_lost_reports(*paths: Path | None) -> None:
-    """Before hours of work, not after them."""
+    """Raise BadParameter before hours of work, not after them."""
     for path in paths:
         if path and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise typer.BadParameter(f"{path} cannot be written: give a file in a folder that there is")
+            problem = "it is a folder" if path.is_dir() else f"the folder {path.absolute().parent} does not exist"
+            raise typer.BadParameter(f"cannot write {path}: {problem}")
 
 
 def print_report(report: Report) -> None:
@@ -90,17 +112,17 @@ def print_report(report: Report) -> None:
     machine = report.machine
     devices = ", ".join(machine.gpus) or "no GPU"
     console.print(
-        f"{quantity(report.images, 'image')}, {say(devices)}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
+        f"{quantity(report.images, 'image')}, {printable(devices)}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
     )
-    print_table(("way", "images/s", "seconds to load", "seconds in all"), list_ways(report))
-    print_table(("stage", "ms an image", "share", "ms one at a time"), list_stages(report))
+    print_table(("measured", "images/s", "load seconds", "total seconds"), list_ways(report))
+    print_table(("stage", "ms per image", "share", "ms one at a time"), list_stages(report))
     last, rates = report.runs[-1], [run.images_per_second for run in representative(report.runs)]
     print_table(("seconds", "p50", "p95", "p99"), list_latencies(last, report.single_image))
     on_gpus = max((sum(sample.gpu_used_bytes) for sample in last.samples), default=0)
     of_workers = max((sample.workers_bytes for sample in last.samples), default=0)
-    print(f"at most {on_gpus >> 20} MiB on GPUs, {of_workers >> 20} MiB of workers on the host")
+    print(f"peak memory: {on_gpus >> 20} MiB on GPUs, {of_workers >> 20} MiB of the host for workers")
     spread = f"{min(rates):.1f} to {max(rates):.1f}"
-    print(f"{report.images_per_second:.1f} images/s ({spread}), {report.ratio:.1f} times one image at a time")
+    print(f"{report.images_per_second:.1f} images/s ({spread}), {report.ratio:.1f} times as fast as one image at a time")
 
 
 def list_ways(report: Report) -> list[tuple[object, ...]]:
@@ -114,7 +136,7 @@ def list_ways(report: Report) -> list[tuple[object, ...]]:
         for run in report.runs
     ]
     if ceiling := report.memory_images_per_second:
-        reached = f"workers from memory, of which the daemon reaches {report.images_per_second / ceiling:.0%}"
+        reached = f"workers fed from memory; the daemon reaches {report.images_per_second / ceiling:.0%} of it"
         rows.append((reached, f"{ceiling:.1f}", "", ""))
     return [*rows, ("one image at a time, float32", f"{report.one_at_a_time.images_per_second:.2f}", "", "")]
 
@@ -133,12 +155,12 @@ def list_stages(report: Report) -> list[tuple[object, ...]]:
 
 
 def list_latencies(run: Run, single: Percentiles) -> list[tuple[object, ...]]:
-    named = {"from seen, or loaded, to sidecar in the last run": run.latency, "an image alone, from arrival to sidecar": single}
+    named = {"last run: from seen (or models loaded) to sidecar": run.latency, "single image: from arrival to sidecar": single}
     return [(name, *(f"{x:.3f}" for x in (p.p50, p.p95, p.p99))) for name, p in named.items()]
 
 
 def draw_run(run: Run, picture: Path) -> None:
-    """Rate, GPUs' load and memory over the seconds of a run."""
+    """Draw rate, GPU load and memory over the seconds of a run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 8), layout="tight")

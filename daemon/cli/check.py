@@ -1,4 +1,4 @@
-"""`visiond check`: whether `run` would work with this configuration on this machine, and how to mend what would not."""
+"""`visiond check`: whether `run` would work with this configuration on this machine, and how to fix what would not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from daemon.results.destinations import Destination
 from daemon.state import CONTROL, LEDGER
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
-from daemon.system.mounts import is_network_mount, is_there, tell_missing
+from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.web.app import listen, load_certificate, read_token, risks
 from stages.registry import PROBLEMS, SOURCES
 from stages.weights.packs import open_pack
@@ -45,11 +45,15 @@ class Finding:
 
 
 def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterator[Finding]:
-    """Everything worth knowing before `run`, in the order a reader would ask, as it is found.
+    """Yield findings as they are made, in the order in which a reader would ask.
 
-    file: the configuration's, if it has one. quick: no stage is built.
+    file: the configuration file, if there is one. quick: build no stage.
     """
-    source = f"the configuration is {file.absolute()}." if file else "there is no daemon.toml here: all is at its default."
+    source = (
+        f"configuration: {file.absolute()}."
+        if file
+        else "configuration: no daemon.toml in this folder; every key has its default."
+    )
     models = partial(_models, quick=quick)
     examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _plugins, _rules, models)
     yield Finding("ok", source)
@@ -61,8 +65,8 @@ def _plugins(config: Config) -> Iterator[Finding]:
     for problem in PROBLEMS.values():
         yield Finding("warning", problem)
     for name, source in SOURCES.items():
-        use = "configured" if name in config.stage_names else "not configured: [pipeline] stages does not name it"
-        yield Finding("ok", f"stage {name} of the plug-in {source} is installed and {use}.")
+        use = "in use" if name in config.stage_names else "not in use: [pipeline] stages does not name it"
+        yield Finding("ok", f"plug-in {source}: stage {name} is installed and {use}.")
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:
@@ -70,34 +74,36 @@ def _inboxes(config: Config) -> Iterator[Finding]:
         there = is_there(inbox.path)
         if there is None:
             yield Finding(
-                "warning", f"inbox {inbox.path} does not answer; is its mount dead? Meanwhile `run` works on the others."
+                "warning", f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes."
             )
         elif not there:
-            yield Finding("error", tell_missing(inbox.path))
+            yield Finding("error", describe_missing(inbox.path))
         elif not os.access(inbox.path, os.R_OK | os.X_OK):
-            yield Finding("error", f"inbox {inbox.path} cannot be read by this user; change its permissions.")
+            yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
         elif (option := _what_moves(config, inbox)) and not os.access(inbox.path, os.W_OK):
-            yield Finding("error", f"inbox {inbox.path} cannot be written, which {option} needs.")
+            yield Finding(
+                "error", f"inbox {inbox.path} cannot be written, but {option} moves or removes files; fix its permissions."
+            )
         else:
-            how = "polled, as it lies on a network mount" if is_network_mount(inbox.path) else "watched"
+            how = "scanned regularly: network mounts send no events" if is_network_mount(inbox.path) else "watched for events"
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
             yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
 
 
 def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
-    """Those that `run` would pass over; large inboxes are walked in part."""
+    """Folders that `run` would skip. A large inbox is checked only in part."""
     unread, whole = find_unread(inbox, longest)
     if len(unread):
         lines = unread.lines()
         more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
-        mend = "give the daemon's user permission to list and enter them, or move their files up."
-        yield Finding("warning", f"{count_unread(unread)}: {'; '.join(lines + more)}; {mend}")
+        fix = "give the daemon's user permission to list and enter them, or move their files up."
+        yield Finding("warning", f"{count_unread(unread)}: {'; '.join(lines + more)}; {fix}")
     if not whole:
         yield Finding("ok", f"inbox {inbox.path} is large: only some of its folders were checked.")
 
 
 def _what_moves(config: Config, inbox: Inbox) -> str:
-    """The option by which files leave the inbox, if one does."""
+    """The setting that makes files leave the inbox; empty if none does."""
     if config.output.bins == "move":
         return 'output.bins = "move"'
     return "" if inbox.on_success == "keep" else f'on_success = "{inbox.on_success}"'
@@ -118,23 +124,23 @@ def _folders(config: Config) -> Iterator[Finding]:
             continue
         free = shutil.disk_usage(there).free
         if free < LEAST_FREE_BYTES:
-            yield Finding("warning", f"{key}: {folder} has {free >> 20} MiB left; visiond pauses when it is full.")
+            yield Finding("warning", f"{key}: {folder} has only {free >> 20} MiB free; visiond pauses when it is full.")
         else:
-            yield Finding("ok", f"{key}: {folder} can be {'written' if there == folder else 'made'}.")
+            yield Finding("ok", f"{key}: {folder} {'is writable' if there == folder else 'can be created'}.")
     if is_network_mount(config.state.path):
-        yield Finding("error", f"state.path: {config.state.path} is a network mount; SQLite's locks need a local disk.")
+        yield Finding("error", f"state.path: {config.state.path} is on a network mount; SQLite's locks need a local disk.")
 
 
 def _ledger(config: Config) -> Iterator[Finding]:
-    """Only whether it opens: `verify` reads it from end to end."""
+    """Only whether it opens; `verify` reads it from end to end."""
     path = config.state.path / LEDGER
     try:
         with open_reader(config) as reader:
             images = sum(reader.counts().values())
             yield from (Finding("error", problem) for problem in find_renamed(config, reader))
             yield from (Finding("warning", warning) for warning in find_left_out(config, reader))
-        yield Finding("ok", f"ledger: {path} can be read and knows {quantity(images, 'version')} of files.")
-    except NothingFound:  # `run` makes it
+        yield Finding("ok", f"ledger: {path} is readable and has {quantity(images, 'version')} of files.")
+    except NothingFound:  # `run` creates it
         if warning := describe_lost_ledger(config):
             yield Finding("warning", warning)
     except VisiondError as error:
@@ -151,7 +157,7 @@ def _http(config: Config) -> Iterator[Finding]:
     except ConfigError as error:
         try:
             ask(config.state.path / CONTROL, "GET", "/healthz")
-            yield Finding("ok", f"http.listen: {http.listen} is taken, and a daemon runs with this state folder.")
+            yield Finding("ok", f"http.listen: {http.listen} is in use by the daemon of this state folder.")
         except VisiondError:
             yield Finding("error", str(error))
     yield from (Finding("warning", risk) for risk in risks(http))
@@ -162,7 +168,7 @@ def _http(config: Config) -> Iterator[Finding]:
         try:
             if file:
                 read(http)
-                yield Finding("ok", f"http.{key}: {file} can be used.")
+                yield Finding("ok", f"http.{key}: {file} is usable.")
         except ConfigError as error:
             yield Finding("error", str(error))
 
@@ -176,25 +182,31 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
         yield Finding("error", str(error))
         return
     if size > available // 2:
-        yield Finding("warning", f"pipeline.slab_bytes is {size >> 20} MiB of {available >> 20} MiB available memory.")
+        yield Finding(
+            "warning",
+            f"pipeline.slab_bytes: {size >> 20} MiB is more than half of the {available >> 20} MiB of available memory.",
+        )
 
 
 def _limits(config: Config) -> Iterator[Finding]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # `run` raises its own limit to this
     if files < LEAST_OPEN_FILES:
         yield Finding(
-            "warning", f"only {files} open files are allowed; raise it to {LEAST_OPEN_FILES} (ulimit -Hn, LimitNOFILE=)."
+            "warning", f"the limit of open files is {files}; raise it to {LEAST_OPEN_FILES} (ulimit -Hn, LimitNOFILE=)."
         )
     if WATCHES.exists() and int(WATCHES.read_text()) < LEAST_WATCHES:
-        yield Finding("warning", f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond polls.")
+        yield Finding(
+            "warning",
+            f"{WATCHES} is {WATCHES.read_text().strip()}; with more folders than that visiond scans instead of watching.",
+        )
 
 
 def _gpus(_config: Config) -> Iterator[Finding]:
     gpus = list_gpus()
     for gpu in gpus:
-        yield Finding("ok", f"cuda:{gpu.index} is {gpu.name} with {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free.")
+        yield Finding("ok", f"cuda:{gpu.index}: {gpu.name}, {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free.")
     if not gpus:
-        yield Finding("warning", "no NVIDIA GPU is visible; stages run on the CPU.")
+        yield Finding("warning", "no NVIDIA GPU found; stages run on the CPU.")
 
 
 def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
@@ -205,18 +217,19 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
         return
     if any(spec.backend != "fake" for spec in layout.specs.values()):
         pack = open_pack(config.models.pack, config.models.folder)
-        yield Finding("ok", f"models: pack {pack.name} in {pack.folder}; every file that is used has its recorded digest.")
+        yield Finding("ok", f"models: pack {pack.name} in {pack.folder}; the digests of all files in use are as recorded.")
     for name in layout.specs:
         if (section := getattr(config.stages, name)).model and section.backend != "fake":
-            yield Finding("ok", f"models: {name} takes its weights from {section.model}, not from the pack.")
+            yield Finding("ok", f"models: the weights of {name} are from {section.model}, not from the pack.")
     yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
     yield Finding("ok", f"placement: {layout.placement.why}.")
     for tryout in () if quick else try_stages(layout):
         if tryout.problem:
             yield Finding("error", f"stage {tryout.stage} on {tryout.device}: {tryout.problem}")
         else:
-            seconds = f"loads in {tryout.load_seconds:.1f} s and answers a test page in {tryout.run_seconds:.1f} s"
-            yield Finding("ok", f"stage {tryout.stage} on {tryout.device}: {seconds}.")
+            yield Finding("ok", f"stage {tryout.stage} on {tryout.device}: {tryout.summary}.")
+        if tryout.warning:
+            yield Finding("warning", f"stage {tryout.stage} on {tryout.device}: {tryout.warning}")
 
 
 def _rules(config: Config) -> Iterator[Finding]:

@@ -1,11 +1,15 @@
-"""The sub-commands of `visiond`. Each explains itself with an example; --json gives what programs can read."""
+"""The sub-commands of `visiond`.
+
+A docstring is the text that --help prints. Its first paragraph is also the line in the list of commands. Typer keeps the line
+breaks of the others, so these are short enough for a terminal of 80 columns.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,61 +21,38 @@ from daemon.cli.display import (
     console,
     errors,
     forgive_standard_error,
-    print_chores,
     print_error,
     print_json,
-    print_listing,
-    print_notices,
     print_older_settings,
     print_put_back,
-    print_sinks,
     print_table,
-    print_unread,
-    say,
-    show_record,
+    printable,
     standard_output,
-    tell_why_failed,
 )
 from daemon.cli.models import models_app, train_app
-from daemon.cli.options import ConfigOption, ForceOption, JsonOption, find_config, read_config
+from daemon.cli.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
 from daemon.cli.prune import prune
 from daemon.cli.recovery import backup, repair, verify
+from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
 from daemon.errors import ConfigError, VisiondError
 from daemon.hints import quantity
 from daemon.jobs import JobStatus
-from daemon.ledger.soundness import MOST
-from daemon.monitoring.notices import list_notices
 from daemon.system.log import is_json
 
 app = typer.Typer(
     name="visiond",
-    help="Takes every image of a drop folder through OCR, YOLO, CLIP and BLIP on all the GPUs, and loses none.",
+    help="Watch folders for images and run OCR, YOLO, CLIP and BLIP on each, on all GPUs.\n\n"
+    "visiond writes one result file for each image and sorts images into bins. Settings: daemon.toml. Documentation: docs/.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(models_app, name="models")
-app.add_typer(train_app, name="train")
-
-
-class Format(StrEnum):
-    csv = "csv"
-    jsonl = "jsonl"
-    parquet = "parquet"
-
-
-class State(StrEnum):
-    pending = "pending"
-    done = "done"
-    failed = "failed"
-    skipped = "skipped"
-    gone = "gone"
 
 
 def main() -> None:
-    """Run a sub-command. An error of ours is a sentence, and an exit status as in sysexits.h."""
+    """Run a sub-command. A VisiondError is printed as one sentence and ends with an exit status of sysexits.h."""
     forgive_standard_error()
     try:
         with standard_output():
@@ -93,133 +74,59 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def version(show: Annotated[bool, flag("--version", help="Print the version and exit.")] = False) -> None:
     if show:
         print(f"visiond {__version__}")
         raise typer.Exit
 
 
-app.command()(run)
-
-
-@app.command()
-def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show counts by state, rate, time to go and workers: from the running daemon or, if none runs, from the ledger.
-
-    Example: visiond status
-    """
-    from daemon import control
-
-    snapshot = control.find_status(read_config(config))
-    if as_json:
-        print_json(snapshot)
-        return
-    console.print(snapshot.sentence())
-    if snapshot.failed:
-        tell_why_failed()
-    if snapshot.unread:
-        print_unread(snapshot)
-    for line in list_notices(snapshot.notices.items()):
-        console.print(f"[yellow]{say(line)}[/yellow]")
-    if snapshot.workers:
-        print_table(
-            ("worker", "device", "state", "batches", "last trouble"),
-            ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
-        )
-    if snapshot.sinks:
-        print_sinks(snapshot.sinks)
-    if tried := [chore for chore in snapshot.upkeep if chore.tried_at]:
-        print_chores(tried)
-
-
-@app.command("list")
-def list_images(
-    status: Annotated[
-        State | None, typer.Option("--status", "-s", case_sensitive=False, help="Only files in this state.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST, help="How many, newest first.")] = 50,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List files by the state of their newest version, newest first, with the reason if they have no result. When piped: one
-    tab-separated line per file, with number, state, file, and bin or reason.
-
-    Example: visiond list --status failed
-    """
-    from daemon import control
-
-    with control.open_reader(read_config(config)) as reader:
-        records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
-    if as_json:
-        print_json([record.document() | {"location": record.location.decode(errors="replace")} for record in records])
-        return
-    print_listing(
-        ("id", "state", "file", "bin or reason"),
-        ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
-    )
-    print_notices((model.stage, model.notice) for record in records for model in record.models)
-    if len(records) == limit:
-        errors.print(f"These are the newest {limit}; --limit shows more.")
-
-
-@app.command()
-def show(
-    image: Annotated[str, typer.Argument(help="The image's path, as it is or within its inbox, its name, or its number.")],
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show everything known about one image: results, every criterion of its bin, each stage's time.
-
-    Example: visiond show inbox/a.jpg
-    """
-    from daemon import control
-
-    with control.open_reader(read_config(config)) as reader:
-        record = control.find_whole(reader, image)
-    if as_json:
-        sys.stdout.buffer.write(record.sidecar)
-    else:
-        show_record(record)
-
-
-@app.command()
 def retry(
-    images: Annotated[list[str] | None, typer.Argument(help="Failed images, named as for `show`.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every failed image.")] = False,
+    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help=f"Failed images. {IMAGE_HELP}")] = None,
+    every: Annotated[bool, flag("--all", help="Queue all failed images.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Queue failed images again, with a fresh set of attempts.
 
-    Example: visiond retry --all
+    Works with or without a running daemon.
+
+    Examples:
+      visiond retry inbox/a.jpg 17
+      visiond retry --all
     """
     from daemon import control
 
     settings = read_config(config)
     if bool(images) == every:
-        raise typer.BadParameter("name images or give --all, but not both")
+        raise typer.BadParameter("name the images to retry, or use --all, but not both")
     with control.open_reader(settings) as reader:
         ids = reader.failed_ids() if every else [control.find_ended(reader, n, JobStatus.FAILED).id for n in images or []]
     print_put_back(control.put_back(settings, JobStatus.FAILED, ids), len(set(ids)))
 
 
-@app.command()
 def redo(
-    images: Annotated[list[str] | None, typer.Argument(help="Images that are done, named as for `show`.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every image that is done.")] = False,
-    stale: Annotated[bool, typer.Option("--stale", help="Images whose models, bin or criteria would differ now.")] = False,
+    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help=f"Finished images. {IMAGE_HELP}")] = None,
+    every: Annotated[bool, flag("--all", help="Queue all finished images.")] = False,
+    stale: Annotated[
+        bool, flag("--stale", help="Queue the images whose result would change: other models, options, thresholds or rule.")
+    ] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Annotate finished images again with the current configuration. Answers of models that have not changed are used again,
-    and each image keeps its result until it has a new one.
+    """Process finished images again with the current configuration.
 
-    Example: visiond redo --stale
+    Results of models that have not changed are reused. Each image keeps its
+    result until the new one replaces it. Works with or without a running
+    daemon.
+
+    Examples:
+      visiond redo --stale
+      visiond redo inbox/a.jpg 17
     """
     from daemon import control
     from daemon.recovery.redo import choose, choose_stale
 
     settings = read_config(config)
     if bool(images) + every + stale != 1:
-        raise typer.BadParameter("give exactly one of these: images, --all, --stale")
+        raise typer.BadParameter("use exactly one of: image names, --all, --stale")
     with control.open_reader(settings) as reader:
         if images:
             choice = choose((control.find_ended(reader, name, JobStatus.DONE) for name in images), settings)
@@ -229,58 +136,18 @@ def redo(
             choice = choose(reader.newest_done(with_results=False), settings)
     print_put_back(control.put_back(settings, JobStatus.DONE, choice.ids), len(set(choice.ids)))
     for why, count in choice.left.items():
-        errors.print(f"{quantity(count, 'image')} left as before: {why}.")
+        errors.print(f"{quantity(count, 'image')} not queued: {why}.")
     daemon = control.find_snapshot(settings) if stale and choice.ids else None
     if daemon and daemon.settings_digest not in ("", choice.settings_digest):
         print_older_settings()
 
 
-@app.command()
-def export(
-    file: Annotated[Path, typer.Argument(help="The file to write; - for standard output.")],
-    format: Annotated[
-        Format | None, typer.Option("--format", "-f", help="By default the format of the file's suffix; csv for -.")
-    ] = None,
-    bin: Annotated[str, typer.Option("--bin", help="Only images of this bin.")] = "",
-    ratio: Annotated[
-        str, typer.Option("--ratio", help="A mix of bins, e.g. A=0.4,B=0.4,C=0.2: as many images as it allows.")
-    ] = "",
-    force: ForceOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Write all results to one file, with a row for each image: counts, texts, labels, captions and bins; parquet also has
-    boxes, scores and embeddings; jsonl has everything. If a file changed in its inbox, its row is the newest version's, if that
-    is DONE. The columns text_boxes and text_area_ratio are the values for bin A, without doubtful lines and single signs; text
-    has every line.
-
-    Example: visiond export --format parquet --ratio A=0.4,B=0.4,C=0.2 results.parquet
-    """
-    from daemon import control
-    from daemon.cli.progress import Progress
-    from daemon.ledger.files import STDOUT
-    from daemon.results.export import export_records, format_of, parse_ratio
-
-    chosen = format.value if format else format_of(file)
-    with control.open_reader(read_config(config)) as reader, Progress("rows") as progress:
-        written = export_records(
-            reader, file, chosen, bin, parse_ratio(ratio), progress.step, force=force, warn=lambda text: errors.print(say(text))
-        )
-        left_out = sum(reader.bin_counts().values()) - written if ratio else 0
-    if file != STDOUT:
-        print(f"{quantity(written, 'image')} in {file}")
-    if ratio:
-        errors.print(f"{quantity(left_out, 'image')} left out to keep the mix.")
-
-
-for command in (backup, verify, repair, prune):
-    app.command()(command)
-
-
-@app.command()
 def gpus(as_json: JsonOption = False) -> None:
-    """List the GPUs: memory, compute capability, load, processes.
+    """List the GPUs with memory, compute capability, load and processes.
 
-    Example: visiond gpus --json
+    Examples:
+      visiond gpus
+      visiond gpus --json
     """
     from daemon.system.gpus import list_gpus
 
@@ -308,11 +175,12 @@ def gpus(as_json: JsonOption = False) -> None:
         )
 
 
-@app.command()
 def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show which devices `run` would place the stages on, and why.
+    """Show on which devices the stages would run, and why.
 
-    Example: visiond plan
+    Examples:
+      visiond plan
+      visiond plan --json
     """
     from daemon.layout import Layout
 
@@ -324,16 +192,20 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     print(placement.why)
 
 
-@app.command()
 def check(
     config: ConfigOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Check files and folders only; do not build the stages.")] = False,
+    quick: Annotated[bool, flag("--quick", help="Check only files and folders; do not build the stages.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the configuration and the machine, build each stage and try it on one page, and report each problem with its fix.
-    Exits 78 if `run` would not work.
+    """Check that the configuration works on this machine, and list problems with their fixes.
 
-    Example: visiond check --config /etc/visiond/daemon.toml
+    Reads the configuration, looks at folders, ledger, ports and GPUs, builds
+    each stage and tries it on two test images. Exits with 78 if `visiond run`
+    would not work.
+
+    Examples:
+      visiond check
+      visiond check --config /etc/visiond/daemon.toml --quick
     """
     from daemon.cli.check import Finding, examine
 
@@ -342,8 +214,8 @@ def check(
         for finding in examine(read_config(config), find_config(config), quick=quick):
             findings.append(finding)
             if not as_json:
-                colour = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
-                console.print(f"[{colour}]{finding.grade:8}[/{colour}]{say(finding.text)}")
+                color = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
+                console.print(f"[{color}]{finding.grade:8}[/{color}]{printable(finding.text)}")
     except ConfigError as error:
         if not as_json:
             raise
@@ -353,18 +225,22 @@ def check(
     raise typer.Exit(os.EX_CONFIG if any(finding.grade == "error" for finding in findings) else 0)
 
 
-@app.command()
 def samples(
-    folder: Annotated[Path, typer.Argument(help="Where to write them.")],
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 24,
-    seed: Annotated[int, typer.Option("--seed", "-s", help="The same seed gives the same images.")] = 0,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")],
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of images.")] = 24,
+    seed: Annotated[int, typer.Option("--seed", "-s", metavar="N", help="The same seed makes the same images.")] = 0,
     standard: Annotated[
-        bool, typer.Option("--standard-job", help="The benchmark's images: 1280×960, 12 lines of text.")
+        bool, flag("--standard-job", help="Make the images of the benchmark: 1280×960, 12 lines of text.")
     ] = False,
 ) -> None:
-    """Write synthetic images, and list what is on them in .truth.jsonl, a hidden file that an inbox ignores.
+    """Write synthetic images to try visiond on.
 
-    Example: visiond samples inbox --count 100 --seed 1
+    What each image shows is in FOLDER/.truth.jsonl, a hidden file that an
+    inbox ignores.
+
+    Examples:
+      visiond samples inbox
+      visiond samples inbox --count 100 --seed 1
     """
     from daemon.cli.progress import Progress
     from daemon.ledger.files import written_into
@@ -376,18 +252,32 @@ def samples(
     print(f"{quantity(count, 'image')} in {folder}")
 
 
-@app.command()
 def demo(
-    folder: Annotated[Path, typer.Argument(help="Where to work; existing files stay.")] = Path("demo"),
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sample images.")] = 24,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to work in; existing files stay.")] = Path("demo"),
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of sample images.")] = 24,
 ) -> None:
-    """Run sample images and two photographs through the daemon with the mini pack, and print a table of the results.
+    """Process sample images and two photographs, and print a table of the results.
 
-    Example: visiond demo
+    Uses the mini pack, the small models inside the package.
+
+    Examples:
+      visiond demo
+      visiond demo /tmp/demo --count 6
     """
     from daemon.cli.demo import run_demo
 
     run_demo(folder, count)
 
 
-app.command()(bench)
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Process images": (run, check, retry, redo),
+    "Look at results": (status, list_images, show, export),
+    "Look after the ledger": (backup, verify, repair, prune),
+    "Models and GPUs": (gpus, plan),
+    "Try it out": (demo, samples, bench),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command("list" if command is list_images else None, rich_help_panel=panel)(command)
+app.add_typer(models_app, name="models", rich_help_panel="Models and GPUs")
+app.add_typer(train_app, name="train", rich_help_panel="Models and GPUs")

@@ -1,4 +1,4 @@
-"""`visiond demo`: sample images and two photographs through the real daemon, and a table of what came out."""
+"""`visiond demo`: process sample images and two photographs with the real daemon, and print a table of the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from rich.table import Table
 
 from daemon import control
-from daemon.cli.display import console, print_outcomes, say
+from daemon.cli.display import console, print_outcomes, printable
 from daemon.cli.options import read_config
 from daemon.cli.progress import Progress
 from daemon.hints import command, quantity
@@ -45,8 +45,8 @@ level = "info"
 
 
 def run_demo(folder: Path, count: int) -> None:
-    """Fill `folder`/inbox, run the daemon over it once, print the table. What was done before is not done again."""
-    folder = folder.absolute()  # the commands that it tells are pasted elsewhere too
+    """Fill `folder`/inbox, process it once, print the table. Images with a result are not processed again."""
+    folder = folder.absolute()  # so that the printed commands work in any folder
     inbox = folder / "inbox"
     config_file = folder / "daemon.toml"
     with written_into(folder):
@@ -55,10 +55,10 @@ def run_demo(folder: Path, count: int) -> None:
             config_file.write_text(CONFIG)
         new = drop_images(folder, count)
     config = read_config(config_file)
-    quiet = config.log.model_copy(update={"level": "warning"})  # the table is to be read
-    closed = config.http.model_copy(update={"listen": ""})  # another daemon may run
+    quiet = config.log.model_copy(update={"level": "warning"})  # nothing between the lines of the table
+    closed = config.http.model_copy(update={"listen": ""})  # another daemon may use the port
     config = config.model_copy(update={"log": quiet, "http": closed})
-    console.print(f"{quantity(new, 'new image')} in {inbox}; the daemon takes up what it has not done yet.")
+    console.print(f"{quantity(new, 'new image')} in {inbox}; processing those without a result.")
     with Progress("images") as progress:
         outcomes = control.run(config, once=True, show=progress.show)
     with control.open_reader(config) as reader:
@@ -67,16 +67,15 @@ def run_demo(folder: Path, count: int) -> None:
     console.print()
     print_outcomes(outcomes, progress, config)
     console.print(
-        f"Images by bin are in {config.output.bins_folder}.\n"
-        f"Now try:  {say(command('show', inbox / 'bus.jpg'))}\n"
-        f"          {say(command('export', folder / 'results.csv'))}\n"
-        f"          {say(command('run'))}      and drop images into {inbox}"
+        f"Images by bin: {config.output.bins_folder}\n"
+        f"Try next:  {printable(command('show', inbox / 'bus.jpg'))}\n"
+        f"           {printable(command('export', folder / 'results.csv'))}\n"
+        f"           {printable(command('run'))}      then drop images into {inbox}"
     )
 
 
 def drop_images(folder: Path, count: int) -> int:
-    """Synthetic scenes and ultralytics' two photographs into the inbox, each arriving whole by rename; returns how many are
-    new there."""
+    """Put synthetic scenes and ultralytics' two photographs into the inbox, each by rename. Returns how many are new."""
     samples = folder / "samples"
     if not (samples / TRUTH).exists():
         scenes.write_samples(samples, count, SEED)
@@ -93,8 +92,8 @@ def drop_images(folder: Path, count: int) -> int:
 
 
 def print_records(records: list[Record]) -> None:
-    """A row for each image: file, bin, caption, text, objects."""
-    title = "What came out" + (f" last, of {ROWS} images" if len(records) == ROWS else "")
+    """One row per image: file, bin, caption, text, objects."""
+    title = f"Results of the newest {ROWS} images" if len(records) == ROWS else "Results"
     table = Table("file", "bin", "caption", "text", "objects", title=title, title_justify="left")
     for record in sorted(records, key=lambda record: record.path):
         document: dict[str, Any] = msgspec.json.decode(record.sidecar)
@@ -106,7 +105,7 @@ def print_records(records: list[Record]) -> None:
             " / ".join(line["text"] for line in document["ocr"]["lines"]),
             ", ".join(f"{number} {label}" if number > 1 else label for label, number in labels.items()),
         )
-        table.add_row(*(say(shorten(cell)) for cell in cells))
+        table.add_row(*(printable(shorten(cell)) for cell in cells))
     console.print(table)
 
 

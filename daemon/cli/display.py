@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from daemon.monitoring.snapshot import Chore, SinkState, Snapshot
 
 MOST_OF_A_VALUE = 100  # characters
-ENDLESS = 10_000  # columns: what reads from a pipe wants whole lines
+ENDLESS = 10_000  # columns: a program that reads from a pipe wants whole lines
 
 
 class StandardOutput(io.FileIO):
-    """Standard output, whose trouble is an error of ours whoever prints; from then on it swallows everything."""
+    """Standard output. A failed write raises a VisiondError, whoever prints; later writes are discarded."""
 
     lost = False
 
     def write(self, data: ReadableBuffer) -> int:
         """Raises ReaderGone, NotPrinted."""
-        if self.lost:  # Python flushes once more at its end
+        if self.lost:  # Python flushes again at exit
             return memoryview(data).nbytes
         try:
             return super().write(data)
@@ -54,16 +54,16 @@ class StandardOutput(io.FileIO):
 
 
 class StandardError(io.FileIO):
-    """Standard error: a terminal that was closed or a disk that is full must not end the work that it tells of."""
+    """Standard error. A closed terminal or a full disk must not end the work that is reported there."""
 
     def write(self, data: ReadableBuffer) -> int:
         with contextlib.suppress(OSError):
-            return super().write(data) or memoryview(data).nbytes  # None: it is full, and must not be waited for
+            return super().write(data) or memoryview(data).nbytes  # None: it is full; do not wait for it
         return memoryview(data).nbytes
 
 
 def forgive_standard_error() -> None:
-    """What cannot be written there is lost from now on, and nothing else."""
+    """From now on, what cannot be written to standard error is dropped without an error."""
     fd = sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY)
     buffer = io.BufferedWriter(StandardError(fd, "w", closefd=False))
     sys.stderr = io.TextIOWrapper(buffer, errors="backslashreplace", line_buffering=True)
@@ -71,9 +71,9 @@ def forgive_standard_error() -> None:
 
 @contextlib.contextmanager
 def standard_output() -> Iterator[None]:
-    """All that is printed has been written when the context ends. Raises ReaderGone, NotPrinted."""
+    """A context at whose end all that was printed has been written. Raises ReaderGone, NotPrinted."""
     if sys.stdout is None:
-        raise NotPrinted("standard output is closed; give the command one, for example >/dev/null.")
+        raise NotPrinted("standard output is closed; redirect it, for example with >/dev/null.")
     buffer = io.BufferedWriter(StandardOutput(sys.stdout.fileno(), "w", closefd=False))
     sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=sys.stdout.isatty())
     try:
@@ -86,15 +86,15 @@ console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout and 
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def say(text: object) -> str:
-    """Text for the terminal: on one line, without control characters or markup of its own."""
+def printable(text: object) -> str:
+    """Text for the terminal: on one line, with control characters and markup escaped."""
     return escape_markup(escape(str(text)))
 
 
 def print_error(sentence: str) -> None:
-    """What ended the command, on standard error."""
+    """Print the error that ended the command on standard error."""
     if not is_json():
-        errors.print(f"[red]visiond:[/red] {say(sentence)}")
+        errors.print(f"[red]visiond:[/red] {printable(sentence)}")
         return
     import structlog
 
@@ -110,7 +110,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title:
 
 
 def print_listing(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """On a terminal a table of its width, in which long cells are folded; for programs a line for each row, with tabs."""
+    """On a terminal: a table of its width with long cells folded. When piped: one line per row, separated by tabs."""
     if sys.stdout.isatty():
         console.print(_table(columns, rows), soft_wrap=False)
         return
@@ -122,14 +122,14 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str 
     headers = (Column(name, overflow="fold") for name in columns)
     table = Table(*headers, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(say(cell) for cell in row))
+        table.add_row(*(printable(cell) for cell in row))
     return table
 
 
 def print_chores(chores: Iterable[Chore]) -> None:
-    """What upkeep was done when."""
+    """Print when each upkeep task last ran."""
     print_table(
-        ("upkeep", "last success", "last try", "seconds", "ended", "what"),
+        ("upkeep", "last success", "last run", "seconds", "outcome", "detail"),
         ((c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail) for c in chores),
     )
 
@@ -145,23 +145,23 @@ def _moment(at: float | None) -> str:
 
 
 def show_record(record: Record) -> None:
-    """All that is known of one image."""
+    """Print everything known about one image."""
     document: dict[str, Any] = msgspec.json.decode(record.sidecar)
-    console.print(f"[bold]{say(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
+    console.print(f"[bold]{printable(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
     console.print(
-        f"file  {say(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
+        f"file  {printable(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
         + (f", {record.width}×{record.height} {record.format}" if record.width else "")
         + (f", the first of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
-    console.print(f"inbox  {say(os.fsdecode(record.inbox_path))}")
+    console.print(f"inbox  {printable(os.fsdecode(record.inbox_path))}")
     for line in list_notices((model.stage, model.notice) for model in record.models):
-        console.print(f"[yellow]{say(line)}[/yellow]")
+        console.print(f"[yellow]{printable(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
-        console.print(f"reason  {say(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
-        console.print(f"tries  {record.attempts}")
+        console.print(f"reason  {printable(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
+        console.print(f"attempts  {record.attempts}")
         return
-    console.print(f"caption  {say(document.get('caption', {}).get('text', '-'))}")
-    console.print(f"tags  {say(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
+    console.print(f"caption  {printable(document.get('caption', {}).get('text', '-'))}")
+    console.print(f"tags  {printable(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
     if lines := document.get("ocr", {}).get("lines"):
         rows = ((line["text"], line["score"], "guessed" if line.get("guessed") else "") for line in lines)
         print_table(("text", "score", ""), rows)
@@ -179,54 +179,54 @@ def show_record(record: Record) -> None:
         title=f"bin {document['bin']['name']}",
     )
     print_table(
-        ("stage", "seconds (its batch's average)", "model"),
+        ("stage", "seconds (average of its batch)", "model"),
         ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
     )
 
 
 def shorten(value: object) -> str:
-    """A value of a plug-in's result in a cell."""
+    """A value of a plug-in's result, cut to the size of a cell."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return text if len(text) <= MOST_OF_A_VALUE else f"{text[:MOST_OF_A_VALUE]}…"
 
 
 def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Config) -> None:
-    """What a run that has ended did."""
+    """Print what a finished run did."""
     ends = [f"{outcomes[status]:,} {status.name.lower()}" for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)]
     seconds = progress.seconds
     rate = (outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]) / seconds
     console.print(
-        f"{', '.join(ends)} in {seconds:.1f} s of work, {rate:,.1f} images/s; results are in {say(config.output.results)}"
+        f"{', '.join(ends)} in {seconds:.1f} s, {rate:,.1f} images/s; results are in {printable(config.output.results)}"
     )
     print_notices(progress.notices.items())
     if outcomes[JobStatus.FAILED]:
-        tell_why_failed()
+        print_failed_hint()
 
 
 def print_trial(left: int, limit: int) -> None:
-    """What a run with --limit leaves to the next one."""
+    """Print what a run with --limit left for the next one."""
     if left:
-        go_on = say(command("run", "--once"))
+        go_on = printable(command("run", "--once"))
         waits = "1 image is" if left == 1 else f"{left:,} images are"
-        console.print(f"{waits} still waiting because of --limit {limit}; `{go_on}` continues with the rest.")
+        console.print(f"{waits} still pending because of --limit {limit}; `{go_on}` continues with them.")
 
 
 def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
-    """Of stage and notice; on stderr, so that what is piped on stays as it is."""
+    """Print notices on stderr, so that piped output stays as it is. pairs: of stage and notice."""
     for line in list_notices(pairs):
-        errors.print(f"[yellow]Note: {say(line)}.[/yellow]")
+        errors.print(f"[yellow]Note: {printable(line)}.[/yellow]")
 
 
 def print_put_back(images: int, asked: int) -> None:
-    """How many of the images are pending again."""
+    """Print how many of the images that were asked for are pending again."""
     print(f"{quantity(images, 'image')} pending again")
     if images < asked:
-        errors.print("The others were replaced by newer versions, which alone can be done again.")
+        errors.print("The others were not queued: a newer version of the file has replaced them.")
 
 
 def print_older_settings() -> None:
-    """That `redo --stale` has no effect yet."""
-    again = say(command("redo", "--stale"))
+    """Print that `redo --stale` has no effect yet."""
+    again = printable(command("redo", "--stale"))
     errors.print(
         "The running daemon was started with other models, thresholds or rules than this configuration has now, so these "
         f"images will be as stale as before: restart it, then run `{again}` again."
@@ -234,15 +234,16 @@ def print_older_settings() -> None:
 
 
 def print_unread(snapshot: Snapshot) -> None:
-    """The folders in inboxes that cannot be read."""
+    """Print the folders in inboxes that cannot be read."""
     for line in snapshot.unread:
-        console.print(f"cannot be read: {say(line)}")
+        console.print(f"cannot be read: {printable(line)}")
     if more := snapshot.unread_folders - len(snapshot.unread):
         console.print(f"and {more:,} more")
 
 
-def tell_why_failed() -> None:
-    console.print(f"`{say(command('list', '--status', 'failed'))}` tells why they failed.")
+def print_failed_hint() -> None:
+    """Print the command that lists failed images with their reasons."""
+    console.print(f"`{printable(command('list', '--status', 'failed'))}` lists the failed images with their reasons.")
 
 
 def _figure(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The commands on models: `visiond models …` and `visiond train …`."""
+"""The commands `visiond models …` and `visiond train …`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import Annotated
 import typer
 
 from daemon.cli.display import print_error, print_json, print_table
-from daemon.cli.options import ConfigOption, JsonOption, read_config
+from daemon.cli.options import ConfigOption, JsonOption, flag, read_config
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.hints import quantity
 
 models_app = typer.Typer(
-    help="Packs of weights: list them, pull the standard one, make one of your own, verify digests.\n\n"
-    "Examples: visiond models list, visiond models pull, visiond models make my-pack --yolo best.pt, visiond models verify",
+    help="List, download, make and verify packs of model weights.\n\n"
+    "Examples:\n  visiond models list\n  visiond models pull\n  visiond models make my-pack --yolo best.pt --allow-pickle",
     no_args_is_help=True,
 )
-train_app = typer.Typer(help="Train a pack of models.\n\nExample: visiond train mini --out my-pack", no_args_is_help=True)
+train_app = typer.Typer(help="Train a pack of models.\n\nExamples:\n  visiond train mini --out my-pack", no_args_is_help=True)
 
 
 @train_app.command("mini", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def train_mini(context: typer.Context) -> None:
-    """The pack inside the package: small models and synthetic scenes. Its options: visiond train mini --help
+    """Train small models on synthetic scenes, as for the mini pack. `visiond train mini --help` lists its options.
 
-    Example: visiond train mini --out my-pack
+    Examples:
+      visiond train mini --out my-pack
     """
     from daemon.layout import pack_errors
 
     try:
         from stages.training import children, recipe
     except ImportError as error:
-        raise MissingLibrary(f"Training cannot be loaded: {error}. Its libraries: pip install 'visiond[train]'.") from error
+        raise MissingLibrary(f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'.") from error
     try:
         with pack_errors():
             recipe.train_mini(recipe.parse_options(context.args), lambda text: print(text, flush=True))
@@ -41,10 +42,13 @@ def train_mini(context: typer.Context) -> None:
 
 @models_app.command("list")
 def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List the packs, what they contain, and for which stages the configuration uses them. Weights that it names by path are
-    listed too. OCR's weights come with the program.
+    """List the packs, their stages, and what the configuration uses them for.
 
-    Example: visiond models list
+    Weights that the configuration names by path are listed too. The weights
+    of OCR come with the program.
+
+    Examples:
+      visiond models list
     """
     from daemon.cli.packs import list_shelf
 
@@ -66,9 +70,12 @@ def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> Non
 
 @models_app.command("pull")
 def pull_models(config: ConfigOption = None) -> None:
-    """Fetch the standard pack from the model hub, and record revisions and digests that every later start verifies.
+    """Download the standard pack from the model hub.
 
-    Example: visiond models pull
+    Records revisions and digests; every later start verifies them.
+
+    Examples:
+      visiond models pull
     """
     from daemon.layout import pack_errors
     from stages.weights import packs
@@ -76,48 +83,58 @@ def pull_models(config: ConfigOption = None) -> None:
     settings = read_config(config)
     with pack_errors():
         pack = packs.pull_standard(settings.models.folder)
-    print(f"standard pack in {pack.folder}")
+    print(f"The standard pack is in {pack.folder}")
 
 
 @models_app.command("make")
 def make_models(
-    folder: Annotated[Path, typer.Argument(help="Folder of the new pack.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the new pack.")],
     yolo: Annotated[
-        Path | None, typer.Option("--yolo", help="YOLO: a .pt file, or .safetensors with a yolo.json beside it.")
+        Path | None, typer.Option("--yolo", metavar="FILE", help="A .pt file, or a .safetensors file with yolo.json beside it.")
     ] = None,
-    clip: Annotated[Path | None, typer.Option("--clip", help="CLIP: a folder as transformers saves a CLIPModel.")] = None,
+    clip: Annotated[Path | None, typer.Option("--clip", metavar="FOLDER", help="A CLIPModel as transformers saves it.")] = None,
     blip: Annotated[
-        Path | None, typer.Option("--blip", help="BLIP: a folder as transformers saves a BlipForConditionalGeneration.")
+        Path | None,
+        typer.Option("--blip", metavar="FOLDER", help="A BlipForConditionalGeneration as transformers saves it."),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option("--labels", help="CLIP's tags, one per line; default: YOLO's classes and common scenes.")
+        Path | None,
+        typer.Option("--labels", metavar="FILE", help="CLIP's tags, one per line. Default: YOLO's classes and common scenes."),
     ] = None,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights. A pickle is a program: allow only what you trust.")
+        bool, flag("--allow-pickle", help="Read pickled weights. A pickle can run code: allow only files that you trust.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing pack.")] = False,
+    force: Annotated[bool, flag("--force", help="Replace FOLDER if it is a pack.")] = False,
 ) -> None:
-    """Make a pack from checkpoints on disk, without the model hub. Converts weights to safetensors, tries each stage on a page,
-    and records every file's digest. For a pack without a stage, leave out its option.
+    """Make a pack from checkpoints on disk, without the model hub.
 
-    Example: visiond models make my-pack --yolo best.pt --clip clip-folder --blip blip-folder --allow-pickle
+    Converts weights to safetensors, tries each stage on two test images, and
+    records the digest of every file. The pack has the stages whose options
+    you use.
+
+    Examples:
+      visiond models make my-pack --yolo best.pt --allow-pickle
+      visiond models make my-pack --clip clip-folder --blip blip-folder
     """
-    from daemon.cli.making import make_pack, tell_use
+    from daemon.cli.making import explain_use, make_pack
 
     sources = {stage: path for stage, path in (("yolo", yolo), ("clip", clip), ("blip", blip)) if path}
     if not sources:
-        raise typer.BadParameter("name at least one of --yolo, --clip and --blip")
+        raise typer.BadParameter("use at least one of --yolo, --clip and --blip")
     manifest = make_pack(
         folder, sources, lambda text: print(text, flush=True), labels=labels, allow_pickle=allow_pickle, force=force
     )
-    print(*tell_use(folder, manifest), sep="\n")
+    print(*explain_use(folder, manifest), sep="\n")
 
 
 @models_app.command("verify")
 def verify_models(config: ConfigOption = None) -> None:
-    """Compare the configured pack's files with their recorded digests. Exits 78 and names the file when one is altered.
+    """Compare the files of the configured pack with their recorded digests.
 
-    Example: visiond models verify
+    Exits with 78 and names the file if one has changed.
+
+    Examples:
+      visiond models verify
     """
     from daemon.layout import pack_errors
     from stages.weights import packs
@@ -126,4 +143,4 @@ def verify_models(config: ConfigOption = None) -> None:
     with pack_errors():
         pack = packs.open_pack(settings.models.pack, settings.models.folder)
         packs.verify(pack)
-    print(f"{pack.name}: {quantity(len(pack.manifest.digests), 'file')} as recorded")
+    print(f"{pack.name}: {quantity(len(pack.manifest.digests), 'file')} unchanged")

@@ -1,9 +1,9 @@
-"""What several commands take, and how they read the configuration."""
+"""Options that several commands share, and how the commands read the configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,21 +12,48 @@ from daemon.hints import DEFAULT_CONFIG, VARIABLE, keep_config
 if TYPE_CHECKING:
     from daemon.config.loading import Config
 
+
+IMAGE_HELP = "Path, path within the inbox, file name, or number as `visiond list` prints it."
+
+
+def flag(*names: str, help: str, panel: str | None = None) -> Any:
+    """An option without a value. Typer would print its type, <bool>."""
+    return typer.Option(*names, metavar="", help=help, rich_help_panel=panel)
+
+
+def option(*names: str, metavar: str, help: str, panel: str | None = None, min: float | None = None) -> Any:
+    """An option with a value."""
+    return typer.Option(*names, metavar=metavar, help=help, min=min, rich_help_panel=panel)
+
+
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="The configuration; by default ./daemon.toml if there is one.", envvar=VARIABLE),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Configuration file. Default: daemon.toml in the current folder, if it exists.",
+        envvar=VARIABLE,
+    ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file, if it is there.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ForceOption = Annotated[bool, flag("--force", help="Overwrite FILE if it exists.")]
+JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
 
 
 def find_config(path: Path | None) -> Path | None:
-    """The file that is read; None when the defaults are all there is."""
+    """The file to read; None if there is none, so that every key has its default."""
     return path or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
 
 
-def read_config(path: Path | None) -> Config:
+def read_config(path: Path | None, *, reads_only: bool = False) -> Config:
+    """reads_only: the command runs no stage, so a stage whose plug-in is missing is only a warning."""
     from daemon.config.loading import load
 
     keep_config(path)
-    return load(find_config(path))
+    return load(find_config(path), warn=_warn if reads_only else None)
+
+
+def _warn(sentence: str) -> None:
+    from daemon.cli.display import errors, printable
+
+    errors.print(f"[yellow]Warning: {printable(sentence)} Until then `run`, `check` and `redo` are refused.[/yellow]")

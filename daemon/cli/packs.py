@@ -1,4 +1,4 @@
-"""The packs that there are, and those that the configuration names, each with the stages that it is used for."""
+"""The packs in the models folder and those that the configuration names, each with the stages that use it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stages.weights.packs import Pack
 
 @dataclass(frozen=True)
 class Shelf:
-    packs: list[tuple[Pack, list[str]]]  # each with the stages that take their weights from it
-    problems: list[str]  # a sentence for each one of the configuration's that cannot be used
+    packs: list[tuple[Pack, list[str]]]  # each with the stages that use it
+    problems: list[str]  # a sentence for each configured pack that cannot be used
 
 
 def list_shelf(config: Config) -> Shelf:
-    """Raises ModelsUnusable when a pack under the models folder has a manifest that is none."""
+    """Raises ModelsUnusable when a pack in the models folder has an invalid manifest."""
     found: dict[tuple[Path, str], tuple[Pack, list[str]]] = {}
     with pack_errors():
         for name in packs.list_packs(config.models.folder):
@@ -39,7 +39,7 @@ def list_shelf(config: Config) -> Shelf:
 
 
 def name_weights(config: Config) -> dict[str, list[str]]:
-    """Names and paths of weights in the configuration, each with the stages that are to take theirs from there."""
+    """Names and paths of weights in the configuration, each with the stages that use them."""
     named: dict[str, list[str]] = {}
     for stage in config.stage_names:
         section = getattr(config.stages, stage)

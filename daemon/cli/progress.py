@@ -1,4 +1,4 @@
-"""A progress bar on stderr with rate and time to go; without a terminal, a line now and then."""
+"""A progress bar on stderr with rate and remaining time; without a terminal, a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import rich.progress
 from rich.console import Console
 
 from daemon.monitoring.snapshot import Snapshot
-from daemon.system.log import say_line
+from daemon.system.log import print_line
 
 LINE_SECONDS = 10.0
 
 
 class Progress:
-    """A bar over a number of things that is known from the start, or grows."""
+    """Progress over a number of things that is known from the start or grows."""
 
     def __init__(self, unit: str, total: int | None = None, *, shown: bool = True) -> None:
         self._unit = unit
@@ -33,8 +33,8 @@ class Progress:
             )
             self._task = self._bar.add_task(unit, total=total, rate="")
         self._shown = shown
-        self._loading = ""  # what was said of it last
-        self.notices: dict[str, str] = {}  # of the daemon's stages, once it has shown anything
+        self._loading = ""  # the last line about it
+        self.notices: dict[str, str] = {}  # of the daemon's stages, from its last snapshot
 
     def __enter__(self) -> Progress:
         if self._bar:
@@ -51,7 +51,7 @@ class Progress:
         return time.monotonic() - self._started
 
     def step(self, done: int, total: int | None = None, *, note: str = "") -> None:
-        """So many are done by now, of so many. note: what else is to be seen beside that."""
+        """Show that `done` of `total` things are done. note: text to show beside it."""
         total = total or self._total
         rate = done / self.seconds if self.seconds else 0.0
         note = f", {note}" if note else ""
@@ -61,21 +61,21 @@ class Progress:
             self._lined_at = time.monotonic()
             of = f" of {total}" if total else ""
             left = f", {(total - done) / rate:.0f} s to go" if total and rate else ""
-            say_line(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
+            print_line(f"{done}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
 
     def show(self, snapshot: Snapshot) -> None:
-        """The daemon's progress since it started."""
+        """Show the daemon's progress since it started."""
         ended, self.notices = snapshot.ended_in_this_run, snapshot.notices
         if snapshot.loading:
-            self._tell_loading(snapshot.left_in_this_run, snapshot.loading_sentence())
+            self._show_loading(snapshot.left_in_this_run, snapshot.loading_sentence())
         else:
             self.step(ended, ended + snapshot.left_in_this_run, note=snapshot.some_loading())
 
-    def _tell_loading(self, waiting: int, sentence: str) -> None:
-        """In the bar, or a line for each step: loading takes from seconds to minutes."""
+    def _show_loading(self, waiting: int, sentence: str) -> None:
+        """In the bar, or as a line for each step: loading takes seconds to minutes."""
         if self._bar:
             self._bar.update(self._task, total=waiting or None, rate=sentence)
         elif self._shown and sentence != self._loading:
-            say_line(sentence)
+            print_line(sentence)
         self._loading = sentence
         self._started = time.monotonic()

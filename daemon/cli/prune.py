@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from daemon.cli.display import console, print_json, print_table
-from daemon.cli.options import ConfigOption, JsonOption, read_config
+from daemon.cli.options import ConfigOption, JsonOption, flag, read_config
 from daemon.errors import WrongArgument
 from daemon.hints import quantity
 
@@ -19,17 +19,25 @@ UNITS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0, "y": 365 * 86_400.0}
 def prune(
     older_than: Annotated[
         str,
-        typer.Option("--older-than", help="Age, for example 12h, 90d, 8w or 2y; default: [upkeep] prune_age_days."),
+        typer.Option(
+            "--older-than", metavar="AGE", help="For example 12h, 90d, 8w or 2y. Default: prune_age_days of the configuration."
+        ),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="Only print what would be removed.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what is no longer needed from the ledger: versions of files that were gone before they were read, or that a newer
-    version with a result replaced, if that was so long ago; and results of bytes that no version has. The newest version of a
-    file stays, and so does everything that is on disk or waits. This also works while the daemon runs.
+    """Remove old rows that nothing needs any more from the ledger.
 
-    Example: visiond prune --older-than 90d --dry-run
+    Removes versions of files that were gone before they were read, and
+    versions that a newer one with a result replaced, if that is longer ago
+    than AGE; and results of bytes that no version has. Keeps the newest
+    version of each file and everything that is on disk or pending. Works
+    with or without a running daemon.
+
+    Examples:
+      visiond prune --older-than 90d --dry-run
+      visiond prune --older-than 90d
     """
     from daemon import control
     from daemon.upkeep.pruning import survey
@@ -46,7 +54,8 @@ def prune(
         print_json({"removed": not dry_run, "before": before, "amounts": amounts})
         return
     print_table(
-        ("kind", "rows", "bytes, about"), ((kind, f"{amount.rows:,}", f"{amount.bytes:,}") for kind, amount in amounts.items())
+        ("kind", "rows", "bytes (approximate)"),
+        ((kind, f"{amount.rows:,}", f"{amount.bytes:,}") for kind, amount in amounts.items()),
     )
     total = sum(amount.bytes for amount in amounts.values())
     rows = sum(amount.rows for amount in amounts.values())
@@ -57,5 +66,7 @@ def parse_age(text: str) -> float:
     """ "90d" in seconds. Raises WrongArgument."""
     found = re.fullmatch(r"(\d{1,6})([hdwy])", text.strip())
     if not found or not int(found[1]):
-        raise WrongArgument(f'--older-than "{text}" is not an age; write hours, days, weeks or years: 12h, 90d, 8w, 2y.')
+        raise WrongArgument(
+            f'--older-than "{text}" is not an age; write hours, days, weeks or years, for example 12h, 90d, 8w or 2y.'
+        )
     return int(found[1]) * UNITS[found[2]]

@@ -1,4 +1,4 @@
-"""The commands on ledger and sidecars as files: `visiond verify`, `repair` and `backup`."""
+"""The commands `visiond verify`, `repair` and `backup`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.display import console, errors, print_json, say
+from daemon.cli.display import console, errors, print_json, printable
 from daemon.cli.options import ConfigOption, ForceOption, JsonOption, read_config
 from daemon.hints import quantity
 
@@ -33,23 +33,30 @@ LEFT_OUT = (
 
 
 def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Hold the ledger against itself and every sidecar against the ledger, while no daemon runs. Exits 1 when one is
-    missing, edited, or of no image in the ledger.
+    """Check the ledger's integrity, and compare every sidecar with it.
 
-    Example: visiond verify
+    Stop the daemon first. Exits with 1 if a sidecar is missing, edited or
+    damaged, or belongs to no image in the ledger.
+
+    Examples:
+      visiond verify
+      visiond verify --json
     """
     from daemon.recovery import verify as recovery
 
-    settings = read_config(config)
+    settings = read_config(config, reads_only=True)
     counts = _show(recovery.verify(settings), settings, as_json=as_json)
     raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
 
 
 def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Write missing and edited sidecars again from the ledger; if the ledger is lost or damaged, make it anew from the
-    sidecars and keep the old one beside it. No model runs, and no daemon may. Exits 1 when sidecars had to be left out.
+    """Write missing and edited sidecars again, or rebuild a lost ledger from them.
 
-    Example: visiond repair
+    If the ledger is damaged, it is rebuilt from the sidecars too, and the old
+    one is kept beside it. No model runs. Stop the daemon first.
+
+    Examples:
+      visiond repair
     """
     from daemon.recovery import verify as recovery
 
@@ -59,27 +66,32 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(help="The file to write.")], force: ForceOption = False, config: ConfigOption = None
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
+    force: ForceOption = False,
+    config: ConfigOption = None,
 ) -> None:
-    """Copy the ledger, which holds every result, also while the daemon runs.
+    """Copy the ledger to a file.
 
-    Example: visiond backup /backup/visiond.sqlite
+    The ledger contains every result. Works with or without a running daemon.
+
+    Examples:
+      visiond backup /backup/visiond.sqlite
     """
     from daemon.recovery import verify as recovery
 
-    recovery.back_up(read_config(config), file, force=force)
-    print(f"the ledger as of now is in {file}")
+    recovery.back_up(read_config(config, reads_only=True), file, force=force)
+    print(f"The ledger is backed up to {file}")
 
 
 def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: Mapping[str, str] | None = None) -> Counter[str]:
-    """How many sidecars are of each kind, and the names of all that are not as they should be; returns the counts. done: what
-    was done about a kind."""
+    """Print how many sidecars are of each kind, and name all that are not whole. Returns the counts. done: what was done
+    about a kind."""
     from daemon.cli.progress import Progress
     from daemon.recovery import verify as recovery
 
     counts: Counter[str] = Counter()
     amiss: list[Finding] = []
-    kept = ""  # where the old ledger is, if there is a new one
+    kept = ""  # where the old ledger is, if it was replaced
     with Progress("sidecars") as progress:
         for number, finding in enumerate(findings, 1):
             if finding.kind == "kept":
@@ -97,11 +109,11 @@ def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: M
         print_json(document | ({"old_ledger": kept} if kept else {}) | ({"notes": notes} if notes else {}))
         return counts
     for kind, file, detail in rows:
-        console.print(f"{kind:10}{say(file)}  {say(detail)}".rstrip())
-    told = ", ".join(f"{count} {kind}{(done or {}).get(kind, '')}" for kind, count in counts.items())
-    print(f"sidecars: {told or 'none'}")
+        console.print(f"{kind:10}{printable(file)}  {printable(detail)}".rstrip())
+    summary = ", ".join(f"{count} {kind}{(done or {}).get(kind, '')}" for kind, count in counts.items())
+    print(f"sidecars: {summary or 'none'}")
     if kept:
-        console.print(f"The ledger was made again from the sidecars. The old one is kept as {say(kept)}.")
+        console.print(f"The ledger was rebuilt from the sidecars. The old one is kept as {printable(kept)}.")
     for note in notes:
-        errors.print(f"[yellow]Note: {say(note)}[/yellow]")
+        errors.print(f"[yellow]Note: {printable(note)}[/yellow]")
     return counts

@@ -1,4 +1,4 @@
-"""Tries the user's rule on one image, for `visiond check`, before it fails on thousands."""
+"""Tries the user's binning rule on one image, for `visiond check`, before it fails on thousands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from daemon.results.judge import describe, explain, place_in_rule
 from stages.binning import Rule, apply_rule, judge, load_rule
 from stages.fake import answer
 
-SAMPLE = (3, 640, 480)  # which of the fakes' answers, and the size of its image
+SAMPLE = (3, 640, 480)  # variant of the fake answers, and the image's width and height
 
 
 class RuleFailed(Exception):
@@ -25,7 +25,7 @@ class RuleFailed(Exception):
 
 
 def try_rule(config: Config) -> str:
-    """Which bin the rule chose for which image: the newest that is DONE, else a sample. Raises RuleFailed."""
+    """Try the rule on the newest image that is DONE, else on a sample. Returns which bin it chose. Raises RuleFailed."""
     reference = config.binning.rules
     try:
         rule = load_rule(reference)
@@ -43,13 +43,13 @@ def try_rule(config: Config) -> str:
 
 
 def _find_image(config: Config) -> tuple[Job, bytes, str]:
-    """An image with results, the folder of its inbox, and what to call it."""
+    """An image with results, the folder of its inbox, and a name for messages."""
     try:
         with open_reader(config) as reader:
             for record in reader.newest(JobStatus.DONE, 1):
                 if record.outputs:
-                    return job_of(record), record.inbox_path, f"image {record.id} (the newest that is done)"
-    except VisiondError:  # which is another finding's business
+                    return job_of(record), record.inbox_path, f"image {record.id} (the newest that is DONE)"
+    except VisiondError:  # another finding reports it
         pass
     earlier = frozenset(config.stage_names)
     outputs = {stage: Output(msgspec.json.encode(answer(stage, *SAMPLE, earlier)), 0.1) for stage in config.stage_names}

@@ -1,4 +1,4 @@
-"""`visiond run`: the daemon itself, or one pass over what is in the inboxes."""
+"""`visiond run`: the daemon, or one pass over the images in the inboxes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from daemon.cli.display import print_outcomes, print_trial
-from daemon.cli.options import ConfigOption, read_config
+from daemon.cli.options import ConfigOption, flag, read_config
 from daemon.errors import Incomplete, Unfinished
 from daemon.jobs import JobStatus
 
@@ -16,25 +16,29 @@ def run(
     config: ConfigOption = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Process what is in the inboxes, then exit: 0 if all succeeded, 1 if some images failed."),
+        flag("--once", help="Process the images in the inboxes, then exit: 0 if all succeeded, 1 if some failed."),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="With --once: process only this many images, as a trial.")
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="With --once: process at most N images, as a trial.")
     ] = None,
-    allow_failed: Annotated[
-        bool, typer.Option("--allow-failed", help="With --once: exit 0 even if images failed; `list` and `status` show them.")
-    ] = False,
+    allow_failed: Annotated[bool, flag("--allow-failed", help="With --once: exit 0 even if some images failed.")] = False,
 ) -> None:
-    """Run the daemon. On SIGTERM, Ctrl-C or a closed terminal it finishes the images in hand first; `run --once` then exits
-    with 128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM) if images are left.
+    """Run the daemon: watch the inboxes and process every image.
 
-    Example: visiond run --once --limit 20
+    On SIGTERM, Ctrl-C or a closed terminal it finishes the images in flight
+    and stops. `run --once` then exits with 128 + the signal's number (130 for
+    Ctrl-C, 143 for SIGTERM) if images are left.
+
+    Examples:
+      visiond run
+      visiond run --once --limit 20
+      visiond run --config /etc/visiond/daemon.toml
     """
     from daemon import control
     from daemon.cli.progress import Progress
 
     if not once and (limit or allow_failed):
-        raise typer.BadParameter("--limit and --allow-failed need --once")
+        raise typer.BadParameter("--limit and --allow-failed can only be used with --once")
     settings = read_config(config)
     shortfall: Incomplete | None = None
     with Progress("images", shown=once) as progress:

@@ -1,7 +1,6 @@
-"""Builds each stage of a configuration and tries it on a test page, in a child process: for `visiond check` and
-`visiond models make`. The child's side is tryout.py.
+"""Builds each stage of a configuration and tries it on test images, for `visiond check` and `visiond models make`.
 
-Torch stays out of the process that asks, and a crash in the child is one more thing to report.
+This happens in a child process (daemon/workers/tryout.py), so that this one needs no torch, and a crash is one more finding.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import msgspec
 
 from daemon.layout import Layout
 from daemon.placement import Segment
-from daemon.workers.tryout import Order, Tryout
+from daemon.workers.tryout import IMAGES, Order, Tryout, note
 from stages import processes
 
 COMMAND = processes.python("-m", "daemon.workers.tryout")
@@ -29,20 +28,19 @@ DEATH_SECONDS = 10.0
 
 
 def try_stages(layout: Layout) -> Iterator[Tryout]:
-    """Every stage in turn, on the first device that holds it."""
-    known: dict[str, bytes] = {}
+    """Try every stage in turn, on the first device that holds it."""
+    known: list[dict[str, bytes]] = [{} for _ in range(IMAGES)]
     for segment in layout.placement.segments:
         stages = list(segment.stages)
-        while stages:  # a stage that ends its process does not keep the next from its turn
+        while stages:  # after a stage that ended its process, a new one tries the others
             for tryout in _try_segment(layout, Segment(tuple(stages), segment.devices), known):
                 stages.remove(tryout.stage)
-                if tryout.answer:
-                    known[tryout.stage] = tryout.answer
+                note(tryout, known)
                 yield tryout
 
 
-def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> Iterator[Tryout]:
-    """One child for these stages; the last tryout is that of the stage it died of, if it did."""
+def _try_segment(layout: Layout, segment: Segment, known: list[dict[str, bytes]]) -> Iterator[Tryout]:
+    """Try these stages in one child. If the child dies, the last tryout is of the stage that it died of."""
     setup, environment = layout.set_up(segment, 0, 0)
     settings = layout.config.pipeline
     patience = settings.load_timeout_seconds + settings.batch_timeout_seconds
@@ -51,7 +49,7 @@ def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> I
         try:
             child = _start(Order(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
         except OSError as error:
-            yield Tryout(waiting[0], device, problem=f"cannot start a process to try it: {error.strerror}.")
+            yield Tryout(waiting[0], device, problem=f"no process can be started to try it: {error.strerror}.")
             return
         try:
             for line in _lines(child, patience):
@@ -59,20 +57,20 @@ def _try_segment(layout: Layout, segment: Segment, known: dict[str, bytes]) -> I
                 waiting.remove(tryout.stage)
                 yield msgspec.structs.replace(tryout, device=device)
             if waiting:
-                yield Tryout(waiting[0], device, problem=_tell_end(child, log))
+                yield Tryout(waiting[0], device, problem=_describe_end(child, log))
         except (TimeoutError, subprocess.TimeoutExpired):
             if waiting:
-                yield Tryout(waiting[0], device, problem=f"it was not built and tried within {patience:g} s.")
+                yield Tryout(waiting[0], device, problem=f"building and trying it took longer than {patience:g} s.")
         finally:
             child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it, as on a broken GPU
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, for example on a broken GPU
                 child.wait(DEATH_SECONDS)
             assert child.stdout
             child.stdout.close()
 
 
 def _start(order: Order, environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    with tempfile.TemporaryFile() as file:  # a pipe takes only so much before anybody reads
+    with tempfile.TemporaryFile() as file:  # a pipe is full after 64 KiB, and nobody reads yet
         file.write(msgspec.msgpack.encode(order))
         file.seek(0)
         return subprocess.Popen(
@@ -81,7 +79,7 @@ def _start(order: Order, environment: dict[str, str], log: IO[bytes]) -> subproc
 
 
 def _lines(child: subprocess.Popen[bytes], patience_seconds: float) -> Iterator[bytes]:
-    """What the child says, a line at a time, until it ends. Raises TimeoutError when one takes longer than that."""
+    """The child's lines, until it ends. Raises TimeoutError when one takes longer than patience_seconds."""
     assert child.stdout
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
@@ -98,10 +96,10 @@ def _lines(child: subprocess.Popen[bytes], patience_seconds: float) -> Iterator[
                 deadline = time.monotonic() + patience_seconds
 
 
-def _tell_end(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+def _describe_end(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     status = child.wait(DEATH_SECONDS)
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     log.seek(0)
-    said = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    last = f": {said[-1].strip()}" if said and status >= 0 else ""
-    return f"the process that built and tried it {how}{last}."
+    printed = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    last = f": {printed[-1].strip()}" if printed and status >= 0 else ""
+    return f"its test process {how}{last}."

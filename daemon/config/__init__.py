@@ -1,1 +1,1 @@
-"""daemon.toml: what may stand in it, how it is read, and its reference."""
+"""daemon.toml: its keys, how it is read, and its reference."""

@@ -1,13 +1,14 @@
-"""The configuration: daemon.toml, checked whole before anything starts.
+"""Reads daemon.toml and checks all of it before anything starts.
 
-Every key is optional. An unknown key is refused with the nearest known one named, and all problems are told
-at once.
+Every key is optional. An unknown key is refused, and the message names the most similar known one. All problems are reported at
+once.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from stages.registry import ORDER
 
 
 class Config(Section):
-    """The whole of daemon.toml. Relative paths are relative to the file's own folder."""
+    """All of daemon.toml. Relative paths are relative to the file's folder."""
 
-    inbox: list[Inbox] = Field([Inbox()], min_length=1, description="A [[inbox]] table for each folder to watch.")
+    inbox: list[Inbox] = Field([Inbox()], min_length=1, description="An [[inbox]] table for each folder to watch.")
     output: OutputSection = OutputSection()
     state: StateSection = StateSection()
     upkeep: UpkeepSection = UpkeepSection()
@@ -48,23 +49,28 @@ class Config(Section):
 
     @property
     def stage_names(self) -> list[str]:
-        """The stages asked for, in the order they run."""
+        """The configured stages, in the order in which they run."""
         return [name for name in ORDER if name in self.pipeline.stages]
 
 
-def load(path: Path | None) -> Config:
-    """Read and check a configuration; None stands for the defaults in the current folder.
+def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Config:
+    """Read and check a configuration. None: the defaults, in the current folder.
 
-    Raises ConfigError with every problem found, each behind the file's name.
+    warn: for commands that need no stages. If configured stages are missing, it gets a sentence; without it that is an error.
+
+    Raises ConfigError with all problems, each with the file's name.
     """
     if path is None:
         return parse({}, Path.cwd())
     try:
-        return parse(tomllib.loads(path.read_text()), path.parent)
+        document = tomllib.loads(path.read_text())
+        if warn and (missing := drop_missing_stages(document)):
+            warn(f"{path}: {' '.join(map(explain_missing_stage, missing))}")
+        return parse(document, path.parent)
     except OSError as error:
-        raise ConfigError([f"{path} cannot be read: {error.strerror}. Name the file with --config."]) from error
+        raise ConfigError([f"{path} cannot be read: {error.strerror}. Name another file with --config."]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path} is not TOML: {error}"]) from error
+        raise ConfigError([f"{path} is not valid TOML: {error}"]) from error
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
 
@@ -76,14 +82,40 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
     except ValidationError as error:
         raise ConfigError([explain(problem, Config) for problem in error.errors()]) from None
     except RuntimeError as error:  # of expanduser
-        raise ConfigError([f"a path begins with the ~ of a user who has no home folder: {error}"]) from None
+        raise ConfigError([f"a path starts with ~, but there is no home folder: {error}"]) from None
     if problems := [*_misplaced_folders(config), *_misused_names(config)]:
         raise ConfigError(problems)
     return config
 
 
+def drop_missing_stages(document: dict[str, Any]) -> list[str]:
+    """Remove stages that are not installed from a document; returns their names. Parts of a wrong type are left to `parse`."""
+    pipeline, tables = document.get("pipeline"), document.get("stages")
+    missing: dict[str, None] = {}
+
+    def keep(names: Any) -> Any:
+        if not isinstance(names, list):
+            return names
+        missing.update({name: None for name in names if isinstance(name, str) and name not in ORDER})
+        return [name for name in names if name not in missing]
+
+    if isinstance(tables, dict):
+        missing.update({name: None for name, table in tables.items() if name not in ORDER and isinstance(table, dict)})
+        document["stages"] = {name: table for name, table in tables.items() if name not in missing}
+    if isinstance(pipeline, dict):
+        named = pipeline.pop("stages", None)
+        left = keep(named)
+        if named is not None and (left or not named):  # if none is left, the default is as good for a command that needs none
+            pipeline["stages"] = left
+        segments = pipeline.get("segment")
+        if isinstance(segments, list) and all(isinstance(table, dict) for table in segments):
+            kept = [table | {"stages": keep(table.get("stages"))} for table in segments]
+            pipeline["segment"] = [table for table in kept if table["stages"] != []]
+    return list(missing)
+
+
 def _anchor(config: Config, folder: Path) -> Config:
-    """The same configuration with every path absolute."""
+    """The configuration with absolute paths."""
 
     def anchored(section: Section, *names: str) -> Any:
         paths = {name: Path(os.path.normpath(folder / getattr(section, name).expanduser())) for name in names}
@@ -93,7 +125,7 @@ def _anchor(config: Config, folder: Path) -> Config:
         return os.path.normpath(folder / Path(file).expanduser())
 
     def located(name: str) -> str:
-        """A pack or model by name as it is, by path absolute."""
+        """A pack's or model's name unchanged, its path absolute."""
         return absolute(name) if "/" in name else name
 
     backups = {"backup_folder": absolute(config.upkeep.backup_folder)} if config.upkeep.backup_folder else {}
@@ -118,7 +150,7 @@ def _anchor(config: Config, folder: Path) -> Config:
 
 
 def _misplaced_folders(config: Config) -> list[str]:
-    """Folders that would feed the daemon its own output, or mix two inboxes."""
+    """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
     problems = []
     own = {
         "output.results": config.output.results,
@@ -133,49 +165,54 @@ def _misplaced_folders(config: Config) -> list[str]:
     for index, inbox in enumerate(config.inbox):
         for key, folder in own.items():
             if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):
-                problems.append(f"{key}: {folder} lies in the inbox {inbox.path}; put it elsewhere.")
+                problems.append(f"{key}: {folder} is inside the inbox {inbox.path}; choose a folder outside it.")
         if "jsonl" in config.output.sinks and not inbox.recursive and config.output.jsonl_file.parent == inbox.path:
-            file = config.output.jsonl_file
-            problems.append(f"output.results: {file}, of the sink jsonl, lies in the inbox {inbox.path}; put it elsewhere.")
+            problems.append(
+                f"output.results: {config.output.jsonl_file}, the file of the sink jsonl, is inside the inbox {inbox.path}; "
+                "choose another place."
+            )
         for key in ("output.failed", "output.done", "output.bins_folder"):
             if inbox.path.is_relative_to(own[key]):
                 problems.append(
-                    f"{key}: the inbox {inbox.path} lies in {own[key]}, where images go; put one of them elsewhere."
+                    f"{key}: the inbox {inbox.path} is inside {own[key]}, where finished images go; move one of them."
                 )
         for other in config.inbox[index + 1 :]:
             if inbox.path.is_relative_to(other.path) or other.path.is_relative_to(inbox.path):
-                problems.append(f"inbox: {inbox.path} and {other.path} lie in each other; keep one of them.")
+                problems.append(f"inbox: one of {inbox.path} and {other.path} contains the other; keep one of them.")
             if inbox.name == other.name or not (inbox.name and other.name):
                 problems.append(
-                    f"inbox: {inbox.path} and {other.path} would write the same sidecars; give each a name of its own."
+                    f"inbox: {inbox.path} and {other.path} would write the same sidecars; give each inbox its own `name`."
                 )
     for key, folder in own.items():
         if key != "output.bins_folder" and folder.is_relative_to(config.output.bins_folder):
-            problems.append(f"{key}: {folder} lies in output.bins_folder, where each folder is a bin; put it elsewhere.")
+            problems.append(f"{key}: {folder} is inside output.bins_folder, where each folder is a bin; choose another place.")
     results, failed = own["output.results"], own["output.failed"]
     if results.is_relative_to(failed) or failed.is_relative_to(results):
         problems.append(
-            f"output.failed: {failed} and output.results {results} lie in each other: a sidecar and the reason of a failure "
-            "would be one file; put them beside each other."
+            f"output.failed: one of {failed} and output.results {results} contains the other, so a sidecar and the reason of a "
+            "failure could be the same file; choose two separate folders."
         )
     if config.output.bins == "link" and any(inbox.on_success == "delete" for inbox in config.inbox):
-        problems.append('output.bins: links to deleted sources would dangle; use "copy" or "move".')
+        problems.append(
+            'output.bins: "link" would leave links to deleted images, as an inbox has on_success = "delete"; '
+            'use "copy" or "move".'
+        )
     if config.output.bins == "move" and any(inbox.on_success != "keep" for inbox in config.inbox):
-        problems.append('output.bins: "move" already takes the source; leave on_success at "keep".')
+        problems.append('output.bins: "move" already moves the source; set on_success = "keep" for every inbox.')
     return problems
 
 
 def _misused_names(config: Config) -> list[str]:
-    """Stage names, segments and rules that do not fit together."""
+    """Stage names, segments and rules that contradict each other."""
     problems = [f"pipeline.stages: {explain_missing_stage(name)}" for name in config.pipeline.stages if name not in ORDER]
     if config.binning.rules and config.pipeline.mode == "cascade":
-        problems.append('binning.rules: a rule of your own sees every stage, so it needs pipeline.mode = "full".')
+        problems.append('binning.rules: a custom rule needs the results of every stage; set pipeline.mode = "full".')
     if config.http.tls_key and not config.http.tls_certificate:
-        problems.append("http.tls_key: a key alone makes no HTTPS; name its tls_certificate too.")
+        problems.append("http.tls_key: HTTPS also needs a certificate; set http.tls_certificate.")
     placed = [name for table in config.pipeline.segment for name in table.stages]
     if placed and placed != config.stage_names:
         problems.append(
-            f"pipeline.segment: segments hold {', '.join(placed)}; together and in order they must be "
+            f"pipeline.segment: the segments have the stages {', '.join(placed)}; together and in this order they must have "
             f"{', '.join(config.stage_names)}."
         )
     return problems

@@ -1,4 +1,4 @@
-"""The configuration written out from its own descriptions, so that documents and code cannot disagree:
+"""Writes the reference of the configuration from the descriptions in the code, so that the two always agree:
 
 python -m daemon.config.reference > docs/configuration.md
 python -m daemon.config.reference --toml > daemon.toml
@@ -20,21 +20,21 @@ from stages.registry import STAGES
 
 WIDTH = 110
 
-# Keys that stand in daemon.toml without a comment mark: what one looks for first.
+# Keys that are not commented out in daemon.toml: those that users look for first.
 LIVE = {("[[inbox]]", "path"), ("[output]", "results"), ("[output]", "failed"), ("[state]", "path"), ("[http]", "listen")}
 
 KINDS = {"integer": "integer", "number": "number", "boolean": "true or false", "object": "table", "string": "text"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 ABOUT = {
-    "[[inbox]]": "A folder to watch. Repeat the table for each further one, with a name each.",
-    "[output]": "Where results, reasons of failure and sources go. None of these folders may lie in an inbox.",
-    "[state]": "What the daemon keeps for itself. It must be on a local disk.",
-    "[upkeep]": "Tasks that keep the ledger in good order over the years. One runs at a time, and none delays incoming images.",
-    "[pipeline]": "What is done to an image, where, and within which limits.",
+    "[[inbox]]": "A folder to watch. For more folders repeat the table, each with its own name.",
+    "[output]": "Folders for results, failed images and moved images. None of them may be inside an inbox.",
+    "[state]": "The daemon's own files. They must be on a local disk.",
+    "[upkeep]": "Scheduled maintenance of the ledger. One task runs at a time, and none delays incoming images.",
+    "[pipeline]": "The stages, the devices that run them, and limits.",
     "[[pipeline.segment]]": """\
-Stages and the devices that hold them, when neither of the placements fits. Together the segments hold all
-stages, in order:
+An explicit placement, if neither "replicated" nor "pipelined" fits. Together the segments have all stages, in
+order:
 
     [[pipeline.segment]]
     stages = ["ocr", "yolo"]
@@ -44,16 +44,16 @@ stages, in order:
     stages = ["clip", "blip"]
     devices = ["cuda:1"]
 """,
-    "[models]": "The weights of all stages, as a pack.",
-    "[stages.ocr]": "Where one stage departs from the pack.",
-    "[binning]": "When an image goes to bin A (text), else B (objects), else C.",
-    "[http]": "The read-only pages for people and machines.",
-    "[log]": "The log goes to standard error; under systemd to the journal.",
+    "[models]": "The pack: the weights of all stages.",
+    "[stages.ocr]": "Settings of one stage that differ from the pack.",
+    "[binning]": "The rule for bins: A (text) if any of its criteria passes, else B (objects), else C.",
+    "[http]": "The read-only pages: metrics, health and status.",
+    "[log]": "The log goes to standard error; with systemd, to the journal.",
 }
 
 
 OPTIONS = """\
-A backend's own settings are a table, for instance what CLIP tags images with:
+Each backend has its own options. For example the labels that CLIP tags images with:
 
 ```toml
 [stages.clip.options]
@@ -62,17 +62,17 @@ template = "a scan of a {}"
 top_k = 2
 ```
 
-Under `[stages.clip]`, `options = { labels = ["invoice", "portrait"] }` does the same in a line. An unknown option is refused.
-A pack's manifest may have other defaults than these. After a change the stage answers anew whatever comes in; what is
-DONE stays as it is until `visiond redo --stale`."""
+`options = { labels = ["invoice", "portrait"] }` under `[stages.clip]` does the same in one line. An unknown option is refused.
+The manifest of a pack can set other defaults than these. After a change, the stage runs again for all new images; images that
+are DONE keep their results until `visiond redo --stale`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     name: str
     kind: str  # "integer ≥ 1", "path", …
-    limited: bool  # the kind tells more than the default shows: choices or bounds
-    default: str | None  # as TOML; empty: none, for one that may be left out; None: the key must be given
+    limited: bool  # the kind has choices or bounds
+    default: str | None  # as TOML; "": no default, but optional; None: required
     meaning: str
 
 
@@ -84,7 +84,7 @@ class Table:
 
 
 def list_tables() -> list[Table]:
-    """Every table of the configuration with every key, in the order of the code."""
+    """Every table and key of the configuration, in the order of the code."""
     schema = Config.model_json_schema()
     merged: list[Table] = []
     for header, keys in _walk("", schema, schema["$defs"]):
@@ -96,13 +96,13 @@ def list_tables() -> list[Table]:
 
 
 def list_options() -> list[Table]:
-    """What each stage's own backend takes; the fake ones' settings are for tests, and stages/fake.py has them."""
+    """The options of every backend, except the fake ones, which are for tests (stages/fake.py)."""
     tables = []
     for stage, described in STAGES.items():
         for name, backend in described.backends.items():
             header, described_options = f"[stages.{stage}.options]", msgspec.json.schema(backend.options)["$defs"]
             schema = described_options[backend.options.__name__]
-            about = f"Of backend `{name}`. {schema.get('description', '')}".rstrip()
+            about = f"Options of the backend `{name}`. {schema.get('description', '')}".rstrip()
             tables += [Table([header], keys, about) for _, keys in [*_walk(header, schema, described_options)][:1]]
     return tables
 
@@ -111,11 +111,11 @@ def write_markdown() -> str:
     """docs/configuration.md."""
     parts = [
         "# Configuration",
-        "<!-- Made by `python -m daemon.config.reference > docs/configuration.md`; "
+        "<!-- Generated by `python -m daemon.config.reference > docs/configuration.md`; "
         "change daemon/config/sections.py and the stages' descriptor.py instead. -->",
-        "visiond reads `daemon.toml`, named by `--config` or `VISIOND_CONFIG`, else the one in the current folder.\n"
-        "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or, for\n"
-        'example, `"256 MiB"`. An unknown key is refused; `visiond check` tells what is wrong.',
+        "visiond reads the file that `--config` or `VISIOND_CONFIG` names, or else `daemon.toml` in the current folder.\n"
+        "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or text\n"
+        'such as `"256 MiB"`. An unknown key is refused; `visiond check` lists all problems.',
     ]
     for table in list_tables():
         parts += _markdown_table(table, "##")
@@ -132,23 +132,23 @@ def _markdown_table(table: Table, mark: str) -> list[str]:
 
 
 def write_toml() -> str:
-    """daemon.toml: all defaults. Text follows "# "; a line that starts with # and no space is a key to uncomment."""
+    """daemon.toml with all defaults. Text follows "# "; a key to uncomment follows "#"."""
     parts = [
         _comment(
-            "visiond's configuration. Every key is optional; those behind a # stand at their default: take the # away to "
-            "change one. Relative paths are relative to this file's folder. The same as tables: docs/configuration.md."
+            "Configuration of visiond. Every key is optional. A key behind a # shows its default; remove the # to change it. "
+            "Relative paths are relative to this file's folder. The same keys as tables: docs/configuration.md."
         )
     ]
     for table in list_tables():
         if all(key.default is not None for key in table.keys):
             parts += [_toml_table(table, header) for header in table.headers]
         else:
-            parts.append(_comment(table.about))  # without defaults there is nothing to uncomment
+            parts.append(_comment(table.about))  # without defaults there are no keys to uncomment
     return "\n\n".join(parts) + "\n"
 
 
 def _toml_table(table: Table, header: str) -> str:
-    """One table; of several with the same keys only the first explains them."""
+    """One table. Of several tables with the same keys, only the first has comments."""
     explains = header == table.headers[0]
     lines = [_comment(table.about)] if explains else []
     lines.append(header)
@@ -160,7 +160,7 @@ def _toml_table(table: Table, header: str) -> str:
 
 
 def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterator[tuple[str, list[Key]]]:
-    """A section's own keys, then the sections in it."""
+    """A section's keys, then its sub-sections."""
     path = header.strip("[]")
     keys, below = [], []
     for name, spec in section["properties"].items():
@@ -170,9 +170,9 @@ def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterat
             continue
         if target := spec.get("items", {}).get("$ref"):
             below.append((f"[[{where}]]", target))
-            if not path:  # at the top the tables themselves are what is live
+            if not path:  # at the top level the tables themselves are not commented out
                 continue
-        spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})  # it may be left out
+        spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})  # it is optional
         limited = not spec.keys().isdisjoint({"enum", *BOUNDS})
         keys.append(Key(name, _kind(name, spec), limited, _default(name, spec), spec.get("description", "")))
     if keys:
@@ -206,7 +206,7 @@ def _default(name: str, spec: dict[str, Any]) -> str | None:
         return ""
     if default and name.endswith("_bytes"):
         default = _size(default)
-    return "{}" if default == {} else json.dumps(default, ensure_ascii=False)  # what is left looks the same in TOML
+    return "{}" if default == {} else json.dumps(default, ensure_ascii=False)  # all other defaults look the same in TOML
 
 
 def _size(count: int) -> str:
@@ -214,16 +214,16 @@ def _size(count: int) -> str:
 
 
 def _code(default: str | None) -> str:
-    return "must be given" if default is None else f"`{default}`" if default else "–"
+    return "required" if default is None else f"`{default}`" if default else "–"
 
 
 def _escape(text: str) -> str:
-    """So that Markdown shows it as it is, in a table's cell."""
+    """Escape text for a cell of a Markdown table."""
     return text.replace("<", "\\<").replace("|", "\\|")
 
 
 def _comment(text: str) -> str:
-    """Behind "# ", wrapped; indented lines stay as they are."""
+    """Wrap text into comment lines; indented lines are not wrapped."""
     lines: list[str] = []
     for line in text.strip("\n").split("\n"):
         lines += [line] if line.startswith(" ") or not line else textwrap.wrap(line, WIDTH)

@@ -1,6 +1,6 @@
-"""Why a key of the configuration is refused: a sentence that says where, and what to write instead.
+"""Explains why a key of the configuration is refused: a sentence with the place and what to write instead.
 
-pydantic finds what is wrong; its own sentences name neither the key's limits nor an example.
+pydantic finds the problem, but its own messages have neither the key's limits nor an example.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ WANTED = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
 }
-NO_NUMBER = {  # nor one within the key's limits
+NO_NUMBER = {  # or not within the key's limits
     *("int_type", "int_parsing", "int_parsing_size", "int_from_float", "float_type", "float_parsing", "finite_number"),
     *("greater_than", "greater_than_equal", "less_than", "less_than_equal", OUT_OF_RANGE),
 }
-PARSERS = "function-before[_parse_bytes(), int]"  # what pydantic puts behind a key that has one
+PARSERS = "function-before[_parse_bytes(), int]"  # added by pydantic to the location of a key with a parser
 TABLES = ("inbox", "segment")  # lists of tables
 
 
 def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
-    """One problem as pydantic found it. root: what describes the whole configuration."""
+    """A sentence for one problem of pydantic's. root: the model of the whole configuration."""
     location = [part for part in problem["loc"] if part != PARSERS]
     where = ".".join(f"[{part}]" if isinstance(part, int) else part for part in location).replace(".[", "[")
     kind, field = problem["type"], _field_at(root, location)
@@ -43,7 +43,7 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
     if kind == "missing":
         return f"{where}: this key is missing. {field.description if field else ''}".rstrip()
     if kind == "list_type" and location[-1] in TABLES:
-        return f"{where}: each is a table of its own; write [[{where}]], in double brackets."
+        return f"{where}: each entry is a separate table; write [[{where}]] with double brackets."
     if kind == "too_short":
         return f"{where}: this list is empty; {_fill(where, field)}"
     if kind in NO_NUMBER and field:
@@ -56,7 +56,7 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
 
 
 def _describe_number(name: str, field: FieldInfo) -> str:
-    """Its kind, its limits, and the default as an example."""
+    """The kind of number, its limits, and the default as an example."""
     limits = {key: getattr(part, key) for part in field.metadata for key in ("gt", "ge", "le") if hasattr(part, key)}
     most = min(limits.get("le", most_of(name)), most_of(name))
     if name.endswith("_bytes"):
@@ -70,27 +70,31 @@ def _describe_number(name: str, field: FieldInfo) -> str:
 
 def _fill(where: str, field: FieldInfo | None) -> str:
     if where in TABLES:
-        return f"write a [[{where}]] table, or leave the key out."
+        return f"write a [[{where}]] table, or remove the key."
     example = field.get_default() if field and not field.is_required() else None
     return f"name at least one{f', for example {example}' if example else ''}.".replace("'", '"')
 
 
 def explain_missing_stage(name: str) -> str:
-    """Why a stage that the configuration names is not there."""
+    """Why a configured stage is not available."""
     near = difflib.get_close_matches(name, ORDER, n=1, cutoff=0.6)
-    hint = f'did you mean "{near[0]}"?' if near else f"stages are {', '.join(ORDER)}. Is its plug-in installed?"
-    return PROBLEMS.get(name) or f'there is no stage "{name}" here; {hint}'
+    hint = (
+        f'did you mean "{near[0]}"?'
+        if near
+        else f"available are {', '.join(ORDER)}. Install its plug-in, or remove it from the configuration."
+    )
+    return PROBLEMS.get(name) or f'no stage "{name}" is installed; {hint}'
 
 
 def _hint(root: type[Section], location: Sequence[Any]) -> str:
-    """The nearest known key, or all."""
+    """The most similar known key, or all of them."""
     known = list(_section_at(root, location[:-1]).model_fields)
     near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
     return f'did you mean "{near[0]}"?' if near else f"known keys are {', '.join(known)}."
 
 
 def _section_at(root: type[Section], location: Sequence[Any]) -> type[Section]:
-    """What describes the table at a place in the document."""
+    """The model of the table at this place in the document."""
     model: Any = root
     for part in location:
         if isinstance(part, str):
@@ -101,7 +105,7 @@ def _section_at(root: type[Section], location: Sequence[Any]) -> type[Section]:
 
 
 def _field_at(root: type[Section], location: Sequence[Any]) -> FieldInfo | None:
-    """What describes a key; None for an entry of a list."""
+    """The field of a key; None for an entry of a list."""
     if not isinstance(location[-1], str):
         return None
     return _section_at(root, location[:-1]).model_fields.get(location[-1])

@@ -1,6 +1,6 @@
-"""The tables of daemon.toml: every key with its default, its limits and its meaning.
+"""The tables of daemon.toml: every key with its default, its limits and its description.
 
-docs/configuration.md is made from the descriptions here.
+docs/configuration.md and daemon.toml are generated from this file.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from stages.base import Limits
 from stages.binning import Thresholds
 from stages.registry import BUILT_IN, STAGES
 
-# Temporary and partial names of the programs that people upload and edit with.
+# Names of temporary and partial files of programs for upload and editing.
 IGNORED = [".*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.crdownload", "*.download", "*.swp", "*.filepart"]
 LEAST_SLAB_BYTES = 1 << 20
-OUT_OF_RANGE = "out_of_range"  # the type of the error of a number that is
-MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # by unit
+OUT_OF_RANGE = "out_of_range"  # error type, for refusal.py
+MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # largest value, by suffix of the key
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 def _parse_bytes(value: object) -> object:
-    """268435456, "256 MiB" and "0.5GB" all count bytes."""
+    """Accept 268435456, "256 MiB" and "0.5GB"."""
     if not isinstance(value, str):
         return value
     text = value.strip().lower().removesuffix("b").strip()
@@ -44,40 +44,42 @@ def _parse_bytes(value: object) -> object:
     try:
         return int(float(number) * _UNITS[text[len(number) :].strip()])
     except (ValueError, KeyError, OverflowError):
-        raise ValueError(f'"{value}" is no size; write a number of bytes or, for example, "256 MiB"') from None
+        raise ValueError(f'"{value}" is not a size; write a number of bytes or, for example, "256 MiB"') from None
 
 
 def _check_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]*", name):
-        raise ValueError(f'"{name}" is no folder\'s name; write letters, digits, - and _, for example "scans-2"')
+        raise ValueError(f'"{name}" is not a valid name; write letters, digits, - and _, for example "scans-2"')
     return name
 
 
 def _check_address(text: str) -> str:
-    """A host or [IPv6 address], a colon and a port; or nothing."""
+    """Accept a host or [IPv6 address], a colon and a port; or ""."""
     if text and not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):\d{1,5}", text):
-        raise ValueError(f'"{text}" is no address; write a host and a port, for example "127.0.0.1:9464", or "" for none')
+        raise ValueError(
+            f'"{text}" is not an address; write a host and a port, for example "127.0.0.1:9464", or "" for no pages'
+        )
     if text and int(text.rpartition(":")[2]) > 65535:
-        raise ValueError(f'"{text}": ports go up to 65535')
+        raise ValueError(f'"{text}": the largest port is 65535')
     return text
 
 
 def _check_slab(count: int) -> int:
     if 0 != count < LEAST_SLAB_BYTES:
-        raise ValueError("should be 0 or at least 1 MiB: larger images are refused")
+        raise ValueError("write 0 or at least 1 MiB; images larger than the slab are refused")
     return count
 
 
 def _canonical_device(name: str) -> str:
-    """One name for each device, so that all may compare them: cpu, or cuda and its number."""
+    """Return the one name of a device that the code compares: "cpu", or "cuda:" and its number."""
     found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,6}))?", name, re.ASCII)
     if not found:
-        raise ValueError(f'"{name}" is no device; write "cpu", or "cuda:0" as `visiond gpus` lists them')
+        raise ValueError(f'"{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists it, for example "cuda:0"')
     return "cpu" if found[1] == "cpu" else f"cuda:{int(found[2] or 0)}"
 
 
 def most_of(name: str) -> int:
-    """The largest number that a key of this name can have."""
+    """The largest value of a key with this name."""
     return next(most for unit, most in MOST.items() if name.endswith(unit))
 
 
@@ -92,69 +94,71 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _check_number(cls, value: object, field: ValidationInfo) -> object:
-        """Neither infinite nor more than timers, the ledger and the kernel can count with."""
+        """Refuse infinite values and those that are too large for timers, the ledger or the kernel."""
         most = most_of(field.field_name or "")
-        if isinstance(value, int | float) and not -most <= value <= most:  # nor NaN
+        if isinstance(value, int | float) and not -most <= value <= most:  # also refuses NaN
             raise PydanticCustomError(OUT_OF_RANGE, "is out of range")
         return value
 
 
 class Inbox(Section):
-    path: Path = Field(Path("inbox"), description="The folder to watch.")
+    path: Path = Field(Path("inbox"), description="Folder to watch.")
     name: Annotated[str, AfterValidator(_check_name)] = Field(
         "",
-        description="Sub-folder of results, failed, done and bins for this inbox. Needed as soon as there are several inboxes.",
+        description="Sub-folder for this inbox in results, failed, done and bins. Required if there are several inboxes.",
     )
     priority: int = Field(
-        0, ge=-1_000_000, le=1_000_000, description="Images of the inbox with the highest priority are fed first."
+        0, ge=-1_000_000, le=1_000_000, description="Images of the inbox with the highest priority are processed first."
     )
-    recursive: bool = Field(True, description="Whether folders inside the inbox are watched too.")
+    recursive: bool = Field(True, description="Whether to watch folders inside the inbox too.")
     settle_seconds: float = Field(
         2.0,
         ge=0,
-        description="A file is whole once it has not changed for so long, or at once if it arrived by rename.",
+        description="A file is complete when it has not changed for this long; one that arrives by rename, at once.",
     )
     ignore: list[str] = Field(
-        IGNORED, description="Names to pass over, as shell patterns; matched against each part of the path."
+        IGNORED, description="Shell patterns of names to skip; each part of the path is compared with them."
     )
     on_success: Literal["keep", "move", "delete"] = Field(
-        "keep", description="What becomes of the source once its result is durable. move: into [output] done."
+        "keep", description="What to do with an image when its result is durable. move: into [output] done."
     )
     watch: Literal["auto", "inotify", "poll"] = Field(
-        "auto", description="How changes are noticed; auto polls network file systems, which send no events."
+        "auto",
+        description="How to notice changes. poll: only by scans. auto: poll on network file systems, which send no events; "
+        "otherwise inotify.",
     )
 
 
 class OutputSection(Section):
-    results: Path = Field(Path("results"), description="Where sidecars go: <path in the inbox>.json.")
+    results: Path = Field(Path("results"), description="Folder for sidecars: <path in the inbox>.json.")
     failed: Path = Field(
         Path("failed"),
-        description="Where the reason of each failed image goes; the image itself too, unless on_success is keep.",
+        description="Folder for the reason of each failed image; also for the image itself, unless on_success is keep.",
     )
-    done: Path = Field(Path("done"), description='Where sources go with on_success = "move".')
-    bins_folder: Path = Field(Path("bins"), description="Where bins A, B, C, … are.")
+    done: Path = Field(Path("done"), description='Folder for images that are moved by on_success = "move".')
+    bins_folder: Path = Field(Path("bins"), description="Folder of the bins A, B, C, …")
     bins: Literal["none", "link", "copy", "move"] = Field(
         "none",
-        description="How images get into their bin: a symbolic link to the absolute path, a copy, or the source itself.",
+        description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
     )
     sinks: list[Literal["jsonl"]] = Field(
         [],
-        description="Further outputs. jsonl: from now on every record that is DONE is appended to <results>.jsonl as well, at "
-        "least once each, by id; a file that is annotated again gets another line. A sink that fails holds up nothing else.",
+        description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
+        "appends another line. A sink that fails delays nothing else.",
     )
 
     @property
     def jsonl_file(self) -> Path:
-        """Where the sink jsonl writes."""
+        """The file of the sink jsonl."""
         return Path(f"{self.results}.jsonl")
 
 
 class StateSection(Section):
-    path: Path = Field(Path("state"), description="The daemon's own folder: ledger, lock, control socket, compile caches.")
+    path: Path = Field(Path("state"), description="The daemon's own folder: ledger, lock, control socket, compiled kernels.")
 
 
 def _check_hours(text: str) -> str:
-    """ "HH:MM-HH:MM", or nothing."""
+    """Accept "HH:MM-HH:MM" or ""."""
     found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", text)
     if text and not found:
         raise ValueError(f'"{text}" is not a time range; write a start and an end, for example "02:00-05:00", or ""')
@@ -166,80 +170,85 @@ def _check_hours(text: str) -> str:
 class UpkeepSection(Section):
     quiet_hours: Annotated[str, AfterValidator(_check_hours)] = Field(
         "02:00-05:00",
-        description="When upkeep may start, in local time, if no image is in flight; it may cross midnight. Empty: any time.",
+        description="Local time range in which upkeep may start, while no image is in flight; it may cross midnight. "
+        "Empty: any time.",
     )
     verify_days: float = Field(
-        7, ge=0, description="Days between checks of the whole ledger; work goes on meanwhile. 0: never."
+        7, ge=0, description="Days between checks of the whole ledger, which run beside the work. 0: never."
     )
     vacuum_days: float = Field(
         7,
         ge=0,
-        description="Days between attempts to shrink the ledger's file, if a quarter of it is free; stops when images or a "
-        "command come. 0: never.",
+        description="Days between attempts to shrink the ledger's file, if a quarter of it is free. Stops when images or "
+        "commands arrive. 0: never.",
     )
-    prune_days: float = Field(0, ge=0, description="Days between prunes, as with `visiond prune`; 0: never.")
+    prune_days: float = Field(0, ge=0, description="Days between prunes, as by `visiond prune`. 0: never.")
     prune_age_days: float = Field(
-        90, ge=1, description="Days since a version was replaced, or gone, before it is pruned; like --older-than."
+        90, ge=1, description="Prune versions that were replaced or gone longer ago than this many days; like --older-than."
     )
     backup_folder: str = Field(
         "",
-        description="Folder for backups of the ledger, each named by its date; best on another disk. Empty: no backups.",
+        description="Folder for backups of the ledger, named by date; best on another disk. Empty: no backups.",
     )
     backup_days: float = Field(1, gt=0, description="Days between backups, if backup_folder is set.")
-    backups_kept: int = Field(7, ge=1, description="How many backups are kept; older ones are removed.")
+    backups_kept: int = Field(7, ge=1, description="Number of backups to keep; older ones are removed.")
 
 
 class SegmentTable(Section):
-    stages: list[str] = Field(min_length=1, description="Stages of this segment, in order.")
-    devices: list[Device] = Field(min_length=1, description='Devices that hold it, for example ["cuda:0", "cuda:1"].')
-    workers_per_device: int = Field(1, ge=1, le=256, description="Processes on each of them.")
+    stages: list[str] = Field(min_length=1, description="Stages of the segment, in order.")
+    devices: list[Device] = Field(min_length=1, description='Devices that hold these stages, for example ["cuda:0", "cuda:1"].')
+    workers_per_device: int = Field(1, ge=1, le=256, description="Worker processes on each of these devices.")
 
 
 class PipelineSection(Section):
     stages: list[str] = Field(
         [stage.name for stage in BUILT_IN],
         min_length=1,
-        description="Which stages run; their order is always ocr, yolo, clip, blip, then those of plug-ins.",
+        description="Stages to run. Their order is always ocr, yolo, clip, blip, then those of plug-ins.",
     )
     mode: Literal["full", "cascade"] = Field(
-        "full", description="cascade: stop at the first bin that passes and skip the later stages."
+        "full", description="full: run every stage. cascade: skip the stages that cannot change an image's bin any more."
     )
     placement: Literal["auto", "replicated", "pipelined"] = Field(
         "auto",
-        description="replicated: each device holds all stages. pipelined: stages spread over devices. "
-        "auto: replicated where the memory suffices.",
+        description="replicated: each device holds all stages. pipelined: the stages are spread over the devices. "
+        "auto: replicated if the memory is sufficient.",
     )
-    segment: list[SegmentTable] = Field([], description="Explicit placement, a [[pipeline.segment]] table each.")
-    devices: list[Device] = Field([], description="Devices to use; empty: all GPUs, or the CPU when there is none.")
+    segment: list[SegmentTable] = Field([], description="Explicit placement: a [[pipeline.segment]] table for each segment.")
+    devices: list[Device] = Field([], description="Devices to use. Empty: all GPUs, or the CPU if there are none.")
     workers_per_device: int = Field(
         0,
         ge=0,
         le=256,
-        description="Worker processes on each device; 0: one on a CPU, or where stages are spread over devices; else "
-        "as many as a GPU's memory, the host's (4 GB for each worker) and the cores allow.",
+        description="Worker processes on each device. 0: one on a CPU, or if stages are spread over devices; otherwise "
+        "as many as the GPU's memory, the host's memory (4 GB for each worker) and the cores allow.",
     )
     mps: bool = Field(
         True,
-        description="Whether a GPU's workers run side by side on it by NVIDIA's Multi-Process Service, a fifth faster than in "
-        "turns, where the driver's nvidia-cuda-mps-control is installed. The first worker that is lost ends it.",
+        description="Whether the workers of a GPU share it by NVIDIA's Multi-Process Service (MPS), if "
+        "nvidia-cuda-mps-control is installed: a fifth faster than in turns. After the first lost worker they take turns.",
     )
-    threads_per_worker: int = Field(2, ge=1, le=16, description="Batches a worker has in hand at once.")
+    threads_per_worker: int = Field(2, ge=1, le=16, description="Batches that a worker processes at once.")
     decoders_per_worker: int = Field(
-        0, ge=0, le=256, description="Disposable decoder processes for each worker; 0: chosen by cores."
+        0, ge=0, le=256, description="Decoder processes of each worker. 0: chosen by the number of cores."
     )
     slab_bytes: Annotated[ByteCount, AfterValidator(_check_slab)] = Field(
-        0, description="Shared memory for images in flight: the byte budget; 0: 1 GiB for each GPU, 256 MiB without one."
+        0, description="Size of the slab, the shared memory for images in flight. 0: 1 GiB for each GPU, 256 MiB without a GPU."
     )
-    queue_images: int = Field(1024, ge=1, le=1_000_000, description="Most images waiting in front of each segment.")
-    max_attempts: int = Field(3, ge=1, le=1000, description="Tries of an image whose error may pass, before it is FAILED.")
-    retry_seconds: float = Field(5.0, ge=0, description="Wait before the second try; doubled for each further one.")
-    batch_timeout_seconds: float = Field(120.0, gt=0, description="A worker that takes longer over a batch is killed.")
+    queue_images: int = Field(1024, ge=1, le=1_000_000, description="Largest number of images waiting for each segment.")
+    max_attempts: int = Field(3, ge=1, le=1000, description="Attempts at an image with a temporary error before it is FAILED.")
+    retry_seconds: float = Field(5.0, ge=0, description="Wait before the second attempt; doubled before each further one.")
+    batch_timeout_seconds: float = Field(120.0, gt=0, description="A worker that takes longer for a batch is killed.")
     load_timeout_seconds: float = Field(600.0, gt=0, description="A worker that takes longer to load its models is killed.")
-    drain_seconds: float = Field(30.0, ge=0, description="Time for images in hand to finish on SIGTERM.")
-    rescan_seconds: float = Field(30.0, gt=0, description="Every so often the folders are held against the ledger.")
-    reuse_results: bool = Field(True, description="Whether the same bytes under the same models are answered from the ledger.")
-    max_pixels: int = Field(100_000_000, ge=1, le=10**12, description="Larger images FAIL with reason pixels.")
-    max_aspect_ratio: float = Field(50.0, ge=1, description="Longer images FAIL with reason aspect.")
+    drain_seconds: float = Field(30.0, ge=0, description="Time for images in flight to finish after SIGTERM.")
+    rescan_seconds: float = Field(30.0, gt=0, description="Time between scans, which compare the inboxes with the ledger.")
+    reuse_results: bool = Field(
+        True, description="Whether to reuse results of the same bytes by the same models from the ledger."
+    )
+    max_pixels: int = Field(100_000_000, ge=1, le=10**12, description="Images with more pixels FAIL with reason pixels.")
+    max_aspect_ratio: float = Field(
+        50.0, ge=1, description="Images with a larger ratio of long to short edge FAIL with reason aspect."
+    )
     decode_seconds: float = Field(20.0, gt=0, description="CPU time of a decoder for one image.")
     decode_bytes: ByteCount = Field(2 << 30, ge=256 << 20, description="Address space of a decoder.")
 
@@ -250,29 +259,35 @@ class PipelineSection(Section):
 class ModelsSection(Section):
     pack: str = Field(
         "mini",
-        description='Which weights: "mini" (inside the package), "standard" (pulled once), or a folder\'s path, with a slash.',
+        description='Pack to use: "mini" (inside the package), "standard" (after `visiond models pull`), or the path of a '
+        "folder, with a slash.",
     )
-    folder: Path = Field(Path("models"), description="Where pulled packs are kept.")
+    folder: Path = Field(Path("models"), description="Folder for downloaded packs.")
 
 
 class StageSection(Section):
-    backend: str = Field("", description='"fake" is a deterministic stand-in without a model; empty: what the pack names.')
-    model: str = Field("", description="The path of a folder of weights for this stage alone; empty: the pack's.")
+    backend: str = Field(
+        "", description='Empty: the backend that the pack names. "fake": invented results without a model, for tests.'
+    )
+    model: str = Field("", description="Path of a folder with weights for this stage only. Empty: the weights of the pack.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto: bfloat16 on GPUs from Ampere on (ocr and yolo: float16), float16 on older ones, float32 on a CPU, "
-        "where any other is slower, for ocr many times.",
+        description="auto: bfloat16 on GPUs since Ampere (ocr and yolo: float16), float16 on older GPUs, float32 on a CPU, "
+        "where all others are slower, for ocr many times.",
     )
     batch_size: int = Field(
-        0, ge=0, le=65_536, description="Images in one forward pass at most; 0: 8 on a CPU, by its memory up to 128 on a GPU."
+        0,
+        ge=0,
+        le=65_536,
+        description="Largest number of images in a forward pass. 0: 8 on a CPU, up to 128 on a GPU, depending on its memory.",
     )
-    options: dict[str, Any] = Field({}, description="The backend's own settings; docs/configuration.md has all of them.")
+    options: dict[str, Any] = Field({}, description="Options of the backend; docs/configuration.md lists them.")
 
 
 if TYPE_CHECKING:
 
     class StageTables(Section): ...
-else:  # a table for each stage, those of plug-ins too
+else:  # a table for each stage, including those of plug-ins
     StageTables = create_model("StageTables", __base__=Section, **{name: (StageSection, StageSection()) for name in STAGES})
 
 
@@ -280,16 +295,18 @@ class BinningSection(Section):
     text_boxes_threshold: int = Field(2, ge=0, le=1_000_000_000, description="A: more text boxes than this.")
     text_area_threshold: Ratio = Field(0.2, description="A: text over more of the image's area.")
     text_score_threshold: Ratio = Field(
-        0.7, description="A: how sure OCR must be of a line for it to count; a lone letter or sign never does."
+        0.7, description="A: only lines with a higher score count as text boxes; a single letter or sign never counts."
     )
     object_count_threshold: int = Field(5, ge=0, le=1_000_000_000, description="B: more objects than this.")
     unique_objects_threshold: int = Field(3, ge=0, le=1_000_000_000, description="B: more kinds of object than this.")
-    spatial_dispersion_threshold: Ratio = Field(0.3, description="B: centres of objects spread over more of the image's area.")
-    clip_similarity_threshold: float = Field(0.25, ge=-1, le=1, description="C: likeness of caption and image, reported.")
+    spatial_dispersion_threshold: Ratio = Field(0.3, description="B: centers of objects spread over more of the image's area.")
+    clip_similarity_threshold: float = Field(
+        0.25, ge=-1, le=1, description="C: similarity of caption and image. Only reported."
+    )
     rules: str = Field(
         "",
-        description='Your own rule, "module:function": it gets a record and returns the bin\'s name. Not with '
-        'mode = "cascade". docs/results.md has the record and an example.',
+        description='A custom rule, "module:function", which gets a record and returns the name of the bin. Not with '
+        'mode = "cascade". docs/results.md describes the record and has an example.',
     )
 
     def thresholds(self) -> Thresholds:
@@ -307,14 +324,14 @@ class BinningSection(Section):
 class Http(Section):
     listen: Annotated[str, AfterValidator(_check_address)] = Field(
         "127.0.0.1:9464",
-        description="Address of /metrics, /healthz, /readyz and /api; empty: none. Port 0: any; the log's ready line names it.",
+        description="Address of the pages. Empty: no pages. Port 0: any free port; the log line `ready` names it.",
     )
     token_file: str = Field(
         "",
-        description='A file with a token, which every request must bring as "Authorization: Bearer …"; empty: none asked for.',
+        description='File with a token that every request must send as "Authorization: Bearer …". Empty: no token needed.',
     )
-    tls_certificate: str = Field("", description="A PEM file: the pages are then served by HTTPS alone; empty: by HTTP.")
-    tls_key: str = Field("", description="The certificate's key, if it is not in the same file.")
+    tls_certificate: str = Field("", description="PEM file of a certificate, to serve the pages only by HTTPS. Empty: HTTP.")
+    tls_key: str = Field("", description="PEM file of the certificate's key, if it is not in the same file.")
 
     @property
     def host(self) -> str:
@@ -326,7 +343,7 @@ class Http(Section):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -334,5 +351,5 @@ class Http(Section):
 
 
 class Log(Section):
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is written.")
-    format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, json otherwise.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
+    format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, otherwise json.")

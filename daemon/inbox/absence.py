@@ -12,7 +12,7 @@ import structlog
 from daemon.config.loading import Config
 from daemon.errors import ConfigError
 from daemon.jobs import Job
-from daemon.system.mounts import is_there, tell_missing
+from daemon.system.mounts import describe_missing, is_there
 
 log = structlog.get_logger()
 
@@ -26,7 +26,7 @@ def check_inboxes(config: Config) -> None:
     for path in [path for path, answer in there.items() if answer is None]:
         log.warning("inbox does not answer, perhaps on a dead mount; the others go on", path=str(path))
     if missing := [path for path, answer in there.items() if answer is False]:
-        raise ConfigError([tell_missing(path) for path in missing])
+        raise ConfigError([describe_missing(path) for path in missing])
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""What can be seen of a running daemon: its metrics, and the snapshot that `status` shows."""
+"""Metrics, and the snapshot of the daemon that `status` shows."""

@@ -1,4 +1,4 @@
-"""When each upkeep task last ran and how it ended, in a small file in the state folder."""
+"""upkeep.json in the state folder: when each upkeep task last ran, and how it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from daemon.state import DIARY
 
 
 def read_diary(folder: Path) -> list[Chore]:
-    """Empty if the file is missing or cannot be read: then every task runs again."""
+    """Empty if the file is missing or unreadable; then every task runs again."""
     with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
         return msgspec.json.decode((folder / DIARY).read_bytes(), type=list[Chore])
     return []

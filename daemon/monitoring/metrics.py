@@ -1,6 +1,6 @@
-"""What Prometheus sees. One registry, in the daemon; workers send their figures with their replies.
+"""The Prometheus metrics. There is one registry, in the daemon; workers send their figures with their replies.
 
-Label values come from closed sets only: never a path, never an error's text.
+Label values come from closed sets only, never from a path or the text of an error.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES)
-GPU_SECONDS = 1.0  # at least so long between two questions to the driver
+GPU_SECONDS = 1.0  # minimum between two queries of the driver
 
-# When each series began: as many series again as there are counters and histograms, and `rate` does without.
+# The creation time of each series would double the number of series, and `rate` does not need it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -41,8 +41,8 @@ class Loss(StrEnum):
 
     DIED = "died"
     TIMEOUT = "timeout"  # a batch took too long
-    LOAD = "load"  # it was lost before it was ready
-    SHARING = "sharing"  # another one was lost that it shared its GPU with
+    LOAD = "load"  # lost before it was ready
+    SHARING = "sharing"  # a worker was lost that shared its GPU
 
 
 class Metrics:
@@ -54,31 +54,35 @@ class Metrics:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=SECONDS)
 
-        self.images = counter("visiond_images", "Images that reached their end.", ["outcome", "reason"])
-        self.retries = counter("visiond_retries", "Tries that failed and are made again.", ["reason"])
-        self.bins = counter("visiond_bins", "Images by bin (A, B, C; other: a rule of the user's).", ["bin"])
-        self.image_seconds = histogram("visiond_image_duration_seconds", "From feeding an image to its durable result.")
-        self.wait_seconds = histogram("visiond_image_wait_seconds", "From seeing an image to feeding it.", buckets=LONG_SECONDS)
-        self.in_flight = gauge("visiond_images_in_flight", "Images fed and not yet ended.")
-        pending = gauge("visiond_images_pending", "Images in the ledger without an end.")
+        self.images = counter("visiond_images", "Finished images.", ["outcome", "reason"])
+        self.retries = counter("visiond_retries", "Failed attempts that are repeated.", ["reason"])
+        self.bins = counter("visiond_bins", "Finished images by bin (A, B, C; other: bins of a custom rule).", ["bin"])
+        self.image_seconds = histogram("visiond_image_duration_seconds", "Time from reading an image to its durable result.")
+        self.wait_seconds = histogram(
+            "visiond_image_wait_seconds", "Time from seeing an image to reading it.", buckets=LONG_SECONDS
+        )
+        self.in_flight = gauge("visiond_images_in_flight", "Images read and not finished yet.")
+        pending = gauge("visiond_images_pending", "Images in the ledger that are not finished.")
         pending.set_function(lambda: self.counts.of(JobStatus.PENDING))
-        self.oldest_pending = gauge("visiond_oldest_pending_seconds", "Age of the image that waits longest; 0 when none does.")
+        self.oldest_pending = gauge(
+            "visiond_oldest_pending_seconds", "Age of the image that has waited longest; 0 if none waits."
+        )
         self.last_success = gauge("visiond_last_success_timestamp_seconds", "When an image last became DONE.")
 
-        self.scan_seconds = histogram("visiond_scan_duration_seconds", "A scan of an inbox.", buckets=LONG_SECONDS)
-        self.reconcile_found = counter("visiond_reconcile_found", "Files a later scan found that events had missed.")
-        self.watch_overflows = counter("visiond_watch_overflows", "Times the kernel's event queue ran over.")
+        self.scan_seconds = histogram("visiond_scan_duration_seconds", "Duration of a scan of an inbox.", buckets=LONG_SECONDS)
+        self.reconcile_found = counter("visiond_reconcile_found", "Files found by a later scan, which events had missed.")
+        self.watch_overflows = counter("visiond_watch_overflows", "Overflows of the kernel's event queue.")
         self.unread_folders = gauge("visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"])
         self.slab_used = gauge("visiond_slab_used_bytes", "Bytes of images in flight.")
-        self.slab_size = gauge("visiond_slab_size_bytes", "The byte budget.")
-        self.reused = counter("visiond_reused_results", "Results answered from the ledger.", ["stage"])
+        self.slab_size = gauge("visiond_slab_size_bytes", "Size of the slab: the budget for images in flight.")
+        self.reused = counter("visiond_reused_results", "Results reused from the ledger.", ["stage"])
         self.queue_depth = gauge("visiond_queue_depth", "Images waiting for a worker.", ["segment"])
         self.batch_images = histogram(
             "visiond_batch_images", "Images in a batch sent to a worker.", ["segment"], buckets=BATCHES
         )
-        self.stage_seconds = histogram("visiond_stage_duration_seconds", "A stage's time over one batch.", ["stage"])
-        self.stage_images = counter("visiond_stage_images", "Images a stage answered.", ["stage"])
-        self.commit_seconds = histogram("visiond_ledger_commit_seconds", "A transaction of the ledger.")
+        self.stage_seconds = histogram("visiond_stage_duration_seconds", "Time of a stage for one batch.", ["stage"])
+        self.stage_images = counter("visiond_stage_images", "Images processed by a stage.", ["stage"])
+        self.commit_seconds = histogram("visiond_ledger_commit_seconds", "Duration of a transaction of the ledger.")
         self.upkeep_success = gauge(
             "visiond_upkeep_last_success_timestamp_seconds", "When an upkeep task last succeeded; 0: never.", ["task"]
         )
@@ -90,15 +94,15 @@ class Metrics:
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
 
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
-        self.workers_sharing = gauge("visiond_workers_sharing", "Workers that share their GPU side by side (MPS).", ["segment"])
-        self.worker_restarts = counter("visiond_worker_restarts", "Workers that had to be replaced.", ["device", "reason"])
+        self.workers_sharing = gauge("visiond_workers_sharing", "Workers that share their GPU by MPS.", ["segment"])
+        self.worker_restarts = counter("visiond_worker_restarts", "Workers that were replaced.", ["device", "reason"])
         self.model_load_seconds = gauge(
-            "visiond_model_load_seconds", "Time of the last load of a stage's model.", ["device", "stage"]
+            "visiond_model_load_seconds", "Time that a stage's model last took to load.", ["device", "stage"]
         )
         self.out_of_memory = counter("visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"])
         self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
         self.stage_notice = gauge(
-            "visiond_stage_notice_info", "1 where a stage's weights carry a notice of this kind.", ["stage", "notice"]
+            "visiond_stage_notice_info", "1 if a stage's weights have a notice of this kind.", ["stage", "notice"]
         )
         self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
 
@@ -107,8 +111,8 @@ class Metrics:
         registry.register(_Gpus())
 
     def _begin_at_zero(self) -> None:
-        """Counters exist before their first event, which `rate` and `increase` would not see otherwise. Those with a segment, a
-        stage or a device follow in `begin_segment`."""
+        """Create all series at 0; otherwise `rate` and `increase` miss the first event. `begin_segment` creates those of a
+        segment."""
         Info("visiond_build", "Version of visiond.", registry=self.registry).info({"version": __version__})
         for outcome, reasons in (("done", [""]), ("gone", [""]), ("failed", Reason), ("skipped", SKIPPED_FOR)):
             for reason in reasons:
@@ -125,7 +129,7 @@ class Metrics:
                 self.stage_notice.labels(stage, kind)
 
     def noticed(self, of_stages: Mapping[str, str]) -> None:
-        """of_stages: what is to be said beside each stage's answers."""
+        """of_stages: notice by stage."""
         for stage, notice in of_stages.items():
             self.stage_notice.labels(stage, notices.kind_of(notice)).set(1)
 
@@ -135,7 +139,7 @@ class Metrics:
         self.sink_success.labels(name).set_function(lambda: state().succeeded_at or 0.0)
 
     def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
-        """What this segment, its stages and its devices will count begins at zero."""
+        """Create the series of this segment, its stages and its devices at 0."""
         self.batch_images.labels(name)
         for stage in stages:
             for metric in (self.reused, self.stage_seconds, self.stage_images):
@@ -145,7 +149,7 @@ class Metrics:
             for loss in Loss:
                 self.worker_restarts.labels(device, loss.value)
 
-    # What the pipeline reports, a line for each event.
+    # What the pipeline reports, one method for each event.
 
     def admitted(self, admitted: Admitted) -> None:
         self.counts.admitted(admitted)
@@ -157,7 +161,7 @@ class Metrics:
                 self.images.labels(status.name.lower(), reason).inc(count)
 
     def fed(self, job: Job) -> None:
-        if not job.has_result:  # which it may have had for a year
+        if not job.has_result:  # a redo: it was seen long ago
             self.wait_seconds.observe(max(0.0, time.time() - job.seen_at))
         for stage in job.outputs:
             self.reused.labels(stage).inc()
@@ -185,12 +189,12 @@ class Metrics:
             self.last_success.set(ending.at)
 
     def value(self, name: str, **labels: str) -> float:
-        """A sample's present value, 0 when it has none yet."""
+        """The current value of a sample; 0 if it has none yet."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
 
 class _Process(Collector):
-    """The daemon process itself; named as the standard process metrics are."""
+    """The daemon process, under the standard names of process metrics."""
 
     def collect(self) -> Iterable[Metric]:
         with open("/proc/self/statm") as file:
@@ -198,11 +202,13 @@ class _Process(Collector):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
         yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
-        yield CounterMetricFamily("visiond_log_lines_dropped", "Log lines dropped: nobody read them in time.", lines.dropped())
+        yield CounterMetricFamily(
+            "visiond_log_lines_dropped", "Log lines dropped because nobody read the log in time.", lines.dropped()
+        )
 
 
 class _Gpus(Collector):
-    """Memory and utilisation of the GPUs, asked of the driver when Prometheus asks, at most once a second."""
+    """Memory and utilization of the GPUs, queried at a scrape, at most once a second."""
 
     def __init__(self) -> None:
         self._asked = -GPU_SECONDS

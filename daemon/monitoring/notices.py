@@ -1,4 +1,4 @@
-"""Notices shown beside the answers of stages whose weights are a demonstration, or random. Light to import."""
+"""Notices about weights, for example that they are a demonstration or random. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ KINDS = ("demonstration", "random", "other")  # label of the metric, by a word o
 
 
 def list_notices(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each notice, with the stages that it is of. pairs: of stage and notice, "" for none."""
+    """A line for each notice, with its stages. pairs: of stage and notice, "" for none."""
     stages: dict[str, list[str]] = {}
     for stage, notice in dict.fromkeys(pairs):
         if notice:

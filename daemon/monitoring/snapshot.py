@@ -1,4 +1,4 @@
-"""How things stand at one moment. Light to import: the commands want it before all else."""
+"""The state of the daemon at one moment. Imports nothing heavy, as every command needs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import msgspec
 
-TASKS = ("verify", "backup", "prune", "vacuum")  # of upkeep, in the order in which they are done
+TASKS = ("verify", "backup", "prune", "vacuum")  # of upkeep, in the order in which they run
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -15,14 +15,14 @@ class WorkerState(msgspec.Struct, frozen=True):
     device: str
     state: str  # loading, ready, silent, waiting, closed
     batches: int
-    cause: str  # why its last process went away
-    shared: bool = False  # its GPU, with other workers side by side (MPS)
+    cause: str  # why its last process ended
+    shared: bool = False  # whether it shares its GPU with other workers (MPS)
     stages: list[str] = []
-    stages_loaded: list[str] = []  # those that have their models
+    stages_loaded: list[str] = []
 
     @property
     def progress(self) -> str:
-        """Its state; while it loads, with the stages that have their models and those that have not."""
+        """Its state; while it loads, also which stages are loaded."""
         if self.state != "loading":
             return self.state
         return f"loading: {describe_loading(self.stages, set(self.stages_loaded))}"
@@ -33,22 +33,22 @@ def describe_loading(stages: list[str], loaded: Collection[str]) -> str:
     done = [stage for stage in stages if stage in loaded]
     left = [stage for stage in stages if stage not in loaded]
     parts = [f"{', '.join(done)} loaded"] if done else []
-    return "; ".join([*parts, f"{', '.join(left)} to go" if left else "trying them out"])
+    return "; ".join([*parts, f"{', '.join(left)} to go" if left else "first test run"])
 
 
 class Chore(msgspec.Struct, frozen=True, kw_only=True):
-    """A task of upkeep, as it was done last. Times are Unix seconds; None: never."""
+    """The last run of an upkeep task. Times are Unix seconds; None: never."""
 
     task: str  # verify, backup, prune or vacuum
     tried_at: float | None = None
     succeeded_at: float | None = None
-    seconds: float = 0.0  # that the last try took
-    outcome: str = ""  # of the last try: done, failed, or stopped before it was done
+    seconds: float = 0.0  # duration of the last run
+    outcome: str = ""  # of the last run: done, failed, or stopped early
     detail: str = ""  # what was done, or why not
 
     @property
     def failure(self) -> str:
-        """A sentence where the last try failed; else empty."""
+        """A sentence if the last run failed; otherwise empty."""
         return f"upkeep: {self.task} failed: {self.detail}" if self.outcome == "failed" else ""
 
 
@@ -62,45 +62,45 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state at one moment; with running = False, as the ledger of a daemon that does not run tells it."""
+    """The state at one moment. running = False: no daemon is running, and only the ledger's counts are filled in."""
 
     running: bool
     pending: int
     done: int
-    failed: int  # files whose newest version FAILED; one that was replaced since needs nobody's attention
+    failed: int  # files whose newest version FAILED; an older one needs no attention
     skipped: int
     gone: int
     in_flight: int = 0
     ended_in_this_run: int = 0
-    left_in_this_run: int = 0  # of those pending: with --limit not all
+    left_in_this_run: int = 0  # pending images that this run will process; with --limit not all
     images_per_second: float = 0.0  # over the last half minute
-    eta_seconds: float | None = None  # None while nothing moves
-    obstacles: list[str] = []  # what cannot be read or written, and why; empty when all can
-    unread_folders: int = 0  # in the inboxes; work goes on without them
-    unread: list[str] = []  # the first of them, each with its cause; not on the public pages, which name no files
+    eta_seconds: float | None = None  # None while nothing is processed
+    obstacles: list[str] = []  # what cannot be read or written, and why
+    unread_folders: int = 0  # in the inboxes; they are skipped
+    unread: list[str] = []  # the first of them, each with its cause; empty on the public pages, which name no files
     slab_used_bytes: int = 0
     slab_size_bytes: int = 0
     sinks: list[SinkState] = []
     workers: list[WorkerState] = []
-    notices: dict[str, str] = {}  # stage → what to say beside its answers; only of those whose weights have a notice
+    notices: dict[str, str] = {}  # by stage
     settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with
     uptime_seconds: float = 0.0
-    upkeep: list[Chore] = []  # tasks that are on, or that were once
+    upkeep: list[Chore] = []  # tasks that are enabled or have run before
 
     @property
     def loading(self) -> bool:
-        """Whether nothing can be worked on yet, as every worker still loads its models."""
+        """Whether every worker still loads its models, so that nothing can be processed yet."""
         return bool(self.workers) and all(worker.state == "loading" for worker in self.workers)
 
     def loading_sentence(self) -> str:
-        """How far the workers have come with their models: a stage is loaded when all workers that have it have loaded it."""
+        """Which stages are loaded: those that every worker that has them has loaded."""
         stages = dict.fromkeys(stage for worker in self.workers for stage in worker.stages)
         missing = {stage for worker in self.workers for stage in worker.stages if stage not in worker.stages_loaded}
         count = f"{self._count_ready()}; " if len(self.workers) > 1 else ""
         return f"loading models: {count}{describe_loading(list(stages), stages.keys() - missing)}"
 
     def some_loading(self) -> str:
-        """How many workers are ready, while the work has begun and others still load; else nothing."""
+        """How many workers are ready, if some are and others still load; otherwise empty."""
         states = [worker.state for worker in self.workers]
         return self._count_ready() if "loading" in states and not self.loading else ""
 
@@ -118,4 +118,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
         problems = [*self.obstacles, *([unread] if self.unread_folders else [])]
         problems += [chore.failure for chore in self.upkeep if chore.failure]
-        return "; ".join([", ".join(parts), *problems, *([] if self.running else ["no daemon runs"])])
+        return "; ".join([", ".join(parts), *problems, *([] if self.running else ["no daemon is running"])])

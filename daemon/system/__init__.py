@@ -1,1 +1,1 @@
-"""What the machine and the operating system have: signals, clocks, mounts, GPUs, systemd, and where the log goes."""
+"""The machine and the operating system: signals, clocks, mounts, GPUs, systemd, and the log."""

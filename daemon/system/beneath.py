@@ -1,5 +1,5 @@
-"""Opening what lies in an inbox, where nothing on the way may be a link: who delivers images could lay one, at any moment, to a
-folder that only the daemon may use."""
+"""Opens files in an inbox without following links. Otherwise whoever delivers images could at any moment put a link on the
+way, to a folder that only the daemon may read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import struct
 
 # A link is refused rather than followed, and a FIFO that took a file's place does not block us.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # of our own: one may be a link
+FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # the inbox itself: it may be a link
 OPENAT2, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 437, 0x04, 0x08
 _HOW = struct.pack("QQQ", READ, 0, RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)  # struct open_how
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_beneath(root: bytes, path: bytes) -> int:
-    """A descriptor, for reading, of what lies at `path` in the inbox `root`. Raises OSError, for a link too."""
+    """A descriptor, for reading, of the file `path` in the inbox `root`. Raises OSError, also for a link."""
     folder = os.open(root, FOLDER)
     try:
         fd: int = _libc.syscall(OPENAT2, folder, path, _HOW, len(_HOW))

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) says of the GPUs. Opens no CUDA context, so the daemon may ask any time."""
+"""The GPUs, as NVIDIA's management library (NVML) describes them. It opens no CUDA context, so the daemon may always use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIBRARY = "libnvidia-ml.so.1"  # of the driver
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `index` counts as the daemon does, in PCI order over the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    """One GPU. `index` is its number in PCI order, among the GPUs that CUDA_VISIBLE_DEVICES names."""
 
     index: int
     uuid: str
@@ -23,7 +23,7 @@ class Gpu:
     free_bytes: int
     used_bytes: int
     compute_capability: str  # "9.0"
-    utilisation: float | None  # 0..1; None where the driver does not tell
+    utilisation: float | None  # 0..1; None if the driver does not report it
     processes: tuple[int, ...]  # PIDs with a context on it
 
     @property
@@ -33,7 +33,7 @@ class Gpu:
 
 
 def list_gpus() -> list[Gpu]:
-    """The GPUs that may be used; none on a machine without NVIDIA's driver. A GPU that fails to answer is left out."""
+    """The usable GPUs; empty without NVIDIA's driver. A GPU that does not answer is left out."""
     with _library() as nvml:
         if not nvml:
             return []
@@ -48,14 +48,14 @@ def list_gpus() -> list[Gpu]:
 
 
 def driver_version() -> str | None:
-    """NVIDIA's driver; None where there is none."""
+    """Version of NVIDIA's driver; None without one."""
     with _library() as nvml:
         return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
 
 
 @contextlib.contextmanager
 def _library() -> Iterator[Any]:
-    """The module pynvml, which takes longer to import than all else of a command; None where there is nothing for it to do."""
+    """The module pynvml; None without a driver. Importing it takes longer than everything else in a command."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:

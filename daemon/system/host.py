@@ -1,4 +1,4 @@
-"""What of this machine its processes may use: cores, and memory within the limits of their cgroup."""
+"""What this process may use of the machine: cores, and memory within the limits of its cgroup."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def count_cores() -> int:
 
 
 def measure_free(available: int, root: Path, group: str) -> int:
-    """Bytes: what is available to all, or what a cgroup (version 2) of this process or one above it still allows.
+    """Bytes: the minimum of the available memory and what the cgroups (version 2) of this process still allow.
 
-    Files that the system keeps in memory count as used there, but make room.
+    Only anonymous memory counts as used: the kernel drops cached files when memory is needed.
     """
     own = root / group.strip("/")
     for folder in (own, *own.parents):
@@ -42,7 +42,7 @@ def _allowed(folder: Path) -> list[int]:
         limits = [(folder / name).read_text().strip() for name in ("memory.max", "memory.high")]
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return [int(limit) - int(statistics["anon"]) for limit in limits if limit != "max"]
-    except (OSError, ValueError, KeyError):  # the root has no limits, and version 1 other files
+    except (OSError, ValueError, KeyError):  # the root has no limits, and version 1 has other files
         return []
 
 

@@ -1,7 +1,7 @@
 """Writes the log in a thread, so that nothing else waits for its reader.
 
-A pipe that nobody reads is full after 64 KiB, and each write to it then waits for ever. Here only the thread waits. Meanwhile
-lines are kept up to a limit; later ones are dropped and counted.
+A pipe that nobody reads is full after 64 KiB, and then each write to it blocks forever. Here only the thread blocks. Lines are
+kept up to a limit; later ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TextIO
 
 import structlog
 
-MOST_BYTES = 1 << 18  # of lines that wait
+MOST_BYTES = 1 << 18  # of waiting lines
 GROUP_BYTES = 1 << 16  # written at once
 DRAIN_SECONDS = 1.0  # for the last lines at the end
 
@@ -34,17 +34,18 @@ class Lines:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-        self._lock = threading.RLock()  # never held while something waits; a finalizer may write a warning while we hold it
-        self._bytes = 0  # of what waits
-        self._untold = 0  # dropped lines that the log has not reported yet
-        self._is_full = False  # until half of what waits is written, so that a gap is reported once
+        # Never held during a blocking call; reentrant, as a finalizer may write a warning while we hold it.
+        self._lock = threading.RLock()
+        self._bytes = 0  # of waiting lines
+        self._unreported = 0  # dropped lines that the log has not reported yet
+        self._is_full = False  # until half of the waiting lines are written, so that a gap is reported once
         self._closed = False
         self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """Never waits."""
+        """Add a line. Never blocks."""
         if self._closed:
             self._try_to_write(line, 1)
             return
@@ -73,7 +74,7 @@ class Lines:
     def _drop(self, lines: int) -> None:
         global _dropped
         _dropped += lines
-        self._untold += lines
+        self._unreported += lines
 
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -83,7 +84,7 @@ class Lines:
                 self._write_group(item)
 
     def _write_group(self, first: bytes) -> None:
-        """Write a line and those that wait behind it, then report dropped lines."""
+        """Write a line and those queued behind it, then report dropped lines."""
         group, size, after = [first], len(first), None
         while size < GROUP_BYTES and not self._queue.empty():
             after = self._queue.get()
@@ -96,11 +97,11 @@ class Lines:
         with self._lock:
             self._bytes -= size
             has_room = self._bytes <= MOST_BYTES // 2
-            told = self._untold if is_written and has_room else 0
-        if told:  # without our lock: who holds the logger's may wait for ours
-            structlog.get_logger().error("the log was not read in time; lines were dropped", lines=told)
+            lost = self._unreported if is_written and has_room else 0
+        if lost:  # without our lock: a thread that holds the logger's lock may wait for ours
+            structlog.get_logger().error("the log was not read in time; lines were dropped", lines=lost)
         with self._lock:
-            self._untold -= told
+            self._unreported -= lost
             self._is_full &= not has_room
         if isinstance(after, threading.Event):
             after.set()
@@ -123,7 +124,7 @@ class Stream(io.TextIOBase):
     def __init__(self, lines: Lines, original: TextIO) -> None:
         self._lines = lines
         self._original = original
-        self._begun = threading.local()  # each thread's line that has no end yet
+        self._begun = threading.local()  # each thread's unfinished line
 
     def write(self, text: str) -> int:
         whole, newline, rest = (getattr(self._begun, "line", "") + text).rpartition("\n")
@@ -153,7 +154,7 @@ class Stream(io.TextIOBase):
 @contextlib.contextmanager
 def written_aside() -> Iterator[None]:
     """Within the context, a separate thread writes everything that this process sends to standard error. Not if a progress bar
-    draws on the terminal: then somebody is watching."""
+    is shown: then somebody is watching the terminal."""
     global _open
     original = sys.stderr
     if hasattr(original, "rich_proxied_file"):
@@ -170,7 +171,7 @@ def written_aside() -> Iterator[None]:
 
 
 def drain() -> None:
-    """For an exit that runs no `finally`."""
+    """Write the waiting lines. For an exit that runs no `finally`."""
     if _open:
         _open.drain()
 
@@ -181,7 +182,7 @@ def dropped() -> int:
 
 
 def _writer_to(stream: TextIO) -> Write:
-    """By its descriptor where it has one: its own buffer has a lock, which the end of the process would wait for."""
+    """Write to the stream's descriptor if it has one. Its buffer has a lock, and the end of the process would wait for that."""
     try:
         stream.flush()
         return partial(_write_to, stream.fileno())
@@ -198,14 +199,14 @@ def _write_to(fd: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(fd, data) :]
-        except BlockingIOError:  # somebody who has it too does not want to wait
+        except BlockingIOError:  # another process has set the shared pipe to non-blocking
             ready = select.poll()
             ready.register(fd, select.POLLOUT)
             ready.poll()
 
 
 def _give_up() -> None:
-    """Nobody reads standard error: what is still written to it, a traceback perhaps, must not hold up the end."""
+    """Nobody reads standard error: redirect it, so that a last traceback does not block the end of the process."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stderr.fileno())

@@ -1,6 +1,6 @@
-"""The log: one event a line on stderr, for people on a terminal and as JSON elsewhere.
+"""The log: one event per line on stderr, readable text on a terminal and JSON elsewhere.
 
-Values are escaped by the renderers, so that a file's name can neither forge a line nor reach the terminal.
+Values are escaped, so that a file name can neither forge a line nor send control codes to the terminal.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any, TextIO
 
-_as_json = False  # whether a log is set up that is to have JSON objects only
+_as_json = False  # whether the log is set up and has only JSON objects
 
 
 def is_json() -> bool:
-    """Whether every line on standard error is to be a JSON object by now: then whatever is printed goes through the log."""
+    """Whether every line on standard error must be a JSON object now. Then everything that is printed goes through the log."""
     return _as_json
 
 
-def say_line(text: str) -> None:
-    """A line on standard error for people who wait; an event where only JSON goes there."""
+def print_line(text: str) -> None:
+    """Print a line on standard error, or log it as an event if only JSON goes there."""
     if not _as_json:
         print(text, file=sys.stderr)
         return
@@ -30,7 +30,7 @@ def say_line(text: str) -> None:
 
 def set_up(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
     """Configure structlog for the process. format: "console", "json", or "auto" by the stream, which is standard error."""
-    import structlog  # slow, and most commands only want `escape`
+    import structlog  # slow to import, and most commands only need `escape`
 
     global _as_json
     stream = stream or sys.stderr
@@ -61,7 +61,7 @@ def _escape(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> dict
 
 
 def escape(text: str) -> str:
-    """The text on one line, printable whatever it holds. Used wherever a name or OCR text meets a terminal."""
+    """The text on one line, with everything unprintable escaped. Used wherever a name or OCR text goes to a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

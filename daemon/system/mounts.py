@@ -1,4 +1,4 @@
-"""The file systems that inboxes lie on: whether one answers, and whether it sends events."""
+"""The file systems of inboxes: whether one answers, and whether it sends events."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import shlex
 import threading
 from pathlib import Path
 
-ANSWER_SECONDS = 2.0  # that the first, small look into a folder may take before it is said not to answer
+ANSWER_SECONDS = 2.0  # after that a folder is reported as not answering
 NETWORK_FILE_SYSTEMS = re.compile(
     rb"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|beegfs|gpfs|fuse\..*|virtiofs|vboxsf"
 )
 
 
 def is_there(folder: Path) -> bool | None:
-    """None when its file system does not answer in time, as a dead network mount does not."""
+    """Whether the folder exists; None if its file system does not answer in time, as with a dead network mount."""
     answers: list[bool] = []
     look = threading.Thread(target=lambda: answers.append(os.path.isdir(folder)), name="look", daemon=True)
     look.start()
@@ -23,14 +23,15 @@ def is_there(folder: Path) -> bool | None:
     return answers[0] if answers else None
 
 
-def tell_missing(inbox: Path) -> str:
+def describe_missing(inbox: Path) -> str:
+    """Why an inbox is not a folder, and the fix."""
     if os.path.lexists(inbox) and not os.path.islink(inbox):
-        return f"inbox {inbox} is a file; name the folder that images are dropped into."
-    return f"inbox {inbox} does not exist; create it ({shlex.join(['mkdir', '-p', str(inbox)])}) or mount it."
+        return f"inbox {inbox} is a file; it must be the folder that images are dropped into."
+    return f"inbox {inbox} does not exist; create it ({shlex.join(['mkdir', '-p', str(inbox)])}), or mount it."
 
 
 def is_network_mount(path: Path) -> bool:
-    """Whether a folder lies on a file system that other machines write to, which sends no events."""
+    """Whether a folder is on a network file system, which sends no events for changes by other machines."""
     mounts = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         fields, _, kind = line.partition(b" - ")

@@ -1,4 +1,4 @@
-"""Trying until it works: a full or failing disk, or a lack of descriptors, pauses the daemon and loses nothing."""
+"""Repeats a call until it succeeds: a full or failing disk, or a lack of descriptors, pauses the daemon and loses nothing."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ log = structlog.get_logger()
 T = TypeVar("T")
 P = ParamSpec("P")
 
-PAUSE_SECONDS = 1.0  # between tries
+PAUSE_SECONDS = 1.0  # between attempts
 
 
 class Hurried(Exception):
-    """A write failed, and there is no time to try it again."""
+    """A write failed, and there is no time to repeat it."""
 
 
 class Retry:
-    """Calls a function that may raise OSError, again and again, until it returns."""
+    """Calls a function that may raise OSError again and again, until it returns."""
 
     def __init__(self) -> None:
-        self.failing: dict[str, str] = {}  # by what is read or written: why it cannot be, in a sentence
-        self.hurried = False  # a drain does not wait for a disk: what cannot be written stays for the next daemon
+        self.failing: dict[str, str] = {}  # what is read or written → why that fails, as a sentence
+        self.hurried = False  # set by a drain, which does not wait for a disk: the next daemon writes the rest
 
     def blocked(self) -> list[str]:
-        """Why the work stands still, each reason once; empty when it does not."""
+        """Why the work is paused, each reason once; empty if it is not."""
         return list(dict.fromkeys(self.failing.values()))
 
     async def __call__(self, what: str, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `function` returns. what: the thing that it reads or writes, for the message.
+        """Call `function` until it succeeds; returns its result. what: what it reads or writes, for the message.
 
-        Raises Hurried when it fails and there is no time to wait.
+        Raises Hurried if it fails and there is no time to wait.
         """
         failed = False
         while True:
@@ -52,8 +52,8 @@ class Retry:
                 failed = True
                 await anyio.sleep(PAUSE_SECONDS)
             else:
-                if failed and (why := self.failing.pop(what, "")):  # that something else can be done proves nothing
-                    log.info("going on", after=why)
+                if failed and (why := self.failing.pop(what, "")):  # only the same call proves that it works again
+                    log.info("resumed", after=why)
                 return answer
 
     async def in_thread(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

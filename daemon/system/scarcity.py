@@ -1,4 +1,4 @@
-"""Errors of the system that are no file's fault and may pass: too few descriptors, a mount that has gone away."""
+"""System errors that no file causes and that may pass: too few descriptors, a mount that is gone."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import errno
 import os
 
 RAISE = "raise its limit (LimitNOFILE= in the unit, ulimit -Hn)"
-SCARCE = {  # descriptors, which are lacking for now: no file's fault
-    errno.EMFILE: "the daemon may open no more files at once (EMFILE); " + RAISE,
-    errno.ENFILE: "the machine may open no more files at once (ENFILE); raise fs.file-max with sysctl",
+SCARCE = {  # too few file descriptors
+    errno.EMFILE: "the daemon cannot open more files (EMFILE); " + RAISE,
+    errno.ENFILE: "the machine cannot open more files (ENFILE); raise fs.file-max with sysctl",
 }
 
 
-# What the system says of a mount that has gone away, of a disk that was pulled, or where memory is short for now: no file's
-# fault, and it may pass.
+# A mount that is gone, a disk that was removed, or too little memory.
 AWAY = frozenset(
     (
         *(errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
@@ -24,12 +23,12 @@ AWAY = frozenset(
 
 
 def cause_of(error: OSError) -> str:
-    """Why the system refused something; where descriptors are lacking, with what to do."""
+    """Why a call failed; for too few descriptors with the fix."""
     return SCARCE.get(error.errno or 0) or error.strerror or str(error)
 
 
 def find_scarcity() -> int | None:
-    """The error that opening a file meets now, where descriptors are lacking: SQLite says that it could not, but not why."""
+    """The error number if there are too few descriptors now. SQLite reports that it cannot open a file, but not why."""
     try:
         os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Catches what libraries, Python itself and worker processes would print past the log.
+"""Sends to the log what libraries, Python itself and worker processes would print directly.
 
-With this in place, every line of a JSON log is one JSON object, tracebacks included.
+With this, every line of a JSON log is one JSON object, tracebacks included.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import structlog
 
 log = structlog.get_logger()
 
-GATHER_SECONDS = 0.2  # what a process prints within that is one event, so that a traceback stays whole
+GATHER_SECONDS = 0.2  # output within this time is one event, so that a traceback stays whole
 LONGEST_TEXT = 8192  # bytes of an event
-MOST_EVENTS, WINDOW_SECONDS = 20, 60.0  # of one process; what it prints beyond that is counted only
+MOST_EVENTS, WINDOW_SECONDS = 20, 60.0  # of one process; more output is only counted
 TRACEBACK = "Traceback (most recent call last)"
 
 
 class _Handler(logging.Handler):
-    """Hands what a library logs to our own log."""
+    """Passes what a library logs to our log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -54,8 +54,8 @@ def catch() -> None:
 
 
 class Printed(asyncio.Protocol):
-    """What one worker process and its decoders print, as events of the log. It is always read, so that nobody waits to
-    print; excess output is dropped and counted."""
+    """Logs what one worker process and its decoders print. It is always read, so that printing never blocks; excess output is
+    dropped and counted."""
 
     def __init__(self, worker: str) -> None:
         self.ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Talking to systemd: one datagram to the socket it names in NOTIFY_SOCKET (sd_notify(3)). Without systemd, nothing."""
+"""Notifies systemd: one datagram to the socket in NOTIFY_SOCKET (sd_notify(3)). Without systemd, does nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 class Notifier:
-    """Says READY, STATUS, STOPPING and WATCHDOG; `watchdog_seconds` is how often systemd wants to hear the last."""
+    """Sends READY, STATUS, STOPPING and WATCHDOG. `watchdog_seconds`: the longest time between two WATCHDOG messages."""
 
     def __init__(self) -> None:
         self._address = os.environ.get("NOTIFY_SOCKET", "")
@@ -26,16 +26,16 @@ class Notifier:
         self._send("STOPPING=1")
 
     def alive(self) -> None:
-        """Feeds the watchdog. Only to be called when there is real progress, or nothing to do."""
+        """Feed the watchdog. Call it only after real progress, or if there is nothing to do."""
         self._send("WATCHDOG=1")
 
     def _send(self, state: str) -> None:
         if not self._address:
             return
-        # A leading @ stands for the null byte of the abstract namespace.
+        # A leading @ means the null byte of the abstract namespace.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
                 connection.sendto(state.encode(), socket.MSG_DONTWAIT, address)
-        except OSError:  # systemd is restarting or does not read, or descriptors are lacking
-            return  # what we had to say is worth neither dying nor waiting for
+        except OSError:  # systemd restarts or does not read, or there are too few descriptors
+            return  # the message is not worth an error or a wait

@@ -1,1 +1,1 @@
-"""What answers HTTP: metrics, health, status, and the control socket."""
+"""HTTP: metrics, health, status, and the control socket."""

@@ -1,6 +1,6 @@
-"""HTTP: metrics, health and status over TCP, read only; what changes anything only over the control socket.
+"""HTTP: metrics, health and status over TCP, read-only. Requests that change anything use the control socket.
 
-The control socket lies in the state folder, so that the file system says who may use it.
+The control socket is in the state folder, so file permissions decide who may use it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PUT_BACK_BYTES = 20 * PUT_BACK_IMAGES
 Number = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 decode_ids = msgspec.json.Decoder(Annotated[list[Number], msgspec.Meta(max_length=PUT_BACK_IMAGES)]).decode
 LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
-# Of TLS 1.2, the oldest that is spoken; TLS 1.3 has its own.
+# For TLS 1.2, the oldest version that is accepted; TLS 1.3 has its own.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 INDEX = """\
@@ -60,9 +60,9 @@ INDEX = """\
 <h1>visiond {version}</h1>
 <p>{sentence}</p>
 {notices}<ul>
-<li><a href="/api/status">/api/status</a>: counts, rate, time to go and workers, as JSON</li>
+<li><a href="/api/status">/api/status</a>: counts, rate, remaining time and workers, as JSON</li>
 <li><a href="/healthz">/healthz</a>: whether images can be processed</li>
-<li><a href="/readyz">/readyz</a>: whether images get through, and what is in their way</li>
+<li><a href="/readyz">/readyz</a>: whether images get through, and if not, why</li>
 <li><a href="/metrics">/metrics</a>: for Prometheus</li>
 </ul>
 </html>
@@ -73,10 +73,10 @@ INDEX = """\
 async def serve(
     config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path, *, pages_matter: bool = True
 ) -> AsyncIterator[str]:
-    """Serve while the context is open; gives the URL of the pages, empty where there are none. Raises ConfigError when
-    token or certificate cannot be used, or an address of pages that matter is taken."""
+    """Serve while the context is open. Yields the URL of the pages, or "" without pages. Raises ConfigError if the token or
+    the certificate is unusable or, with pages_matter, the address is in use."""
     pages, http = Pages(status, metrics, ledger), config.http
-    with contextlib.ExitStack() as sockets:  # a server that was told to leave before it had begun closes none
+    with contextlib.ExitStack() as sockets:  # a server that is stopped before it starts closes no socket
         servers = [Server(pages.control(), sockets.enter_context(_listen_control(control)))]
         url = ""
         try:
@@ -84,11 +84,11 @@ async def serve(
         except ConfigError as error:
             if pages_matter:
                 raise
-            log.warning("no pages this time", why=str(error))
+            log.warning("HTTP pages are off for this run", why=str(error))
             listener = None
         if listener:
             for risk in risks(http):
-                log.warning("open to the network", risk=risk)
+                log.warning("HTTP is open to the network", risk=risk)
             tls = load_certificate(http) if http.tls_certificate else None
             servers.append(Server(pages.public(http), listener, tls))
             url = f"{'https' if tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
@@ -100,12 +100,12 @@ async def serve(
             finally:
                 for server in servers:
                     server.should_exit = server.force_exit = True
-    with contextlib.suppress(OSError):  # what is left over the next daemon removes
+    with contextlib.suppress(OSError):  # the next daemon removes it
         os.unlink(control)
 
 
 class Pages:
-    """What is answered."""
+    """The handlers of all requests."""
 
     def __init__(self, status: Status, metrics: Metrics, ledger: Ledger) -> None:
         self._status = status
@@ -113,7 +113,7 @@ class Pages:
         self._ledger = ledger
 
     def public(self, http: Http) -> Starlette:
-        """Read-only pages. On a loopback address only its names are answered to, against DNS rebinding."""
+        """The read-only pages. On a loopback address they answer only to its names, against DNS rebinding."""
         guards = []
         if http.is_loopback:
             guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_NAMES, http.host]))
@@ -147,20 +147,20 @@ class Pages:
         await self._status.refresh()
         try:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        except TypeError:  # which the library raises for a version that is no number
-            return Response("there is no such version of the format\n", 406)
+        except TypeError:  # from the library, for a version that is not a number
+            return Response("no such version of the format\n", 406)
         body = await to_thread.run_sync(encode, self._metrics.registry)
         return Response(body, headers={"content-type": content_type})
 
     async def healthz(self, _request: Request) -> Response:
-        """200 while images can be processed; "degraded" and why when some worker cannot."""
+        """200 while images can be processed; "degraded" with the reasons if some worker is not ready."""
         problems, dead = self._status.unhealthy(), self._status.is_dead()
         state = "dead" if dead else "degraded" if problems else "ok"
         return _json({"status": state, "problems": problems}, 503 if dead else 200)
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while images get through; 503 and what is in their way when they do not. Folders that are passed over stop
-        nobody else's images, and often only their owner can open them: they are a warning; so is upkeep that failed."""
+        """200 while images get through, otherwise 503 with the reasons. Unreadable folders are only a warning: they block no
+        other images, and often only their owner can open them. Failed upkeep is shown too."""
         problems, warnings, upkeep = self._status.unready(), self._status.warnings(), self._status.upkeep
         answer: dict[str, object] = {"ready": not problems, "problems": problems}
         answer |= {"warnings": warnings} if warnings else {}
@@ -169,33 +169,35 @@ class Pages:
         return _json(answer, 503 if problems else 200)
 
     async def status(self, _request: Request) -> Response:
-        """Whoever reads the pages learns no name of a file or a folder in an inbox."""
+        """Without the names of folders in an inbox, which readers of the pages should not see."""
         return _json(msgspec.structs.replace(self._status.snapshot(), unread=[]))
 
     async def status_with_names(self, _request: Request) -> Response:
         return _json(self._status.snapshot())
 
     async def put_back(self, request: Request) -> Response:
-        """Of at most PUT_BACK_IMAGES images of one state. What else is asked for is refused in a sentence."""
+        """Queue at most PUT_BACK_IMAGES images of one status again. Anything else is refused with a sentence."""
         name = request.path_params["status"]
         if name not in PUT_BACK:
-            return _json({"problem": f"{name} cannot be put back; {' and '.join(PUT_BACK)} can"}, 404)
+            return _json({"problem": f"images that are {name} cannot be queued again, only {' or '.join(PUT_BACK)}"}, 404)
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > PUT_BACK_BYTES:
-                return _json({"problem": f"more than {PUT_BACK_BYTES} bytes; name at most {PUT_BACK_IMAGES} images"}, 413)
+                return _json(
+                    {"problem": f"the request has more than {PUT_BACK_BYTES} bytes; name at most {PUT_BACK_IMAGES} images"}, 413
+                )
         try:
             ids = decode_ids(body)
         except msgspec.DecodeError as error:
-            return _json({"problem": f"no list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}: {error}"}, 400)
+            return _json({"problem": f"expected a list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}: {error}"}, 400)
         status = JobStatus[name]
         images = await self._ledger.put_back(status, ids)
         self._status.put_back(status, images)
         return _json({"images": images})
 
     async def prune(self, request: Request) -> Response:
-        """POST, with the end of what is old, begins to prune; either way the answer is how that stands."""
+        """POST starts to prune what ended before the Unix time in its body. POST and GET answer with the progress."""
         upkeep = self._status.upkeep
         assert upkeep is not None
         if request.method == "POST":
@@ -204,7 +206,7 @@ class Pages:
 
 
 class RequireToken:
-    """Answers 401 to whoever does not bring the token (RFC 6750)."""
+    """Answers 401 to requests without the token (RFC 6750)."""
 
     def __init__(self, app: ASGIApp, token: bytes) -> None:
         self._app = app
@@ -212,22 +214,27 @@ class RequireToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):  # takes as long for any other
+        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):  # in constant time
             await self._app(scope, receive, send)
         else:
-            await Response("a token is needed\n", 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+            await Response("this page needs a token: Authorization: Bearer ...\n", 401, {"www-authenticate": "Bearer"})(
+                scope, receive, send
+            )
 
 
 def read_token(http: Http) -> bytes:
-    """Raises ConfigError when there is none, or when others may read it."""
+    """Raises ConfigError if the file is empty, unreadable, or readable for others."""
     token = read_secret("http.token_file", http.token_file).strip()
     if not token:
-        raise ConfigError([f"http.token_file: {http.token_file} is empty; openssl rand -hex 32 > {http.token_file}"])
+        raise ConfigError(
+            [f"http.token_file: {http.token_file} is empty; make a token with: openssl rand -hex 32 > {http.token_file}"]
+        )
     return token
 
 
 def read_secret(key: str, name: str) -> bytes:
-    """A file that nobody else may read; its group may, as it does where systemd hands over a credential. Raises ConfigError."""
+    """Read a file that other users must not be able to read; its group may, as with credentials from systemd. Raises
+    ConfigError."""
     try:
         with open(name, "rb") as file:
             data, mode = file.read(), os.fstat(file.fileno()).st_mode
@@ -235,31 +242,33 @@ def read_secret(key: str, name: str) -> bytes:
         raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
     if mode & stat.S_IRWXO:
         fix = shlex.join(["chmod", "o=", name])
-        raise ConfigError([f"{key}: every user can read or change {name}, which must be secret; {fix}"])
+        raise ConfigError([f"{key}: every user can read or change {name}, but it must be secret; fix it with: {fix}"])
     return data
 
 
 def load_certificate(http: Http) -> ssl.SSLContext:
-    """What a server needs for TLS. Raises ConfigError when the certificate or its key is of no use, or no secret."""
+    """The TLS context of a server. Raises ConfigError if the certificate or its key is unusable or not secret."""
     read_secret("http.tls_key" if http.tls_key else "http.tls_certificate", http.tls_key or http.tls_certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers(CIPHERS)
     try:
         context.load_cert_chain(http.tls_certificate, http.tls_key or None)
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError([f"http.tls_certificate: it or its key cannot be used: {error.strerror or error}."]) from error
+        raise ConfigError(
+            [f"http.tls_certificate: the certificate or its key is unusable: {error.strerror or error}."]
+        ) from error
     return context
 
 
 def risks(http: Http) -> list[str]:
-    """What others on the network may do by this configuration."""
+    """What this configuration lets others on the network do."""
     if not http.listen or http.is_loopback:
         return []
     found = []
     if not http.token_file:
-        found.append(f"http.listen: whoever reaches {http.listen} may read metrics and status; name a token_file.")
+        found.append(f"http.listen: everyone who can reach {http.listen} can read metrics and status; set token_file.")
     if not http.tls_certificate:
-        found.append(f"http.listen: what {http.listen} says, tokens too, can be read on its way; name a tls_certificate.")
+        found.append(f"http.listen: traffic of {http.listen} is not encrypted, tokens included; set tls_certificate.")
     return found
 
 
@@ -272,20 +281,20 @@ def listen(http: Http) -> socket.socket:
     try:
         return socket.create_server((http.host, http.port), family=socket.AF_INET6 if ":" in http.host else socket.AF_INET)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error  # its own text names the address once more
+        reason = os.strerror(error.errno) if error.errno else error  # its own text repeats the address
         raise ConfigError(
-            [f"http.listen: cannot listen on {http.listen}: {reason}. Name another address in [http] listen."]
+            [f"http.listen: cannot listen on {http.listen}: {reason}. Set another address as [http] listen."]
         ) from error
 
 
 def _listen_control(path: Path) -> socket.socket:
-    """The state folder is locked for this process, so what lies there is a left-over."""
+    """The state folder is locked for this process, so an existing socket is stale."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         path.unlink(missing_ok=True)
         with socket_address(path) as address:
             listener.bind(address)
     except OSError as error:
-        raise ConfigError([f"state.path: a socket cannot be made at {path}: {error.strerror or error}."]) from error
+        raise ConfigError([f"state.path: cannot create the socket {path}: {error.strerror or error}."]) from error
     path.chmod(0o600)
     return listener

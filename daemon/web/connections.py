@@ -1,5 +1,5 @@
-"""Connections of HTTP clients: who keeps one without asking anything loses it, so that slow clients hold up nobody. Nor do
-clients take the descriptors that the work needs."""
+"""Connections of HTTP clients. A client that sends no complete request is disconnected, so that slow clients delay nobody.
+Clients cannot use up the file descriptors that the work needs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from daemon.system.scarcity import RAISE
 
 log = structlog.get_logger()
 
-MOST_CONNECTIONS = 512  # further ones are answered 503
-MOST_HANDSHAKES = 128  # of TLS, under way
-HANDSHAKE_SECONDS = 5.0  # for one, and for the farewell
-RESERVED_FILES = 32  # descriptors that are left to the work; a third, where there are fewer than a hundred
-LEAST_CONNECTIONS = 2  # that are taken in all the same: somebody must be able to ask how things stand
-SAY_SECONDS = 60.0  # between two words on a lack of descriptors
-SCARCE_SECONDS = 0.01  # between two clients where descriptors are few
-ACCEPT_SECONDS = 0.2  # between two tries where descriptors are short
-MOST_WAITING = 128  # connections that no whole request has come over yet
-REQUEST_SECONDS = 10.0  # from a connection, or the end of its last answer, to the end of the next
+MOST_CONNECTIONS = 512  # more get a 503
+MOST_HANDSHAKES = 128  # of TLS, at once
+HANDSHAKE_SECONDS = 5.0  # for a handshake, and for the shutdown of TLS
+RESERVED_FILES = 32  # descriptors kept for the work; a third, if there are fewer than 96
+LEAST_CONNECTIONS = 2  # accepted even then, so that somebody can read the status
+WARNING_SECONDS = 60.0  # between two warnings about few descriptors
+SCARCE_SECONDS = 0.01  # pause after a client when descriptors are few
+ACCEPT_SECONDS = 0.2  # pause after an accept that failed for lack of descriptors
+MOST_WAITING = 128  # connections without a complete request yet
+REQUEST_SECONDS = 10.0  # from the start of a connection or the end of its last answer to the end of the next answer
 
 
-# The pages have no scripts, styles or pictures, and nobody is to put them into a frame.
+# The pages have no scripts, styles or pictures, and must not be framed.
 HEADERS = [
     ("x-content-type-options", "nosniff"),
     ("content-security-policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -44,7 +44,7 @@ HEADERS = [
 
 
 class Connection(H11Protocol):
-    """Closed when a request and its answer take too long, or when it has waited longest and there are too many that wait."""
+    """Is closed when a request and its answer take too long, or when too many connections wait and it has waited longest."""
 
     waiting: ClassVar[dict[Connection, None]] = {}  # the longest first
     _deadline: asyncio.TimerHandle | None = None
@@ -77,7 +77,7 @@ class Connection(H11Protocol):
 
     @classmethod
     def let_go(cls) -> bool:
-        """Of the connection that has waited longest; whether there was one."""
+        """Close the connection that has waited longest; returns whether there was one."""
         if longest := next(iter(cls.waiting), None):
             longest._wait_no_more()
             longest.transport.abort()
@@ -89,14 +89,14 @@ class Connection(H11Protocol):
             self._deadline.cancel()
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """An answer to a request that was refused already is the client's doing."""
+def _is_our_error(record: logging.LogRecord) -> bool:
+    """False for protocol errors that a client causes after its request was refused."""
     return not (record.exc_info and isinstance(record.exc_info[1], h11.LocalProtocolError))
 
 
 class Server(uvicorn.Server):
-    """Serves an app at a listening socket, with or without TLS. It takes in the clients itself, as uvicorn does not limit
-    TLS handshakes: to be run with `serve([])`."""
+    """Serves an app at a listening socket, with or without TLS. It accepts the clients itself, as uvicorn does not limit TLS
+    handshakes; run it with `serve([])`."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
@@ -106,21 +106,21 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="error",  # else whoever sends nonsense fills the log
+                log_level="error",  # otherwise invalid requests fill the log
                 server_header=False,
                 headers=HEADERS,
                 limit_concurrency=MOST_CONNECTIONS,
             )
         )
-        logging.getLogger("uvicorn.error").addFilter(_is_ours)
+        logging.getLogger("uvicorn.error").addFilter(_is_our_error)
         listener.setblocking(False)
         listener.listen(self.config.backlog)
         self._listener = listener
         self._tls: dict[str, Any] = {}
         if tls:
             self._tls = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": HANDSHAKE_SECONDS}
-        self._said_at = -SAY_SECONDS
-        self._arriving = 0  # clients that are taken in and not connected yet
+        self._warned_at = -WARNING_SECONDS
+        self._arriving = 0  # accepted clients that are not connected yet
         self._handshakes: dict[anyio.CancelScope, None] = {}  # the longest first
 
     async def main_loop(self) -> None:
@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
         while True:
             try:
                 client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            except OSError:  # no descriptor is left for it
+            except OSError:  # no descriptor is left
                 await anyio.sleep(ACCEPT_SECONDS)
             else:
                 is_scarce = self._is_scarce(client)
@@ -142,28 +142,28 @@ class Server(uvicorn.Server):
                 else:
                     self._arriving += 1
                     tasks.start_soon(self._welcome, client)
-                if is_scarce:  # who was let go of may be back at once
+                if is_scarce:  # the client that was closed may reconnect at once
                     await anyio.sleep(SCARCE_SECONDS)
 
     def _is_scarce(self, client: socket.socket) -> bool:
-        """Whether this client has one of the descriptors that are left to the work. Their numbers are given from the lowest: a
-        client with a high one has come when most are in use."""
+        """Whether this client uses a descriptor that is reserved for the work. The kernel gives the lowest free number: a high
+        one means that most are in use."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if most == resource.RLIM_INFINITY or client.fileno() < most - min(RESERVED_FILES, most // 3):
             return False
-        if time.monotonic() - self._said_at > SAY_SECONDS:
-            self._said_at = time.monotonic()
-            log.warning("HTTP clients are refused, to keep descriptors for the work", limit=most, mend=RAISE)
+        if time.monotonic() - self._warned_at > WARNING_SECONDS:
+            self._warned_at = time.monotonic()
+            log.warning("HTTP clients are refused, to keep file descriptors for the work", limit=most, fix=RAISE)
         return True
 
     def _make_room(self) -> bool:
-        """Whether one more may come in, if need be in the place of another."""
+        """Whether one more client may connect, if necessary instead of another."""
         if len(self.server_state.connections) + self._arriving < LEAST_CONNECTIONS:
             return True
         return self._end_longest_handshake() or Connection.let_go()
 
     async def _welcome(self, client: socket.socket) -> None:
-        """The handshake, whose failure is the client's business; the one that has taken longest makes room for the next."""
+        """Connect a client. A failed handshake is ignored. If there are too many, the longest one is stopped."""
         with anyio.CancelScope() as scope, contextlib.suppress(OSError):
             self._handshakes[scope] = None
             if len(self._handshakes) > MOST_HANDSHAKES:
@@ -175,7 +175,7 @@ class Server(uvicorn.Server):
                 self._handshakes.pop(scope, None)
 
     def _end_longest_handshake(self) -> bool:
-        """Whether there was one."""
+        """Stop the longest handshake; returns whether there was one."""
         longest = next(iter(self._handshakes), None)
         if longest:
             del self._handshakes[longest]
@@ -187,5 +187,5 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the service's business."""
+        """Do nothing: the service handles signals."""
         yield

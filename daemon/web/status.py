@@ -1,4 +1,4 @@
-"""How things stand, in a few figures: for `visiond status`, /api/status, the health checks and systemd."""
+"""The state of the daemon, for `visiond status`, /api/status, the health checks and systemd."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
 from daemon.workers.lane import Lane
 
-RATE_SECONDS = 30.0  # over which the rate is taken
-ASK_SECONDS = 0.5  # that a scrape waits for the ledger, whose thread may be shrinking the file
+RATE_SECONDS = 30.0  # over which the rate is measured
+ASK_SECONDS = 0.5  # a scrape's wait for the ledger, whose thread may be busy with VACUUM
 
 
 class Status:
-    """Keeps the counts and the rate, and judges health."""
+    """Keeps counts and rate, and judges health."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Status:
         )
 
     async def refresh(self) -> None:
-        """Bring the figures up to date that have to be asked for; called before a scrape."""
-        with anyio.move_on_after(ASK_SECONDS):  # then what was last known is reported
+        """Update the gauges that are not updated by events. Called before a scrape."""
+        with anyio.move_on_after(ASK_SECONDS):  # otherwise the last known value is reported
             self._oldest = await self._ledger.oldest_pending()
         oldest = self._oldest
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)  # the clock may have been set back
@@ -103,7 +103,7 @@ class Status:
                     self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
 
     def unhealthy(self) -> list[str]:
-        """Why the daemon is not healthy: a worker that is gone or silent. Empty when it is."""
+        """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
         return [
             f"{worker.name} on {worker.device} is {worker.state}" + (f": {worker.cause}" if worker.cause else "")
             for worker in self._workers()
@@ -111,27 +111,27 @@ class Status:
         ]
 
     def is_dead(self) -> bool:
-        """Whether some segment has no worker left, and none that is still starting."""
+        """Whether a segment has no worker left, not even one that is still loading."""
         return any(all(worker.state not in ("ready", "loading") for worker in lane.pool.health()) for lane in self._lanes())
 
     def put_back(self, status: JobStatus, images: int) -> None:
-        """So many images of this state are PENDING again."""
+        """Count images of this status that are PENDING again."""
         self._counts.put_back(status, images)
         self._pipeline.wake()
 
     def unready(self) -> list[str]:
-        """Why images do not get through at present. Empty when they do."""
+        """Why images do not get through now. Empty if they do."""
         return self.blocked() + self._pipeline.held_back()
 
     def blocked(self) -> list[str]:
-        """Those that hold up what is in hand: an inbox that cannot be read is none."""
+        """What blocks the images in flight. An inbox that cannot be read does not."""
         stuck = [
             f"no worker of {lane.name} is ready" for lane in self._lanes() if not any(seat.healthy for seat in lane.pool.seats)
         ]
         return stuck + self._pipeline.blocked()
 
     def warnings(self) -> list[str]:
-        """What goes wrong while all images get through: folders in an inbox that cannot be read, and sinks."""
+        """Problems that stop no image: folders in the inboxes that cannot be read, and sinks."""
         unread = [f"{count_unread(unread)}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()]
         return unread + self._sink_problems()
 

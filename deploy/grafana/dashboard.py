@@ -1,8 +1,8 @@
-"""The Grafana dashboard, as classic JSON (Grafana 10 and later):
+"""Generates the Grafana dashboard, as classic JSON (Grafana 10 and later):
 
     python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
 
-Every query keeps to the machines chosen in the menu "instance"; `M` in a query stands for that choice.
+`M` in a query is replaced by a selector for the machines that are chosen in the menu "instance".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Panel:
 
 
 def quantiles(histogram: str) -> dict[str, str]:
-    """The 50th, 95th and 99th percentile of a histogram."""
+    """Queries for the 50th, 95th and 99th percentile of a histogram."""
     rates = f"sum by (le) (rate({histogram}_bucket{{M}}[$__rate_interval]))"
     return {f"p{share}": f"histogram_quantile(0.{share}, {rates})" for share in (50, 95, 99)}
 
@@ -53,83 +53,83 @@ ROWS: dict[str, list[Panel]] = {
     "Now": [
         figure("Done", "Images that became DONE.", IMAGES_PER_SECOND,
                'sum(rate(visiond_images_total{M, outcome="done"}[$__rate_interval]))'),
-        figure("Pending", "Images in the ledger without an end.", "short", "sum(visiond_images_pending{M})"),
-        figure("Oldest pending", "How long the image that waits longest has waited.", "s",
+        figure("Pending", "Images in the ledger that are not finished.", "short", "sum(visiond_images_pending{M})"),
+        figure("Oldest pending", "Age of the image that has waited longest.", "s",
                "max(visiond_oldest_pending_seconds{M})"),
-        figure("Since last success", "Grows while nothing becomes DONE; that is well when nothing is pending.", "s",
+        figure("Since last success", "Grows while no image becomes DONE. Normal if nothing is pending.", "s",
                "time() - max(visiond_last_success_timestamp_seconds{M} > 0)"),
-        figure("Workers not ready", "Loading, silent, waiting to be restarted, or given up.", "short",
+        figure("Workers not ready", "Loading, silent, waiting for a restart, or closed.", "short",
                'sum(visiond_workers{M, state!="ready"})'),
-        figure("Paused", "Daemons that wait because ledger or results cannot be written: look at /readyz.", "short",
+        figure("Paused", "Daemons that wait because ledger or results cannot be written; /readyz shows why.", "short",
                "sum(visiond_paused{M})"),
     ],
     "Throughput": [
-        Panel("Images by outcome", "Images that reached their end. gone: deleted or replaced before they were read.",
+        Panel("Images by outcome", "Finished images. gone: deleted or replaced before they were read.",
               IMAGES_PER_SECOND, {"{{outcome}}": "sum by (outcome) (rate(visiond_images_total{M}[$__rate_interval]))"},
               stacked=True),
-        Panel("Images by bin", "A text, B objects, C everything else; other: a rule of your own.", IMAGES_PER_SECOND,
+        Panel("Images by bin", "A: text, B: objects, C: everything else, other: bins of a custom rule.", IMAGES_PER_SECOND,
               {"{{bin}}": "sum by (bin) (rate(visiond_bins_total{M}[$__rate_interval]))"}, stacked=True),
-        Panel("Images by stage", "What each stage answered.", IMAGES_PER_SECOND,
+        Panel("Images by stage", "Images processed by each stage.", IMAGES_PER_SECOND,
               {"{{stage}}": "sum by (stage) (rate(visiond_stage_images_total{M}[$__rate_interval]))"}),
-        Panel("Results reused", "Answers of a stage taken from the ledger: the same bytes under the same model.",
+        Panel("Results reused", "Results of a stage taken from the ledger: the same bytes and the same model.",
               "suffix: results/s",
               {"{{stage}}": "sum by (stage) (rate(visiond_reused_results_total{M}[$__rate_interval]))"}),
     ],
     "Latency": [
-        Panel("Image duration", "From feeding an image to its durable result.", "s",
+        Panel("Image duration", "Time from reading an image to its durable result.", "s",
               quantiles("visiond_image_duration_seconds"), width=8),
-        Panel("Stage time for each image", "A stage's time over its batches, divided by their images.", "s",
+        Panel("Stage time for each image", "A stage's time for its batches, divided by their images.", "s",
               {"{{stage}}": "sum by (stage) (rate(visiond_stage_duration_seconds_sum{M}[$__rate_interval]))"
                             " / sum by (stage) (rate(visiond_stage_images_total{M}[$__rate_interval]))"}, width=8),
-        Panel("Wait before feeding", "From seeing an image to feeding it: the backlog as an image feels it.", "s",
+        Panel("Wait before reading", "Time from seeing an image to reading it: the backlog.", "s",
               quantiles("visiond_image_wait_seconds"), width=8),
     ],
     "Queues": [
-        Panel("Pending and in flight", "In flight: fed and not yet ended. Pending counts them too.", "short",
+        Panel("Pending and in flight", "In flight: read and not finished. Pending includes them.", "short",
               {"pending": "sum(visiond_images_pending{M})", "in flight": "sum(visiond_images_in_flight{M})"}),
-        Panel("Oldest pending", "How long the image that waits longest has waited.", "s",
+        Panel("Oldest pending", "Age of the image that has waited longest.", "s",
               {"{{instance}}": "visiond_oldest_pending_seconds{M}"}),
-        Panel("Queue depth", "Images waiting for a worker, in front of each segment.", "short",
+        Panel("Queue depth", "Images waiting for a worker of each segment.", "short",
               {"{{segment}}": "sum by (segment) (visiond_queue_depth{M})"}),
-        Panel("Slab", "Bytes of images in flight and the budget for them: full means that the GPUs are the limit.", "bytes",
+        Panel("Slab", "Bytes of images in flight, and the budget for them. Full: the GPUs are the limit.", "bytes",
               {"used {{instance}}": "visiond_slab_used_bytes{M}", "size {{instance}}": "visiond_slab_size_bytes{M}"}),
     ],
     "Batches": [
-        Panel("Batch size", "Images in a batch sent to a worker, on average: grows with the load.", "short",
+        Panel("Batch size", "Average number of images in a batch; grows with the load.", "short",
               {"{{segment}}": mean("visiond_batch_images", "segment")}),
-        Panel("Batches halved", "Because the GPU's memory was full, since the daemon started.", "short",
+        Panel("Batches halved", "Batches halved because the GPU's memory was full, since the daemon started.", "short",
               {"{{device}}": "sum by (device) (visiond_out_of_memory_total{M})"}),
     ],
     "GPUs": [
-        Panel("GPU memory", "Of all processes on the GPU, as the driver tells. Peak: since the daemon started.", "bytes",
+        Panel("GPU memory", "Memory of all processes on the GPU, from the driver. Peak: since the daemon started.", "bytes",
               {"{{instance}} cuda:{{gpu}} {{kind}}": "visiond_gpu_memory_bytes{M}"}, width=8),
-        Panel("GPU utilisation", "Share of time in which the GPU did anything.", "percentunit",
+        Panel("GPU utilization", "Share of time in which the GPU was busy.", "percentunit",
               {"{{instance}} cuda:{{gpu}}": "visiond_gpu_utilization_ratio{M}"}, width=8),
-        Panel("GPU memory by worker", "What PyTorch holds in each worker, without the CUDA context.", "bytes",
+        Panel("GPU memory by worker", "Memory of PyTorch in each worker, without the CUDA context.", "bytes",
               {"{{instance}} {{worker}} {{kind}}": "visiond_worker_gpu_bytes{M}"}, width=8),
     ],
     "Workers": [
-        Panel("Workers by state", "silent: no word for a while; waiting: to be restarted; closed: given up.", "short",
+        Panel("Workers by state", "silent: no heartbeat; waiting: for a restart; closed: not restarted any more.", "short",
               {"{{segment}} {{state}}": "sum by (segment, state) (visiond_workers{M})"}, stacked=True, width=6),
-        Panel("Workers lost", "Since the daemon started, by why: died, timeout, load (before it was ready), or sharing (one was"
-              " lost that it shared its GPU with).", "short",
+        Panel("Workers lost", "Since the daemon started, by reason: died, timeout, load (before it was ready), or sharing"
+              " (another worker was lost that shared its GPU).", "short",
               {"{{device}} {{reason}}": "sum by (device, reason) (visiond_worker_restarts_total{M})"}, width=6),
-        Panel("Workers that share a GPU", "Side by side, by MPS: the first that is lost ends that until the next start.",
+        Panel("Workers that share a GPU", "By MPS. The first lost worker ends the sharing until the next start.",
               "short", {"{{segment}}": "sum by (segment) (visiond_workers_sharing{M})"}, width=6),
-        Panel("Model load", "Time of the last load of a stage's model.", "s",
+        Panel("Model load", "Time that a stage's model last took to load.", "s",
               {"{{device}} {{stage}}": "max by (device, stage) (visiond_model_load_seconds{M})"}, width=6),
     ],
     "Ledger and folders": [
-        Panel("Commits", "Transactions of the ledger: each holds many images under load.", "suffix: commits/s",
+        Panel("Commits", "Transactions of the ledger; under load each has many images.", "suffix: commits/s",
               {"{{instance}}": "rate(visiond_ledger_commit_seconds_count{M}[$__rate_interval])"}, width=6),
-        Panel("Commit time", "A transaction of the ledger, its fsync included.", "s",
+        Panel("Commit time", "Duration of a transaction of the ledger, including its fsync.", "s",
               quantiles("visiond_ledger_commit_seconds"), width=6),
-        Panel("Scan time", "A walk through an inbox, on average.", "s",
+        Panel("Scan time", "Average duration of a scan of an inbox.", "s",
               {"{{instance}}": mean("visiond_scan_duration_seconds", "instance")}, width=6),
-        Panel("Files that events missed", "Found by a later scan: whether events can be relied on here.", "short",
+        Panel("Files that events missed", "Files found only by a later scan: shows whether events are reliable here.", "short",
               {"found {{instance}}": "visiond_reconcile_found_total{M}",
                "overflows {{instance}}": "visiond_watch_overflows_total{M}"}, width=6),
-        Panel("Folders that cannot be read", "Skipped, with all files in them; `visiond status` lists them.", "short",
+        Panel("Folders that cannot be read", "They are skipped with all files in them; `visiond status` lists them.", "short",
               {"{{instance}} {{inbox}}": "visiond_unread_folders{M}"}, width=24),
     ],
     "Processes": [
@@ -140,11 +140,11 @@ ROWS: dict[str, list[Panel]] = {
     "Failures": [
         Panel("Failed by reason", "Images that FAILED since the daemon started.", "short",
               {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="failed"})'}, width=6, stacked=True),
-        Panel("Skipped by reason", "Files that are no images, since the daemon started.", "short",
+        Panel("Skipped by reason", "Files that are not images, since the daemon started.", "short",
               {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="skipped"})'}, width=6, stacked=True),
-        Panel("Tries made again", "Tries that ended in an error that may pass, since the daemon started.", "short",
+        Panel("Attempts repeated", "Attempts that failed with a temporary error, since the daemon started.", "short",
               {"{{reason}}": "sum by (reason) (visiond_retries_total{M})"}, width=6, stacked=True),
-        Panel("Upkeep failed", "Tasks that failed since the daemon started; `visiond status` says why.", "short",
+        Panel("Upkeep failed", "Tasks that failed since the daemon started; `visiond status` shows why.", "short",
               {"{{task}}": "sum by (task) (visiond_upkeep_failures_total{M})"}, width=6, stacked=True),
         Panel("Sinks behind", "Published records that a sink does not have yet; `visiond status` says why.", "short",
               {"{{instance}} {{sink}}": "visiond_sink_records_behind{M}"}, width=12),
@@ -157,11 +157,11 @@ ROWS: dict[str, list[Panel]] = {
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as Grafana's classic model."""
+    """The dashboard in Grafana's classic model."""
     return {
         "uid": UID,
         "title": "visiond",
-        "description": "Made by deploy/grafana/dashboard.py; change that.",
+        "description": "Generated by deploy/grafana/dashboard.py.",
         "tags": ["visiond"],
         "schemaVersion": 38,
         "version": 1,
@@ -177,7 +177,7 @@ def build() -> dict[str, Any]:
 
 
 def _variables() -> list[dict[str, Any]]:
-    """Two menus: the data source, and the machines whose visiond it knows."""
+    """Two menus: the data source, and the machines in it."""
     query = "label_values(visiond_build_info, instance)"
     return [
         {"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
@@ -199,7 +199,7 @@ def _variables() -> list[dict[str, Any]]:
 
 
 def _place(rows: dict[str, list[Panel]]) -> Iterator[dict[str, Any]]:
-    """Rows and their panels from left to right, each with its place in the grid."""
+    """Rows and their panels from left to right, with their places in the grid."""
     y = 0
     for title, panels in rows.items():
         yield {"type": "row", "title": title, "collapsed": False, "panels": []} | _at(0, y, COLUMNS, 1)

@@ -59,7 +59,7 @@ def test_a_trial_takes_the_highest_priority_first_and_leaves_the_rest_to_the_nex
     run = place.command("run", "--once", "--limit", "7")
     assert run.returncode == 0
     assert run.stdout.startswith("7 done, 0 failed")
-    assert "18 images are still waiting because of --limit 7; `visiond run --once` continues with the rest." in run.stdout
+    assert "18 images are still pending because of --limit 7; `visiond run --once` continues with them." in run.stdout
     done = "SELECT inbox.path, COUNT(*) FROM image JOIN inbox ON inbox.id = inbox WHERE status = 1 GROUP BY inbox"
     assert {Path(os.fsdecode(path)).name: count for path, count in place.rows(done)} == {"inbox-high": 5, "inbox-low": 2}
     assert place.run_once().returncode == 0

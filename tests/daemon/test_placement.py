@@ -82,9 +82,9 @@ def test_a_cpu_has_one_worker_whatever_a_gpu_beside_it_has() -> None:
     assert asked_for.devices == ("cuda:0", "cpu") * 2
 
 
-def test_nothing_is_said_of_the_memory_of_what_was_not_looked_at() -> None:
+def test_the_reason_for_a_placement_mentions_no_memory_that_was_not_checked() -> None:
     placement = place(*make_gpus(LARGE), devices=["cpu"])
-    assert placement == Placement((Segment(ORDER, ("cpu",)),), "no GPU is used: the CPU holds all stages; workers: 1 on cpu")
+    assert placement == Placement((Segment(ORDER, ("cpu",)),), "no GPU is used; the CPU holds all stages; workers: 1 on cpu")
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_auto_replicates_where_the_memory_suffices() -> None:
     assert placement.why.startswith("every device has memory for all stages")
 
 
-def test_auto_spreads_the_stages_where_a_gpu_is_too_small_and_says_which() -> None:
+def test_auto_spreads_the_stages_if_a_gpu_is_too_small_and_names_it() -> None:
     placement = place(*make_gpus(LARGE, NEED - 1))
     assert len(placement.segments) == 2
     assert placement.why == f"all stages need {NEED >> 20} MiB, more than is free on card 1"
 
 
-def test_one_gpu_that_is_too_small_is_not_said_to_have_the_memory() -> None:
+def test_a_single_gpu_that_is_too_small_is_not_reported_as_large_enough() -> None:
     assert "every device has memory" not in place(*make_gpus(NEED - 1)).why
 
 
@@ -200,5 +200,5 @@ def test_explicit_segments_are_taken_as_they_stand() -> None:
             Segment(("ocr",), ("cuda:1", "cuda:0", "cuda:1", "cuda:0")),
             Segment(("yolo", "clip", "blip"), ("cpu",)),
         ),
-        "as the [[pipeline.segment]] tables say",
+        "set by the [[pipeline.segment]] tables",
     )

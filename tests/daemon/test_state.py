@@ -187,4 +187,4 @@ def test_an_inbox_that_is_a_file_is_called_one(tmp_path: Path) -> None:
     for command in (("run", "--once"), ("check",)):
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG
-        assert f"inbox {place.inbox()} is a file; name the folder" in refused.stdout + refused.stderr
+        assert f"inbox {place.inbox()} is a file; it must be the folder" in refused.stdout + refused.stderr

@@ -44,7 +44,7 @@ def test_what_is_made_from_the_descriptions_is_current(name: str) -> None:
     assert (ROOT / name).read_text() == write(), f"run: python -m daemon.config.reference{option} > {name}"
 
 
-def test_every_table_says_what_it_is_about() -> None:
+def test_every_table_has_a_description() -> None:
     assert [table.headers for table in reference.list_tables() if not table.about] == []
 
 
@@ -53,7 +53,7 @@ def test_a_key_without_a_default_is_described_as_such() -> None:
     assert [key.name for key in segment.keys if key.default is None] == ["stages", "devices"]
 
 
-def test_bounds_choices_and_sizes_are_told() -> None:
+def test_bounds_choices_and_sizes_are_documented() -> None:
     kinds = {key.name: key.kind for table in reference.list_tables() for key in table.keys}
     assert kinds["decode_bytes"] == "size ≥ 256 MiB"
     assert kinds["text_area_threshold"] == "number from 0 to 1"
@@ -66,7 +66,7 @@ def test_bounds_choices_and_sizes_are_told() -> None:
 
 
 @pytest.mark.parametrize("stage", ORDER)
-def test_every_option_of_a_stage_is_told_with_its_kind_default_and_meaning(stage: str) -> None:
+def test_every_option_of_a_stage_is_documented_with_its_kind_default_and_meaning(stage: str) -> None:
     [backend] = STAGES[stage].backends.values()
     [table] = [table for table in reference.list_options() if table.headers == [f"[stages.{stage}.options]"]]
     assert [key.name for key in table.keys] == [field.name for field in msgspec.structs.fields(backend.options)]

@@ -110,7 +110,7 @@ def test_the_json_is_what_its_generator_writes() -> None:
     assert dashboard() == made, "run: make docs"
 
 
-def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
+def test_every_panel_has_a_description_and_a_unit() -> None:
     assert [p["title"] for p in panels() if not (p["description"] and p["fieldConfig"]["defaults"]["unit"])] == []
 
 
@@ -132,7 +132,7 @@ def test_the_dashboard_can_be_provisioned_on_any_grafana() -> None:
     assert "DS_PROMETHEUS" in [variable["name"] for variable in document["templating"]["list"]]
 
 
-def test_prometheus_scrapes_the_default_address_at_the_interval_grafana_is_told() -> None:
+def test_prometheus_scrapes_the_default_address_at_the_interval_in_grafana() -> None:
     config = yaml.safe_load(PROMETHEUS.read_text())
     (job,) = config["scrape_configs"]
     assert job["static_configs"] == [{"targets": [Http().listen]}]

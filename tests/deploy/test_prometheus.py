@@ -23,7 +23,7 @@ from tests.deploy.queries import FOLDER, Query, queries
 CONFIG = FOLDER.parent / "prometheus" / "prometheus.yml"
 PROMETHEUS = shutil.which("prometheus") or ""
 FAULTS = {"STUMBLE": "transient", "CRASH": "exit", "CROWD": "oom"}
-NEEDS_A_GPU = {"GPU memory", "GPU utilisation"}
+NEEDS_A_GPU = {"GPU memory", "GPU utilization"}
 
 pytestmark = pytest.mark.skipif(
     not PROMETHEUS, reason="there is no prometheus on this machine (Debian: apt install prometheus)"

@@ -292,7 +292,7 @@ ROWS = [
     Row("17", "a device that CUDA does not see", "its seat closed, the others run; the last one gone: exit 69",
         by_tests(f"{FAULTS}test_workers.py", "-k", "cuda_does_not_see"), {}),
     Row("18", "the OOM killer takes a worker", "image retried, daemon stays up", take_a_worker, {}, {}),
-    Row("19", "ledger lost or damaged", "refused with the mend named; made anew from the sidecars, no model runs",
+    Row("19", "ledger lost or damaged", "refused with the fix named; rebuilt from the sidecars, no model runs",
         by_tests(f"{FAULTS}test_recovery.py", "-k", "ledger"), {}),
     Row("19", "a large ledger lost", "100,000 rows in < 60 s", lose_the_ledger, {"files": 100_000}),
     Row("20", "sidecars deleted or edited", "each found and written again by one command",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tests.daemon_process import Daemon, Place
 
 CLIENTS = 200
-TURNED_AWAY = "HTTP clients are refused, to keep descriptors for the work"
+TURNED_AWAY = "HTTP clients are refused, to keep file descriptors for the work"
 
 
 class Scarce(NamedTuple):
@@ -35,7 +35,7 @@ def work_with_few_files(folder: Path, limit: int, images: int) -> Scarce:
         pauses = len(list(daemon.events("paused")))
         named = next(daemon.events(TURNED_AWAY))
         assert daemon.stop() == 0
-    told = named["limit"] == limit and "LimitNOFILE=" in named["mend"]
+    told = named["limit"] == limit and "LimitNOFILE=" in named["fix"]
     return Scarce(place.judge().counts["DONE"], pauses, told, healthy)
 
 

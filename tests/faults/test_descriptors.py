@@ -28,7 +28,7 @@ def test_without_descriptors_it_waits_tells_the_cause_and_the_mend_and_goes_on(t
         assert "[]" in problems_of(connection)
         resource.prlimit(daemon.process.pid, FILES, (3, most))  # what is open stays so, and nothing more is opened
         place.drop_many(range(5))
-        cause = "the daemon may open no more files at once (EMFILE); raise its limit (LimitNOFILE="
+        cause = "the daemon cannot open more files (EMFILE); raise its limit (LimitNOFILE="
         told = (f'"{cause}', f"inbox {place.inbox()} cannot be read: {cause}")
         wait_for(lambda: all(text in problems_of(connection) for text in told), "the cause of both")
         assert "cannot be written" not in problems_of(connection)

@@ -209,9 +209,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/api/status", "/nothing"])
 @pytest.mark.parametrize("given", ["", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer \xff", "Bearer"])
-def test_without_the_token_nothing_is_told(guarded: Server, path: str, given: str) -> None:
+def test_without_the_token_no_page_is_shown(guarded: Server, path: str, given: str) -> None:
     status, headers, body = guarded.ask(path, **({"Authorization": given} if given else {}))
-    assert (status, headers["www-authenticate"], body) == (401, "Bearer", "a token is needed\n")
+    assert (status, headers["www-authenticate"], body) == (
+        401,
+        "Bearer",
+        "this page needs a token: Authorization: Bearer ...\n",
+    )
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nowhere"])
@@ -253,7 +257,7 @@ def test_by_http_nothing_is_told_where_https_is_spoken(guarded: Server) -> None:
 def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_path: Path) -> None:
     place = Place(tmp_path, {"http": {"listen": "0.0.0.0:0"}})
     with Daemon(place) as daemon:
-        said = [entry["risk"] for entry in daemon.events("open to the network")]
+        said = [entry["risk"] for entry in daemon.events("HTTP is open to the network")]
     assert ["token_file" in said[0], "tls_certificate" in said[1]] == [True, True]
     checked = place.command("check").stdout
     assert all(risk in checked for risk in said)
@@ -267,7 +271,7 @@ def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_pa
         ({"token_file": "empty"}, 0o600, "is empty"),
         ({"tls_certificate": "token"}, 0o600, "http.tls_certificate"),
         ({"tls_certificate": "none"}, 0o600, "http.tls_certificate"),
-        ({"tls_key": "token"}, 0o600, "name its tls_certificate too"),
+        ({"tls_key": "token"}, 0o600, "set http.tls_certificate"),
         ({"tls_certificate": "certificate.pem", "tls_key": "token"}, 0o644, "every user can read"),
         ({"tls_certificate": "token"}, 0o644, "every user can read"),
     ],

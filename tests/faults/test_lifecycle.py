@@ -119,7 +119,7 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
     with Daemon(place) as daemon:
         cost, second = cost_of(place, "run")
         assert second.returncode == os.EX_TEMPFAIL
-        assert f"Another visiond works with {tmp_path / 'state'}, as process {daemon.process.pid}. Stop it" in second.stderr
+        assert f"Another visiond is using {tmp_path / 'state'} (process {daemon.process.pid}). Stop it" in second.stderr
         assert cost < 1.0 + SLACK_SECONDS / 10  # 0.4 s; with torch it were four
         place.drop_many(range(10))
         daemon.wait_idle(10)
@@ -199,7 +199,7 @@ def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path:
     place.assert_kept(DONE=1)
 
 
-@pytest.mark.parametrize(("nth", "status", "said"), [(1, os.EX_CONFIG, "a socket cannot be made at"), (2, os.EX_OK, "")])
+@pytest.mark.parametrize(("nth", "status", "said"), [(1, os.EX_CONFIG, "cannot create the socket"), (2, os.EX_OK, "")])
 def test_a_control_socket_that_cannot_be_removed_is_told_at_the_start_and_of_no_matter_at_the_end(
     tmp_path: Path, nth: int, status: int, said: str
 ) -> None:

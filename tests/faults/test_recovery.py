@@ -203,7 +203,7 @@ def test_while_a_daemon_runs_nothing_is_verified_or_repaired(tmp_path: Path) -> 
         for command in ("verify", "repair"):
             refused = place.command(command)
             assert refused.returncode == os.EX_TEMPFAIL
-            assert "Another visiond works with" in refused.stderr
+            assert "Another visiond is using" in refused.stderr
 
 
 # The ledger
@@ -399,7 +399,7 @@ def test_a_backup_is_taken_while_the_daemon_writes_and_brings_everything_back(tm
     with Daemon(place) as daemon:
         place.drop_many(range(300))
         daemon.wait_until(lambda status: status["ended_in_this_run"] > 20, "some endings")
-        assert place.command("backup", copy).stdout == f"the ledger as of now is in {copy}\n"
+        assert place.command("backup", copy).stdout == f"The ledger is backed up to {copy}\n"
         daemon.wait_idle(300)
         assert daemon.stop() == 0
     with contextlib.closing(sqlite3.connect(copy)) as connection:

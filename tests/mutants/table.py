@@ -1260,7 +1260,7 @@ LEDGERS = [
         "daemon/system/lines.py",
         "if self._is_full and not is_notice:",
         "if False:",
-        ("daemon/system/test_lines.py::test_what_nobody_reads_is_dropped_and_counted_and_the_log_says_so_where_the_gap_is",),
+        ("daemon/system/test_lines.py::test_lines_that_nobody_reads_are_dropped_counted_and_reported_at_the_gap",),
     ),
     Mutant(
         "config-numbers",
@@ -1475,7 +1475,7 @@ PAGES = [
         "daemon/web/app.py",
         "hmac.compare_digest(token.strip(), self._token)",
         "True",
-        ("faults/test_http.py::test_without_the_token_nothing_is_told",),
+        ("faults/test_http.py::test_without_the_token_no_page_is_shown",),
     ),
     Mutant(
         "token-file-rights",

@@ -39,7 +39,7 @@ def test_lines_for_the_pipeline_reach_the_daemon(tmp_path: Path) -> None:
     assert config.inbox[0].path == tmp_path / 'a"b'
 
 
-def test_what_was_cut_off_is_made_anew_and_what_is_whole_is_kept(tmp_path: Path) -> None:
+def test_an_incomplete_folder_is_made_again_and_a_complete_one_is_kept(tmp_path: Path) -> None:
     made = []
 
     def make(folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_workers_are_fed_from_memory(tmp_path: Path) -> None:
     assert tree(tmp_path).keys() == {f"inbox/{image.name}" for image in images} | {"daemon.toml"}  # nothing is written
 
 
-def test_what_the_workers_cannot_do_from_memory_is_told(tmp_path: Path) -> None:
+def test_images_that_the_workers_fail_on_from_memory_are_reported(tmp_path: Path) -> None:
     place = FakePlace(tmp_path, {"stages": {"ocr": {"options": {"fail": {"RAISE": "raise"}}}}})
     place.drop("a.ppm", picture(1, b"RAISE"))
     with pytest.raises(VisiondError, match="failed on 1 images fed from memory"):

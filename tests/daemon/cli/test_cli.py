@@ -60,12 +60,12 @@ def say(place: Place, *arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_status_tells_the_counts_of_the_ledger_when_no_daemon_runs(place: Place) -> None:
+def test_status_shows_the_counts_of_the_ledger_when_no_daemon_is_running(place: Place) -> None:
     told = json.loads(say(place, "status", "--json"))
     assert (told["running"], told["done"], told["failed"], told["workers"]) == (False, 6, 1, [])
 
 
-def test_show_tells_every_criterion_and_every_stages_time(place: Place) -> None:
+def test_show_prints_every_criterion_and_every_stages_time(place: Place) -> None:
     told = say(place, "show", place.inbox() / "00003.ppm")
     assert told.startswith("00003.ppm  DONE")
     for word in (
@@ -77,22 +77,22 @@ def test_show_tells_every_criterion_and_every_stages_time(place: Place) -> None:
         "bin ",
         "ocr",
         "blip",
-        "seconds (its batch's average)",
+        "seconds (average of its batch)",
         "8×8 PPM",
     ):
         assert word in told
     assert json.loads(say(place, "show", "00003.ppm", "--json")) == place.sidecar("00003.ppm")
 
 
-def test_show_tells_why_an_image_failed_and_takes_its_number_too(place: Place) -> None:
+def test_show_prints_why_an_image_failed_and_accepts_its_number(place: Place) -> None:
     (number,) = place.rows("SELECT id FROM image WHERE status = 2")[0]
     told = say(place, "show", str(number))
     assert "broken.jpg  FAILED" in told
-    assert "reason  not-an-image: the bytes are plain text\ntries  1\n" in told
+    assert "reason  not-an-image: the bytes are plain text\nattempts  1\n" in told
     assert "×" not in told  # of what is no image, no size is known
 
 
-def test_a_defect_has_a_status_of_its_own(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_in_visiond_has_its_own_exit_status(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         raise RuntimeError("a defect")
 
@@ -108,11 +108,11 @@ def test_an_image_whose_name_is_listed_with_escapes_answers_to_the_number_beside
     number, _, listed, _ = row.split("\t")
     refused = place.command("show", listed)
     assert refused.returncode == os.EX_NOINPUT
-    assert "or its number as `visiond list` tells it" in refused.stderr.replace("\n", " ")
+    assert "or its number as `visiond list` prints it" in refused.stderr.replace("\n", " ")
     assert json.loads(say(place, "show", number, "--json"))["source"]["path"] == EVIL
 
 
-def test_list_tells_which_files_failed_and_why(place: Place) -> None:
+def test_list_shows_which_files_failed_and_why(place: Place) -> None:
     told = say(place, "list", "--status", "failed")
     assert told.endswith(f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n")
     assert "00001.ppm" not in told
@@ -123,10 +123,10 @@ def test_list_tells_which_files_failed_and_why(place: Place) -> None:
     assert json.loads(say(place, "list", "--status", "skipped", "--json")) == []
 
 
-def test_a_listing_is_bounded_and_says_so(place: Place) -> None:
+def test_a_listing_is_bounded_and_reports_that(place: Place) -> None:
     done = place.command("list", "--limit", "2")
     assert len(done.stdout.splitlines()) == 2
-    assert "--limit shows more" in done.stderr
+    assert "--limit N lists more" in done.stderr
 
 
 def test_a_listing_is_a_plain_row_an_image_for_programs_and_fits_the_terminal_for_people(
@@ -152,7 +152,7 @@ def test_a_name_in_two_inboxes_is_refused_with_both(tmp_path: Path) -> None:
     assert place.run_once().returncode == 0
     both = place.command("show", "a.ppm")
     assert both.returncode == os.EX_USAGE
-    assert "Several images are called a.ppm; give the whole path or the number:" in both.stderr
+    assert "Several images match a.ppm; use the complete path or the number:" in both.stderr
     assert all(f"DONE  {path}" in both.stderr for path in paths)
     assert json.loads(say(place, "show", paths[1], "--json"))["source"]["inbox"] == str(place.inbox("two"))
 
@@ -165,7 +165,7 @@ def test_what_files_and_images_say_reaches_the_terminal_escaped(place: Place) ->
     assert "click \\x1b]8;;http://evil.example\\x1b\\here[/red]\\u202e" in told
     missing = place.command("show", f"no{ESCAPE}[31m such")
     assert missing.returncode == os.EX_NOINPUT
-    assert "The ledger knows no image no\\x1b[31m such." in missing.stderr
+    assert "There is no image no\\x1b[31m such in the ledger." in missing.stderr
 
 
 def test_export_writes_a_row_for_each_image_or_those_of_a_bin(place: Place, tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_export_writes_to_standard_output(place: Place) -> None:
 
 
 @pytest.mark.parametrize("file", ["mix.csv", "-"])
-def test_a_mix_says_how_many_images_it_leaves_out(place: Place, tmp_path: Path, file: str) -> None:
+def test_export_by_ratio_reports_how_many_images_it_leaves_out(place: Place, tmp_path: Path, file: str) -> None:
     mixed = place.command("export", "--ratio", "A=1,B=1", file if file == "-" else tmp_path / file)  # of one A and five B
-    assert mixed.stderr == "4 images left out to keep the mix.\n"
+    assert mixed.stderr == "4 images left out to keep the shares.\n"
 
 
 @pytest.mark.parametrize("command", ["export", "backup"])
@@ -202,7 +202,7 @@ def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path:
     assert refused.returncode == os.EX_CANTCREAT
     assert f"{file} already exists; name another file, or replace it with --force." in refused.stderr
     assert file.read_bytes() == b"mine"
-    assert f" in {file}\n" in say(place, command, "--force", file)
+    assert say(place, command, "--force", file).endswith(f" {file}\n")
     assert file.read_bytes() != b"mine"
 
 
@@ -230,10 +230,10 @@ def test_a_reader_that_has_had_enough_ends_a_command_quietly(place: Place, comma
     assert not done.stderr
 
 
-def test_a_closed_standard_output_is_refused_with_the_mend(place: Place) -> None:
+def test_a_closed_standard_output_is_refused_with_the_fix(place: Place) -> None:
     done = place.command("list", prefix=["sh", "-c", 'exec "$@" >&-', "sh"])
     assert done.returncode == os.EX_IOERR
-    assert done.stderr == "visiond: standard output is closed; give the command one, for example >/dev/null.\n"
+    assert done.stderr == "visiond: standard output is closed; redirect it, for example with >/dev/null.\n"
 
 
 def test_a_standard_error_that_is_full_and_does_not_block_ends_no_work() -> None:
@@ -273,17 +273,17 @@ def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Pa
     assert counts_of(place) == {"PENDING": 1}
 
 
-def test_a_version_that_was_replaced_is_not_tried_again_and_it_is_said(tmp_path: Path) -> None:
+def test_a_replaced_version_is_not_retried_and_that_is_reported(tmp_path: Path) -> None:
     place = Place(tmp_path)
     for content in (b"no picture", b"no picture either"):
         place.drop("broken.jpg", content)
         place.run_once()
     told = place.command("retry", "1", "2")
     assert (told.returncode, told.stdout) == (0, "1 image pending again\n")
-    assert "replaced by newer versions" in told.stderr
+    assert "a newer version of the file has replaced them" in told.stderr
 
 
-def test_gpus_and_plan_tell_what_is_there_and_what_would_be_done(place: Place) -> None:
+def test_gpus_lists_the_gpus_and_plan_the_placement(place: Place) -> None:
     listed = json.loads(say(place, "gpus", "--json"))
     assert all(
         {"name", "total_bytes", "free_bytes", "used_bytes", "compute_capability", "processes"} <= gpu.keys() for gpu in listed
@@ -293,7 +293,7 @@ def test_gpus_and_plan_tell_what_is_there_and_what_would_be_done(place: Place) -
     assert planned["why"]
 
 
-def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path) -> None:
+def test_check_lists_each_problem_with_its_fix_and_what_is_ok(tmp_path: Path) -> None:
     bad = Place(tmp_path)
     bad.inbox().rmdir()
     bad.configure({"binning": {"rules": "no_such_module:rule"}})
@@ -301,8 +301,8 @@ def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path)
     assert told.returncode == os.EX_CONFIG
     assert f"mkdir -p {bad.inbox()}" in told.stdout
     assert "no_such_module" in told.stdout
-    assert f"output.results: {bad.site.results} can be made." in told.stdout
-    assert f"the configuration is {bad.config}" in told.stdout
+    assert f"output.results: {bad.site.results} can be created." in told.stdout
+    assert f"configuration: {bad.config}" in told.stdout
     as_json = bad.command("check", "--json")
     assert as_json.returncode == os.EX_CONFIG
     errors = [finding["text"] for finding in json.loads(as_json.stdout) if finding["grade"] == "error"]
@@ -310,7 +310,7 @@ def test_check_tells_each_problem_with_its_mend_and_what_is_well(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it made nothing
 
 
-def test_check_tells_programs_of_a_configuration_that_is_refused_too(tmp_path: Path) -> None:
+def test_check_reports_a_refused_configuration_as_json_too(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.config.write_text("[pipeline]\nmax_atempts = 3\n")
     told = place.command("check", "--json")
@@ -318,7 +318,7 @@ def test_check_tells_programs_of_a_configuration_that_is_refused_too(tmp_path: P
     assert any("max_atempts" in finding["text"] for finding in json.loads(told.stdout))
 
 
-def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp_path: Path) -> None:
+def test_check_reports_a_port_in_use_unless_its_own_daemon_has_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         place = Place(tmp_path, {"http": {"listen": address}})
@@ -328,7 +328,7 @@ def test_check_tells_of_a_port_that_is_taken_unless_the_daemon_itself_has_it(tmp
             assert (told.stdout + told.stderr).count(f"http.listen: cannot listen on {address}: Address already in use.") == 1
     with Daemon(place):
         told = say(place, "check")
-    assert f"http.listen: {address} is taken, and a daemon runs" in told
+    assert f"http.listen: {address} is in use by the daemon of this state folder." in told
 
 
 def test_once_does_its_work_without_pages_where_another_daemon_has_their_port(tmp_path: Path) -> None:
@@ -347,19 +347,19 @@ def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> No
         ("cuda:99", "there is no cuda:99", "run", "--once"),
         ("cuda:99", "there is no cuda:99", "plan"),
         ("cuda:99", "there is no cuda:99", "check"),
-        ("gpu0", '"gpu0" is no device', "check"),
-        ("cuda:x", '"cuda:x" is no device', "check"),
+        ("gpu0", '"gpu0" is not a device', "check"),
+        ("cuda:x", '"cuda:x" is not a device', "check"),
     ):
         told = Place(tmp_path, {"pipeline": {"devices": [device]}}).command(*command)
         assert (told.returncode, problem in told.stdout + told.stderr) == (os.EX_CONFIG, True), (device, command)
         assert "Traceback" not in told.stderr
 
 
-def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
+def test_check_reports_a_damaged_ledger(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(2))
     assert place.run_once().returncode == 0
-    assert "ledger.sqlite can be read and knows 2 versions of files." in say(place, "check")
+    assert "ledger.sqlite is readable and has 2 versions of files." in say(place, "check")
     place.site.ledger.write_bytes(b"no database" * 400)
     told = place.command("check")
     assert told.returncode == os.EX_CONFIG
@@ -367,7 +367,7 @@ def test_check_tells_of_a_ledger_that_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "run", "plan"])
-def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path: Path, command: str) -> None:
+def test_every_wrong_option_of_a_stage_is_reported_before_any_worker_starts(tmp_path: Path, command: str) -> None:
     options = {"ocr": {"backend": "", "options": {"txt_score": 0.5}}, "yolo": {"backend": "", "options": {"conf": "high"}}}
     told = Place(tmp_path, {"stages": options}).command(command)
     assert told.returncode == os.EX_CONFIG
@@ -380,7 +380,7 @@ def test_every_wrong_option_of_a_stage_is_told_before_any_worker_starts(tmp_path
 
 def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
-    assert f"models: pack mini in {MINI}; every file that is used has its recorded digest." in say(place, "check", "--quick")
+    assert f"models: pack mini in {MINI}; the digests of all files in use are as recorded." in say(place, "check", "--quick")
 
 
 def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
@@ -411,6 +411,24 @@ def test_models_list_names_a_configured_pack_that_is_not_there(tmp_path: Path) -
     assert "`visiond models pull" in done.stderr
 
 
+def test_commands_that_only_read_work_without_a_configured_stage_and_warn_once(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(2))
+    assert place.run_once().returncode == 0
+    stages = ["ocr", "yolo", "clip", "blip", "quality"]
+    segments = [{"stages": stages[:4], "devices": ["cpu"]}, {"stages": ["quality"], "devices": ["cpu"]}]
+    place.configure({"pipeline": {"stages": stages, "segment": segments}, "stages": {"quality": {"options": {"clipped": 3}}}})
+    told = 'no stage "quality" is installed; available are ocr, yolo, clip, blip. Install its plug-in'
+    for command in ("status", "list", "show 00000.ppm", "export -", "verify", "backup copy.sqlite", "gpus"):
+        done = place.command(*command.split())
+        assert (done.returncode, done.stdout != "") == (0, True), (command, done.stderr)
+        assert done.stderr.count(told) == done.stderr.count("Warning: ") == (command != "gpus"), (command, done.stderr)
+    for command in ("run --once", "check", "redo --all", "retry --all", "plan"):
+        done = place.command(*command.split())
+        assert (done.returncode, told in done.stdout + done.stderr) == (os.EX_CONFIG, True), (command, done.stderr)
+    place.assert_kept(DONE=2)
+
+
 def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> None:
     assert say(place, "samples", tmp_path / "new", "--count", "2", "--seed", "5") == f"2 images in {tmp_path / 'new'}\n"
     truths = [json.loads(line) for line in (tmp_path / "new" / ".truth.jsonl").read_text().splitlines()]
@@ -418,7 +436,7 @@ def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "new").glob("[!.]*")) == sorted(truth["file"] for truth in truths)
 
 
-def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> None:
+def test_the_demo_reports_new_images_and_processes_none_twice(tmp_path: Path) -> None:
     place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
     for new, done in (("4 new images", "4 done"), ("0 new images", "0 done")):
         told = place.command("demo", place.folder, "--count", "2")
@@ -428,7 +446,7 @@ def test_the_demo_says_what_is_new_and_does_nothing_twice(tmp_path: Path) -> Non
         assert "bus.jpg" in told.stdout
 
 
-def test_training_without_its_libraries_says_what_to_install(place: Place, tmp_path: Path) -> None:
+def test_training_without_its_libraries_names_what_to_install(place: Place, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None')  # as if not installed
     assert "visiond train mini --out my-pack" in say(place, "train", "--help")
     told = place.command("train", "mini", "--out", "pack", prefix=["env", f"PYTHONPATH={tmp_path}"])
@@ -462,7 +480,8 @@ def test_each_command_explains_itself_with_an_example() -> None:
         "models list",
         "train mini",
     } <= commands.keys()
-    assert [name for name, text in commands.items() if f"Example: visiond {name}" not in (text or "")] == []
+    assert [name for name, text in commands.items() if f"Examples:\n      visiond {name}" not in (text or "")] == []
+    assert [line for text in commands.values() for line in (text or "").splitlines()[1:] if len(line) > 4 + 76] == []
     assert all("visiond" in str(group.typer_instance and group.typer_instance.info.help) for group in app.registered_groups)
 
 
@@ -488,7 +507,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
         *("a backup to a pipe", "samples", "a demo", "a configuration"),
     ],
 )
-def test_a_mistake_is_named_with_its_mend_and_an_exit_status_of_its_own(
+def test_a_wrong_command_line_is_reported_with_its_fix_and_its_exit_status(
     place: Place, arguments: list[str], status: int, word: str
 ) -> None:
     done = place.command(*arguments)
@@ -503,24 +522,24 @@ def test_a_daemon_answers_in_a_folder_whose_path_is_longer_than_a_sockets_addres
         assert json.loads(say(place, "status", "--json"))["running"]
 
 
-def test_without_a_ledger_status_says_where_it_looked_and_how_to_name_another(tmp_path: Path) -> None:
+def test_without_a_ledger_status_reports_where_it_looked_and_how_to_name_another(tmp_path: Path) -> None:
     place = Place(tmp_path)
     fresh = place.command("status")
     assert fresh.returncode == os.EX_NOINPUT
-    assert f"There is no ledger at {place.site.ledger} yet; `visiond run` makes it." in fresh.stderr
+    assert f"There is no ledger at {place.site.ledger} yet; `visiond run` creates it." in fresh.stderr
     assert "name its configuration with --config" in fresh.stderr
 
 
-def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
+def test_a_printed_command_works_when_pasted_in_any_folder(tmp_path: Path) -> None:
     place = Place(tmp_path / "a daemon's [own]")
     place.drop_many(range(1))
     place.drop("broken.jpg", b"no picture")
     command = f"visiond {{}} --config {shlex.quote(str(place.config))}"
-    assert f"`{command.format('run')}` makes it" in shell(command.format("status"), tmp_path).stderr
+    assert f"`{command.format('run')}` creates it" in shell(command.format("status"), tmp_path).stderr
     run = shell(command.format("run --once"), tmp_path)
     assert run.returncode == 1, run.stderr
     ended = run.stdout
-    assert f"`{command.format('list --status failed')}` tells why they failed" in ended
+    assert f"`{command.format('list --status failed')}` lists the failed images with their reasons" in ended
     for hint in (ended, shell(command.format("retry 00000.ppm"), tmp_path).stderr):
         followed = shell(hint.split("`")[1], tmp_path)
         assert (followed.returncode, str(place.inbox()) in followed.stdout) == (0, True), hint
@@ -530,7 +549,7 @@ def test_a_command_that_is_told_works_as_pasted_from_any_folder(tmp_path: Path) 
     assert shell(lost.split("`")[1], tmp_path).stdout == "sidecars: 2 restored\n"
 
 
-def test_what_the_demo_tells_to_try_works_as_pasted_from_any_folder(tmp_path: Path) -> None:
+def test_the_commands_that_the_demo_prints_work_when_pasted_in_any_folder(tmp_path: Path) -> None:
     place = Place(tmp_path / "demo")  # whose configuration the demo finds: fakes
     told = shell("visiond demo demo --count 1", tmp_path).stdout
     show, export = re.findall(r"visiond (?:show|export) .*", told)

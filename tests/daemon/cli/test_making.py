@@ -39,8 +39,8 @@ def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
     )
     said: list[str] = []
     manifest = making.make_pack(tmp_path / "mine", sources, said.append, allow_pickle=True)
-    assert [line.split()[0] for line in said if "answers a test page" in line] == ["yolo", "clip", "blip"]
-    assert f'    pack = "{tmp_path / "mine"}"' in making.tell_use(tmp_path / "mine", manifest)
+    assert [line.split()[0] for line in said if "processes two test images" in line] == ["yolo", "clip", "blip"]
+    assert f'    pack = "{tmp_path / "mine"}"' in making.explain_use(tmp_path / "mine", manifest)
     pack = open_pack(tmp_path / "mine", tmp_path / "models")
     verify(pack)
     assert pack.manifest.digests.keys() >= {"yolo.safetensors", "yolo.json", "labels.txt", "clip/model.safetensors"}
@@ -56,13 +56,13 @@ def well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(folder: Path, *, force: bool = False, **sources: Path) -> list[str]:
-    return making.tell_use(folder, making.make_pack(folder, sources, lambda _: None, force=force))
+    return making.explain_use(folder, making.make_pack(folder, sources, lambda _: None, force=force))
 
 
 @pytest.mark.usefixtures("well")
-def test_a_pack_of_some_stages_says_what_else_is_needed(tmp_path: Path) -> None:
+def test_a_pack_of_some_stages_reports_what_else_is_needed(tmp_path: Path) -> None:
     told = "\n".join(make(tmp_path / "mine", yolo=MINI / "yolo.safetensors"))
-    assert 'It has no clip and blip: add `stages = ["ocr", "yolo"]` under [pipeline]' in told
+    assert 'It does not contain clip and blip. Either write `stages = ["ocr", "yolo"]` under [pipeline]' in told
     assert 'or name other weights, for example `model = "/path"` under [stages.clip]' in told
     assert open_pack(tmp_path / "mine", tmp_path / "models").manifest.stages.keys() == {"yolo"}
 
@@ -90,7 +90,7 @@ def test_what_is_there_is_replaced_only_by_force_and_only_where_it_is_a_pack(tmp
     assert json.loads((mine / MANIFEST).read_text())["stages"].keys() == {"clip"}
     other.mkdir()
     (other / "a.jpg").write_text("mine")
-    with pytest.raises(NotWritable, match=r"photos is not a pack, and would be lost"):
+    with pytest.raises(NotWritable, match=r"photos exists and is not a pack"):
         make(other, force=True, clip=MINI / "clip")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "photos"]
 

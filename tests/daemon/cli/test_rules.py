@@ -36,7 +36,7 @@ def test_a_rule_is_tried_on_a_sample_and_once_there_is_one_on_the_newest_image_t
     place.configure({"binning": {"rules": ""}})
     place.drop("a.ppm", picture(1))
     assert place.run_once().returncode == 0
-    assert check(place, "good") == (0, ["binning rule my_rules:good puts image 1 (the newest that is done) into bin a."])
+    assert check(place, "good") == (0, ["binning rule my_rules:good puts image 1 (the newest that is DONE) into bin a."])
 
 
 @pytest.mark.parametrize(

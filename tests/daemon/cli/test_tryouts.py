@@ -6,15 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from daemon.cli import tryouts
-from daemon.config.loading import parse
+from daemon.cli import check, tryouts
+from daemon.config.loading import load, parse
 from daemon.layout import Layout
-from daemon.workers.tryout import Tryout
+from daemon.messages import Setup
+from daemon.workers.tryout import Tryout, draw_images, try_stage
+from stages import registry
+from stages.base import Image, ImageError, Limits, Result, StageSpec
+from stages.decoding.images import inspect
+from stages.fake import FakeStage
 from stages.registry import ORDER
 from tests.daemon_process import Daemon, Place
 
@@ -32,10 +38,10 @@ def test_check_builds_each_stage_unless_it_is_to_be_quick(tmp_path: Path) -> Non
     place = Place(tmp_path, {"stages": {"clip": {"backend": "fake", "options": {"load_seconds": 0.2}}}})
     told = place.command("check")
     assert told.returncode == 0, told.stderr
-    built = [line for line in told.stdout.splitlines() if "answers a test page" in line]
+    built = [line for line in told.stdout.splitlines() if "processes two test images" in line]
     assert [line.split()[2] for line in built] == list(ORDER)
     assert "stage clip on cpu: loads in 0.2 s" in told.stdout
-    assert "answers a test page" not in place.command("check", "--quick").stdout
+    assert "processes two test images" not in place.command("check", "--quick").stdout
 
 
 def test_a_stage_that_cannot_be_built_is_refused_by_check_and_run_with_the_same_sentence(tmp_path: Path) -> None:
@@ -52,17 +58,55 @@ def test_a_stage_that_ends_or_hangs_its_process_or_fails_on_the_page_is_one_find
     seconds = {"load_timeout_seconds": 2.0, "batch_timeout_seconds": 1.0}
     faults = {"ocr": "segfault", "yolo": "raise", "clip": "hang"}
     found = try_all(tmp_path, seconds, **{stage: {"fail": {"JFIF": fault}} for stage, fault in faults.items()})
-    assert found["ocr"].problem == "the process that built and tried it was killed by SIGSEGV."
-    assert found["yolo"].problem.startswith("it is built, but fails on a test page: stage: yolo: ")
-    assert found["clip"].problem == "it was not built and tried within 3 s."
-    assert (found["blip"].problem, b"text" in found["blip"].answer) == ("", True)
+    assert found["ocr"].problem == "its test process was killed by SIGSEGV."
+    assert found["yolo"].problem.startswith("it is built, but fails on a test image of 1280×960: stage: yolo: ")
+    assert found["clip"].problem == "building and trying it took longer than 3 s."
+    assert (found["blip"].problem, [b"text" in answer for answer in found["blip"].answers]) == ("", [True, True])
     assert list(found) == list(ORDER)
 
 
-def test_stages_of_other_segments_know_what_was_said_of_the_page(tmp_path: Path) -> None:
+def test_stages_of_other_segments_get_the_results_of_earlier_ones(tmp_path: Path) -> None:
     tables = [{"stages": ["ocr", "yolo", "clip"], "devices": ["cpu"]}, {"stages": ["blip"], "devices": ["cpu"]}]
     found = try_all(tmp_path, {"segment": tables})
-    assert json.loads(found["blip"].answer)["similarity"] is not None  # which is held against CLIP's answer
+    similarities = [json.loads(answer)["similarity"] for answer in found["blip"].answers]
+    assert len(similarities) == 2
+    assert None not in similarities  # computed with CLIP's embedding
+
+
+def test_a_stage_that_works_only_on_images_of_one_size_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "build", Stacking)
+    spec = StageSpec("ocr", "fake")
+    setup = Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["ocr"])
+    images = draw_images(setup.limits)
+    tried = try_stage(setup, spec, images, [{}, {}])
+    assert (tried.problem, len(tried.answers)) == ("", 2), "each image alone succeeds"
+    assert "fails on two images of different size in one batch" in tried.warning
+    assert "equal size, but got (1280, 960) and (720, 960)" in tried.warning
+    assert try_stage(setup, spec, [images[0], images[0]], [{}, {}]).warning == ""
+    found = [Tryout("ocr", "cpu", warning=tried.warning, answers=tried.answers)]
+    monkeypatch.setattr(check, "try_stages", lambda _: found)
+    place = Place(tmp_path)
+    findings = list(check.examine(load(place.config), place.config))
+    assert [finding.text for finding in findings if finding.grade == "warning" and "stage ocr" in finding.text] == [
+        f"stage ocr on cpu: {tried.warning}"
+    ]
+
+
+@pytest.mark.parametrize("pixels", [1, 10_000, 100_000_000])
+def test_the_test_images_differ_and_keep_every_limit(pixels: int) -> None:
+    limits = Limits(max_pixels=pixels, max_aspect_ratio=1.34)
+    first, second = (inspect(memoryview(image), limits) for image in draw_images(limits))
+    assert first.width * first.height == 1 or (first.width, first.height) != (second.width, second.height)
+
+
+class Stacking(FakeStage):
+    """Stacks the images of a batch, as `torch.stack` does."""
+
+    def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        sizes = [(image.width, image.height) for image in images]
+        if len(set(sizes)) > 1:
+            raise RuntimeError(f"stack expects each tensor to be equal size, but got {sizes[0]} and {sizes[1]}")
+        return super().run(images)
 
 
 def test_a_trial_runs_no_code_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

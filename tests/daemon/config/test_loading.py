@@ -74,7 +74,7 @@ def test_a_pack_or_a_model_is_a_path_when_it_has_a_slash_and_a_name_otherwise() 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"missing.toml cannot be read: No such file or directory. Name the file with --config"
+        ConfigError, match=r"missing.toml cannot be read: No such file or directory. Name another file with --config"
     ):
         load(tmp_path / "missing.toml")
 
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "daemon.toml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"daemon.toml is not TOML"):
+    with pytest.raises(ConfigError, match=r"daemon.toml is not valid TOML"):
         load(file)
 
 
@@ -109,12 +109,14 @@ def test_sizes_have_units(text: object, count: int) -> None:
 @pytest.mark.parametrize("text", ["much", "", "12 TB", "MiB", "1 2 MB", "nan", "inf"])
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     [problem] = problems_of({"pipeline": {"slab_bytes": text}})
-    assert problem.startswith(f'pipeline.slab_bytes: "{text}" is no size; write a number of bytes or, for example, "256 MiB"')
+    assert problem.startswith(
+        f'pipeline.slab_bytes: "{text}" is not a size; write a number of bytes or, for example, "256 MiB"'
+    )
 
 
 def test_a_size_below_its_least_is_refused() -> None:
     [problem] = problems_of({"pipeline": {"slab_bytes": "1 kB"}})
-    assert problem == "pipeline.slab_bytes: should be 0 or at least 1 MiB: larger images are refused (it is '1 kB')"
+    assert problem == "pipeline.slab_bytes: write 0 or at least 1 MiB; images larger than the slab are refused (it is '1 kB')"
 
 
 NOT_NUMBERS = [math.inf, -math.inf, math.nan, 1e308, -1e308, 2**63, 2**64, -(2**63) - 1, 10**400]
@@ -172,7 +174,7 @@ def test_the_keys_that_take_numbers_are_found() -> None:
 # Refusing
 
 
-def test_every_problem_is_told_with_the_file_that_has_it(tmp_path: Path) -> None:
+def test_every_problem_is_reported_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "daemon.toml"
     file.write_text('log.levle = "info"\n[[inbox]]\npath = 3\n')
     with pytest.raises(ConfigError) as caught:
@@ -188,7 +190,7 @@ def test_every_problem_is_told_with_the_file_that_has_it(tmp_path: Path) -> None
         ({"pipelin": {}}, 'pipelin: unknown key; did you mean "pipeline"?'),
         ({"inbox": [{}, {"priorty": 1}]}, 'inbox[1].priorty: unknown key; did you mean "priority"?'),
         ({"stages": {"ocr": {"bakend": "fake"}}}, 'stages.ocr.bakend: unknown key; did you mean "backend"?'),
-        ({"stages": {"orc": {}}}, 'stages.orc: there is no stage "orc" here; did you mean "ocr"?'),
+        ({"stages": {"orc": {}}}, 'stages.orc: no stage "orc" is installed; did you mean "ocr"?'),
         (
             {"pipeline": {"segment": [{"stages": ["ocr"], "device": ["cpu"], "devices": ["cpu"]}]}},
             'pipeline.segment[0].device: unknown key; did you mean "devices"?',
@@ -203,7 +205,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        ({"inbox": {"path": "inbox"}}, "inbox: each is a table of its own; write [[inbox]], in double brackets."),
+        ({"inbox": {"path": "inbox"}}, "inbox: each entry is a separate table; write [[inbox]] with double brackets."),
         ({"inbox": [{"path": 3}]}, "inbox[0].path: write a path in quotes (it is 3)"),
         ({"pipeline": {"devices": "cuda:0"}}, "pipeline.devices: write a list in square brackets (it is 'cuda:0')"),
         ({"http": 9464}, "http: write a table (it is 9464)"),
@@ -212,10 +214,11 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str
             {"pipeline": {"stages": []}},
             'pipeline.stages: this list is empty; name at least one, for example ["ocr", "yolo", "clip", "blip"].',
         ),
-        ({"inbox": []}, "inbox: this list is empty; write a [[inbox]] table, or leave the key out."),
+        ({"inbox": []}, "inbox: this list is empty; write a [[inbox]] table, or remove the key."),
         (
             {"pipeline": {"segment": [{"stages": ["ocr"]}]}},
-            'pipeline.segment[0].devices: this key is missing. Devices that hold it, for example ["cuda:0", "cuda:1"].',
+            "pipeline.segment[0].devices: this key is missing. "
+            'Devices that hold these stages, for example ["cuda:0", "cuda:1"].',
         ),
     ],
 )
@@ -223,7 +226,7 @@ def test_a_value_of_another_kind_is_refused_with_what_is_wanted(document: dict[s
     assert problems_of(document) == [problem]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     document = {
         "pipeline": {"max_attempts": 0, "mode": "fast"},
         "output": {"bin": "copy"},
@@ -295,14 +298,14 @@ def test_a_value_out_of_range_is_refused(document: dict[str, Any]) -> None:
 
 def test_what_is_no_address_and_no_name_is_refused_with_an_example() -> None:
     listen, name = problems_of({"http": {"listen": "9464"}, "inbox": [{"name": "a/b"}]})[::-1]
-    assert listen.startswith('http.listen: "9464" is no address; write a host and a port, for example "127.0.0.1:9464"')
-    assert name.startswith('inbox[0].name: "a/b" is no folder\'s name; write letters, digits, - and _')
+    assert listen.startswith('http.listen: "9464" is not an address; write a host and a port, for example "127.0.0.1:9464"')
+    assert name.startswith('inbox[0].name: "a/b" is not a valid name; write letters, digits, - and _')
 
 
 @pytest.mark.parametrize("name", ["gpu0", "cuda:x", "cuda:-1", "cuda:", "cuda:²"])
 def test_what_is_no_device_is_refused_with_an_example(name: str) -> None:
     [problem] = problems_of({"pipeline": {"devices": ["cpu", name]}})
-    assert problem.startswith(f'pipeline.devices[1]: "{name}" is no device; write "cpu", or "cuda:0" as `visiond gpus` lists')
+    assert problem.startswith(f'pipeline.devices[1]: "{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists')
 
 
 @pytest.mark.parametrize("listen", ["", "127.0.0.1:9464", "localhost:80", "[::1]:9464", "0.0.0.0:1"])
@@ -313,7 +316,7 @@ def test_an_address_is_a_host_and_a_port_or_nothing(listen: str) -> None:
 @pytest.mark.parametrize("key", ["results", "failed", "done", "bins_folder"])
 def test_an_output_folder_in_an_inbox_is_refused(key: str) -> None:
     document = {"inbox": [{"path": "drop"}], "output": {key: "drop/out"}}
-    assert problems_of(document) == [f"output.{key}: /srv/drop/out lies in the inbox /srv/drop; put it elsewhere."]
+    assert problems_of(document) == [f"output.{key}: /srv/drop/out is inside the inbox /srv/drop; choose a folder outside it."]
 
 
 def test_the_daemons_own_folders_in_an_inbox_are_refused() -> None:
@@ -326,17 +329,17 @@ def test_the_daemons_own_folders_in_an_inbox_are_refused() -> None:
 def test_results_and_failed_in_each_other_are_refused_as_a_sidecar_would_be_taken_for_a_failures_reason(failed: str) -> None:
     [problem] = problems_of({"inbox": [{"path": "/inbox"}], "output": {"results": "out", "failed": failed}})
     assert problem.startswith("output.failed: ")
-    assert "lie in each other" in problem
+    assert "contains the other" in problem
 
 
 def test_a_folder_of_the_daemons_among_the_bins_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"output\.done: .* lies in output\.bins_folder"):
+    with pytest.raises(ConfigError, match=r"output\.done: .* is inside output\.bins_folder"):
         parse({"inbox": [{"on_success": "move"}], "output": {"bins_folder": "out", "done": "out/done"}}, tmp_path)
 
 
 def test_an_inbox_among_the_bins_is_refused() -> None:
     [problem] = problems_of({"inbox": [{"path": "bins/A"}], "output": {"bins": "copy"}})
-    assert problem.startswith("output.bins_folder: the inbox /srv/bins/A lies in /srv/bins")
+    assert problem.startswith("output.bins_folder: the inbox /srv/bins/A is inside /srv/bins")
 
 
 def test_an_inbox_whose_sub_folders_are_not_watched_may_hold_them() -> None:
@@ -348,7 +351,8 @@ def test_an_inbox_whose_sub_folders_are_not_watched_may_hold_them() -> None:
 def test_a_jsonl_output_among_the_images_of_an_inbox_is_refused() -> None:
     document = {"inbox": [{"path": "drop", "recursive": False}], "output": {"results": "drop/results", "sinks": ["jsonl"]}}
     assert problems_of(document) == [
-        "output.results: /srv/drop/results.jsonl, of the sink jsonl, lies in the inbox /srv/drop; put it elsewhere."
+        "output.results: /srv/drop/results.jsonl, the file of the sink jsonl, is inside the inbox /srv/drop; "
+        "choose another place."
     ]
     document["output"] = {"results": "drop/results/deeper", "sinks": ["jsonl"]}
     parse(document, Path("/srv"))
@@ -356,13 +360,13 @@ def test_a_jsonl_output_among_the_images_of_an_inbox_is_refused() -> None:
 
 def test_inboxes_within_each_other_are_refused() -> None:
     document = {"inbox": [{"path": "drop", "name": "a"}, {"path": "drop/urgent", "name": "b"}]}
-    assert problems_of(document) == ["inbox: /srv/drop and /srv/drop/urgent lie in each other; keep one of them."]
+    assert problems_of(document) == ["inbox: one of /srv/drop and /srv/drop/urgent contains the other; keep one of them."]
 
 
 @pytest.mark.parametrize("name", ["", "cam"])
 def test_inboxes_without_names_of_their_own_are_refused_as_they_would_share_their_sidecars(name: str) -> None:
     [problem] = problems_of({"inbox": [{"path": "a"}, {"path": "b", "name": name}]})
-    assert problem == "inbox: /srv/a and /srv/b would write the same sidecars; give each a name of its own."
+    assert problem == "inbox: /srv/a and /srv/b would write the same sidecars; give each inbox its own `name`."
 
 
 @pytest.mark.parametrize(
@@ -393,14 +397,14 @@ def test_stages_run_in_their_own_order_whatever_the_file_says() -> None:
 
 def test_an_unknown_stage_is_refused_with_those_there_are() -> None:
     [problem] = problems_of({"pipeline": {"stages": ["ocr", "yodo"]}})
-    assert problem == 'pipeline.stages: there is no stage "yodo" here; did you mean "yolo"?'
+    assert problem == 'pipeline.stages: no stage "yodo" is installed; did you mean "yolo"?'
 
 
 @pytest.mark.parametrize("held", [[["ocr", "yolo"], ["blip"]], [["clip", "blip"], ["ocr", "yolo"]], [["ocr"] * 2, ["yolo"]]])
 def test_segments_must_hold_every_stage_once_and_in_order(held: list[list[str]]) -> None:
     tables = [{"stages": stages, "devices": ["cpu"]} for stages in held]
     [problem] = problems_of({"pipeline": {"segment": tables}})
-    assert problem.endswith("together and in order they must be ocr, yolo, clip, blip.")
+    assert problem.endswith("together and in this order they must have ocr, yolo, clip, blip.")
 
 
 def test_segments_fit_the_stages_that_are_asked_for() -> None:
@@ -434,3 +438,25 @@ def test_a_priority_beyond_all_bounds_is_refused_by_name(priority: int) -> None:
 def test_a_number_that_is_none_is_refused_by_name(key: str, number: float) -> None:
     with pytest.raises(ConfigError, match=rf"pipeline\.{key}: "):
         parse({"pipeline": {key: number}}, Path("/srv"))
+
+
+def test_without_its_missing_stages_a_configuration_is_as_if_they_were_not_named(tmp_path: Path) -> None:
+    file, warnings = tmp_path / "daemon.toml", list[str]()
+    file.write_text(
+        '[pipeline]\nstages = ["ocr", "quality"]\n[[pipeline.segment]]\nstages = ["ocr", "quality"]\ndevices = ["cpu"]\n'
+    )
+    with pytest.raises(ConfigError, match='no stage "quality" is installed'):
+        load(file)
+    config = load(file, warn=warnings.append)
+    assert (config.stage_names, [table.stages for table in config.pipeline.segment]) == (["ocr"], [["ocr"]])
+    assert len(warnings) == 1
+    for other in ('[pipeline]\nstages = "quality"\n', "[pipeline]\nstages = [3]\n", "stages = 3\n", "pipeline = 3\n"):
+        file.write_text(other)
+        with pytest.raises(ConfigError):
+            load(file, warn=warnings.append)
+    assert len(warnings) == 1
+
+
+def test_a_configuration_whose_only_stage_is_missing_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "daemon.toml").write_text('[pipeline]\nstages = ["quality"]\n[stages.quality]\nbackend = "torch"\n')
+    assert load(tmp_path / "daemon.toml", warn=lambda _: None).stage_names == ["ocr", "yolo", "clip", "blip"]

@@ -22,7 +22,7 @@ def snapshot(*workers: WorkerState) -> Snapshot:
     [
         ([worker("loading", 0)], "loading models: ocr, yolo, clip, blip to go"),
         ([worker("loading", 2)], "loading models: ocr, yolo loaded; clip, blip to go"),
-        ([worker("loading", 4)], "loading models: ocr, yolo, clip, blip loaded; trying them out"),
+        ([worker("loading", 4)], "loading models: ocr, yolo, clip, blip loaded; first test run"),
         (
             [worker("loading", 3), worker("loading", 1)],
             "loading models: 0 of 2 workers ready; ocr loaded; yolo, clip, blip to go",

@@ -98,9 +98,9 @@ def test_what_has_no_file_any_more_or_another_one_stays_as_it_is_and_is_counted(
     printed, left = redo(place, "--all")
     assert printed == "1 image pending again\n"
     assert sorted(left.splitlines()) == [
-        "1 image left as before: their file is no longer the one that was annotated.",
-        "2 images left as before: their file is gone.",
-        "2 images left as before: their inbox is not in the configuration.",
+        "1 image not queued: their file is no longer the one that was annotated.",
+        "2 images not queued: their file is gone.",
+        "2 images not queued: their inbox is not in the configuration.",
     ]
     assert counts_of(place) == {"DONE": 5, "PENDING": 1}
 
@@ -210,9 +210,9 @@ def test_a_rebuilt_ledger_annotates_what_it_found_where_it_lies(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "status", "word"),
     [
-        ([], os.EX_USAGE, "exactly one of these"),
-        (["--all", "--stale"], os.EX_USAGE, "exactly one of these"),
-        (["no such"], os.EX_NOINPUT, "knows no image"),
+        ([], os.EX_USAGE, "exactly one of"),
+        (["--all", "--stale"], os.EX_USAGE, "exactly one of"),
+        (["no such"], os.EX_NOINPUT, "There is no image"),
         (["broken.jpg"], os.EX_NOINPUT, "is FAILED, not DONE"),
     ],
 )

@@ -61,7 +61,7 @@ def test_lines_are_written_in_their_order(outlet: Outlet, out: Lines) -> None:
     assert outlet.written == b"".join(numbered(500))
 
 
-def test_what_nobody_reads_is_dropped_and_counted_and_the_log_says_so_where_the_gap_is(outlet: Outlet, out: Lines) -> None:
+def test_lines_that_nobody_reads_are_dropped_counted_and_reported_at_the_gap(outlet: Outlet, out: Lines) -> None:
     before, every = lines.dropped(), numbered(2 * lines.MOST_BYTES // 256)
     for line in every:
         out.put(line)  # it does not wait
@@ -93,7 +93,7 @@ def test_a_stream_that_is_broken_for_good_costs_its_lines_alone(outlet: Outlet, 
     assert b'"lines": 10' in outlet.written
 
 
-def test_the_end_waits_for_a_reader_no_longer_than_it_says(outlet: Outlet, out: Lines) -> None:
+def test_the_end_waits_for_a_reader_only_as_long_as_promised(outlet: Outlet, out: Lines) -> None:
     out.put(b"one\n")
     assert not out.drain(0.01)
 

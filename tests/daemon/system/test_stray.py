@@ -64,7 +64,7 @@ def test_every_line_of_a_json_log_is_one_object_whoever_printed_it(place: Place)
     assert "ZeroDivisionError" in thread["exception"]
 
 
-def test_a_defect_of_the_daemon_is_one_line_with_its_traceback_and_a_status_of_its_own(place: Place) -> None:
+def test_a_bug_in_the_daemon_is_one_line_with_its_traceback_and_its_own_exit_status(place: Place) -> None:
     run = place.run_once(prefix=["env", f"PYTHONPATH={place.folder}", "DEFECT=1"])
     assert run.returncode == os.EX_SOFTWARE
     last = lines(run.stderr)[-1]

@@ -30,7 +30,7 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         yield server
 
 
-def test_systemd_hears_each_state_in_a_datagram_of_its_own(systemd: socket.socket) -> None:
+def test_systemd_gets_each_state_in_a_separate_datagram(systemd: socket.socket) -> None:
     notifier = Notifier()
     notifier.ready()
     notifier.status("1 done, ü")
@@ -40,12 +40,12 @@ def test_systemd_hears_each_state_in_a_datagram_of_its_own(systemd: socket.socke
     assert said == ["READY=1", "STATUS=1 done, ü", "WATCHDOG=1", "STOPPING=1"]
 
 
-def test_a_status_is_one_line_and_says_nothing_else(systemd: socket.socket) -> None:
+def test_a_status_is_one_line_and_contains_nothing_else(systemd: socket.socket) -> None:
     Notifier().status("paused: disk full\nSTOPPING=1")
     assert systemd.recv(4096) == b"STATUS=paused: disk full STOPPING=1"
 
 
-def test_without_systemd_nothing_is_said() -> None:
+def test_without_systemd_nothing_is_sent() -> None:
     notifier = Notifier()
     notifier.ready()
     assert notifier.watchdog_seconds is None

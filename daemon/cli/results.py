@@ -1,0 +1,191 @@
+"""The commands that show results: `visiond status`, `list`, `show` and `export`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from daemon.cli.display import (
+    console,
+    errors,
+    print_chores,
+    print_failed_hint,
+    print_json,
+    print_listing,
+    print_notices,
+    print_sinks,
+    print_table,
+    print_unread,
+    printable,
+    show_record,
+)
+from daemon.cli.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, read_config
+from daemon.hints import quantity
+from daemon.jobs import JobStatus
+from daemon.ledger.soundness import MOST
+from daemon.monitoring.notices import list_notices
+
+
+class Format(StrEnum):
+    csv = "csv"
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+class State(StrEnum):
+    pending = "pending"
+    done = "done"
+    failed = "failed"
+    skipped = "skipped"
+    gone = "gone"
+
+
+def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show counts, rate, remaining time and workers.
+
+    The figures come from the running daemon or, if none is running, from
+    the ledger.
+
+    Examples:
+      visiond status
+      visiond status --json
+    """
+    from daemon import control
+
+    snapshot = control.find_status(read_config(config, reads_only=True))
+    if as_json:
+        print_json(snapshot)
+        return
+    console.print(snapshot.sentence())
+    if snapshot.failed:
+        print_failed_hint()
+    if snapshot.unread:
+        print_unread(snapshot)
+    for line in list_notices(snapshot.notices.items()):
+        console.print(f"[yellow]{printable(line)}[/yellow]")
+    if snapshot.workers:
+        print_table(
+            ("worker", "device", "state", "batches", "last problem"),
+            ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
+        )
+    if snapshot.sinks:
+        print_sinks(snapshot.sinks)
+    if tried := [chore for chore in snapshot.upkeep if chore.tried_at]:
+        print_chores(tried)
+
+
+def list_images(
+    status: Annotated[
+        State | None, typer.Option("--status", "-s", case_sensitive=False, help="List only files in this state.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="List at most N files.")] = 50,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List files with their state, and their bin or the reason for a failure.
+
+    The newest files come first. The state is that of a file's newest
+    version. When the output is piped: one line per file with number, state,
+    file, and bin or reason, separated by tabs.
+
+    Examples:
+      visiond list --status failed
+      visiond list --limit 1000 --json
+    """
+    from daemon import control
+
+    with control.open_reader(read_config(config, reads_only=True)) as reader:
+        records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
+    if as_json:
+        print_json([record.document() | {"location": record.location.decode(errors="replace")} for record in records])
+        return
+    print_listing(
+        ("id", "state", "file", "bin or reason"),
+        ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
+    )
+    print_notices((model.stage, model.notice) for record in records for model in record.models)
+    if len(records) == limit:
+        errors.print(f"Only the newest {limit} files are listed; --limit N lists more.")
+
+
+def show(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help=IMAGE_HELP)],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything known about one image.
+
+    That is: texts, objects, tags and caption, the criteria of its bin, and
+    the time of each stage; for a failed image the reason. --json prints the
+    sidecar.
+
+    Examples:
+      visiond show inbox/a.jpg
+      visiond show 17 --json
+    """
+    from daemon import control
+
+    with control.open_reader(read_config(config, reads_only=True)) as reader:
+        record = control.find_whole(reader, image)
+    if as_json:
+        sys.stdout.buffer.write(record.sidecar)
+    else:
+        show_record(record)
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, or - for standard output.")],
+    format: Annotated[
+        Format | None, typer.Option("--format", "-f", help="Default: taken from the suffix of FILE; csv for standard output.")
+    ] = None,
+    bin: Annotated[str, typer.Option("--bin", metavar="BIN", help="Export only images of this bin.")] = "",
+    ratio: Annotated[
+        str,
+        typer.Option(
+            "--ratio",
+            metavar="SHARES",
+            help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
+        ),
+    ] = "",
+    force: ForceOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Write all results to one file, one row per image.
+
+    csv has counts, texts, labels, captions and bins; parquet also has boxes,
+    scores and embeddings; jsonl has the complete sidecars. A file has one
+    row, that of its newest version, if that is DONE. docs/results.md
+    describes each column.
+
+    Examples:
+      visiond export results.csv
+      visiond export --format jsonl -
+      visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
+    """
+    from daemon import control
+    from daemon.cli.progress import Progress
+    from daemon.ledger.files import STDOUT
+    from daemon.results.export import export_records, format_of, parse_ratio
+
+    chosen = format.value if format else format_of(file)
+    with control.open_reader(read_config(config, reads_only=True)) as reader, Progress("rows") as progress:
+        written = export_records(
+            reader,
+            file,
+            chosen,
+            bin,
+            parse_ratio(ratio),
+            progress.step,
+            force=force,
+            warn=lambda text: errors.print(printable(text)),
+        )
+        left_out = sum(reader.bin_counts().values()) - written if ratio else 0
+    if file != STDOUT:
+        print(f"{quantity(written, 'image')} in {file}")
+    if ratio:
+        errors.print(f"{quantity(left_out, 'image')} left out to keep the shares.")

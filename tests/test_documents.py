@@ -1,0 +1,34 @@
+"""Links in the documents lead somewhere: files exist, and so do the headings that links name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors_of(document: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
+    for link in LINK.findall(document.read_text()):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        assert target.exists(), f"{document.name}: {link}"
+        assert not anchor or anchor in anchors_of(target), f"{document.name}: {link}"
+
+
+def test_the_glossary_is_linked_from_the_readme_and_for_contributors() -> None:
+    assert len(DOCUMENTS) > 10
+    assert all("docs/glossary.md" in LINK.findall((ROOT / name).read_text()) for name in ("README.md", "CONTRIBUTING.md"))
