@@ -136,14 +136,28 @@ class Server(uvicorn.Server):
             except OSError:  # no descriptor is left
                 await anyio.sleep(ACCEPT_SECONDS)
             else:
-                is_scarce = self._is_scarce(client)
-                if is_scarce and not self._make_room():
-                    client.close()
-                else:
+                if placed := await self._place(client):
                     self._arriving += 1
-                    tasks.start_soon(self._welcome, client)
-                if is_scarce:  # the client that was closed may reconnect at once
-                    await anyio.sleep(SCARCE_SECONDS)
+                    tasks.start_soon(self._welcome, placed)
+
+    async def _place(self, client: socket.socket) -> socket.socket | None:
+        """The client, if it does not take a descriptor from the work; if it would, in the place of another one. If that is not
+        possible either, it is closed: None."""
+        if self._may_stay(client):
+            return client
+        with client:
+            self._end_longest_handshake() or Connection.let_go()
+            await anyio.sleep(SCARCE_SECONDS)  # until that one is closed, and because it may reconnect at once
+            with contextlib.suppress(OSError):
+                moved = client.dup()  # to the lowest number that is free, or numbers in between would fill up behind it
+                if self._may_stay(moved):
+                    return moved
+                moved.close()
+        return None
+
+    def _may_stay(self, client: socket.socket) -> bool:
+        few = len(self.server_state.connections) + self._arriving < LEAST_CONNECTIONS
+        return not self._is_scarce(client) or few
 
     def _is_scarce(self, client: socket.socket) -> bool:
         """Whether this client uses a descriptor that is reserved for the work. The kernel gives the lowest free number: a high
@@ -155,12 +169,6 @@ class Server(uvicorn.Server):
             self._warned_at = time.monotonic()
             log.warning("HTTP clients are refused, to keep file descriptors for the work", limit=most, fix=RAISE)
         return True
-
-    def _make_room(self) -> bool:
-        """Whether one more client may connect, if necessary instead of another."""
-        if len(self.server_state.connections) + self._arriving < LEAST_CONNECTIONS:
-            return True
-        return self._end_longest_handshake() or Connection.let_go()
 
     async def _welcome(self, client: socket.socket) -> None:
         """Connect a client. A failed handshake is ignored. If there are too many, the longest one is stopped."""

@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 
 from tests.daemon_process import Daemon, Place, wait_for
+from tests.faults import scarce
 
 FILES = resource.RLIMIT_NOFILE
 
@@ -37,3 +38,8 @@ def test_without_descriptors_it_waits_tells_the_cause_and_the_mend_and_goes_on(t
         daemon.wait_idle(5)
         wait_for(lambda: daemon.get("/readyz") == (200, {"ready": True, "problems": []}), "the next scan of its inbox")
     place.assert_kept(DONE=5)
+
+
+def test_clients_that_reconnect_all_the_time_take_no_descriptor_from_the_work(tmp_path: Path) -> None:
+    found = scarce.work_with_few_files(tmp_path / "place", 64, 2_000)
+    assert found == scarce.Scarce(done=2_000, pauses=0, named=True, healthy=True)

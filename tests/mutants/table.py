@@ -1622,8 +1622,8 @@ PAGES = [
         "reserved-descriptors",
         "clients do not take the descriptors that the work needs",
         "daemon/web/connections.py",
-        "if is_scarce and not self._make_room():",
-        "if False:",
+        "if self._may_stay(client):",
+        "if True:",
         ("daemon/web/test_connections.py::test_where_descriptors_are_few_who_has_waited_longest_makes_room",),
     ),
     Mutant(
