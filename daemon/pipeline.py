@@ -52,6 +52,7 @@ class Pipeline:
         metrics: Metrics,
         *,
         outbox: Outbox | None = None,
+        retry: Retry | None = None,
         reuse_results: bool = True,
     ) -> None:
         self.ledger = ledger
@@ -59,7 +60,7 @@ class Pipeline:
         self.stations = list(stations)
         self.metrics = metrics
         self.in_flight: dict[int, Job] = {}
-        self.retry = Retry()
+        self.retry = retry or Retry()
         self.outbox = outbox or Outbox()
         self.publisher = Publisher(ledger, destinations, self.outbox, self.retry, self._is_busy, metrics.counts.damaged)
         self._judge = judge

@@ -40,7 +40,7 @@ from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
 from daemon.stations.station import Station
 from daemon.system import lines, signals
-from daemon.system.retry import Hurried
+from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
@@ -156,8 +156,9 @@ class Service:
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
             destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
+            retry = Retry()
             longest = {number: destination.longest_path for number, destination in destinations.items()}
-            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest)
+            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest, retry)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
             outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.damaged)
             judge = judge_of(config, {number: destination.inbox for number, destination in destinations.items()})
@@ -170,6 +171,7 @@ class Service:
                 destinations,
                 metrics,
                 outbox=outbox,
+                retry=retry,
                 reuse_results=config.pipeline.reuse_results,
             )
             self.counts.begin(await to_thread.run_sync(reader.counts))

@@ -29,6 +29,7 @@ from daemon.jobs import File, Version
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import ANSWER_SECONDS, is_network_mount
+from daemon.system.retry import Retry
 from daemon.system.scarcity import cause_of
 
 log = structlog.get_logger()
@@ -136,12 +137,14 @@ class Watcher:
         rescan_seconds: float,
         metrics: Metrics,
         longest: Mapping[int, int] | None = None,
+        retry: Retry | None = None,
     ) -> None:
-        """longest: by inbox, how many bytes the path of a file in it may have."""
+        """retry: for reading the ledger. longest: by inbox, how many bytes the path of a file in it may have."""
         self._folders = [_open_folder(number, inbox) for number, inbox in inboxes.items()]
         for folder in self._folders:
             folder.longest = (longest or {}).get(folder.number, folder.longest)
         self._reader = reader
+        self._retry = retry or Retry()
         self._rescan_seconds = rescan_seconds
         self._metrics = metrics
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
@@ -246,7 +249,8 @@ class Watcher:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit
         chunks = self._walk(folder, subtree)
-        while (files := await folder.in_thread(next, chunks, None)) is not None:
+        while (found := await folder.in_thread(next, chunks, None)) is not None:
+            files = await self._retry.in_thread("ledger", self._unknown, folder, found)
             whole = self._whole(folder, [(file, False) for file in files])
             if whole and not first and not subtree:
                 self._metrics.reconcile_found.inc(len(whole))
@@ -261,7 +265,7 @@ class Watcher:
             self._metrics.scan_seconds.observe(folder.scan_seconds)
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
-        """Files that the ledger does not know, in chunks. No chunk takes long; otherwise many folders without files would look
+        """All files, in chunks. No chunk takes long; otherwise many folders without files would look
         like a dead mount. Runs in a thread."""
         found: list[File] = []
         yielded_at = time.monotonic()
@@ -272,11 +276,12 @@ class Watcher:
             if entry:
                 found.append(_file(folder.number, *entry))
             if len(found) >= CHUNK or time.monotonic() > yielded_at + CHUNK_SECONDS:
-                yield self._unknown(folder, found)
+                yield found
                 found, yielded_at = [], time.monotonic()
-        yield self._unknown(folder, found)
+        yield found
 
     def _unknown(self, folder: Folder, files: list[File]) -> list[File]:
+        """Those that the ledger does not know. Runs in a thread. Raises LedgerUnusable."""
         known = self._reader.versions(folder.number, [file.path for file in files])
         return [file for file in files if (file.path, file.version) not in known]
 
@@ -360,7 +365,8 @@ class Watcher:
         paths = {hint.path for hint in hints}
         if not paths:
             return
-        files = await folder.in_thread(self._read_versions, folder, paths)
+        found = await folder.in_thread(self._read_versions, folder, paths)
+        files = await self._retry.in_thread("ledger", self._unknown, folder, found)
         for path in paths - {file.path for file in files}:
             folder.settling.forget(path)
         if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
@@ -369,9 +375,9 @@ class Watcher:
             folder.wake.set()  # `_rescan` has to compute its next scan again
 
     def _read_versions(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
-        """The present version of each file, if the ledger does not know it. Runs in a thread."""
+        """The present version of each file that is there. Runs in a thread."""
         found = [(path, status) for path in paths if len(path) <= folder.longest and (status := _status_of(folder, path))]
-        return self._unknown(folder, [_file(folder.number, path, status) for path, status in found])
+        return [_file(folder.number, path, status) for path, status in found]
 
     def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
         now, clock = time.monotonic(), time.time()

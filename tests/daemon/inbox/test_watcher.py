@@ -19,6 +19,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.config.sections import Inbox
+from daemon.errors import LedgerUnusable
 from daemon.inbox import watcher as watching
 from daemon.inbox.settle import Patience, Settling
 from daemon.inbox.watcher import Watcher
@@ -330,6 +331,25 @@ async def test_more_unsettled_files_than_there_is_room_for_are_found_when_it_loo
     with contextlib.closing(Reader(ledger.path)) as reader, anyio.fail_after(PATIENCE):
         await Watcher({1: Inbox(path=inbox, watch=watch_by)}, reader, NEVER, found.metrics).run(found.admit, once=True)
     assert sorted(found.paths) == sorted(map(os.fsencode, unsettled))
+
+
+async def test_a_ledger_that_cannot_be_read_for_a_moment_is_read_again(
+    inbox: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, failures = Found(inbox, ledger), iter([LedgerUnusable("too few file descriptors")])
+    found.write("a.jpg")
+    monkeypatch.setattr("daemon.system.retry.PAUSE_SECONDS", 0)
+    with contextlib.closing(Reader(ledger.path)) as reader, anyio.fail_after(PATIENCE):
+        read = reader.versions
+
+        def fail_once(*arguments: Any) -> Any:
+            for failure in failures:
+                raise failure
+            return read(*arguments)
+
+        monkeypatch.setattr(reader, "versions", fail_once)
+        await Watcher({1: Inbox(path=inbox, settle_seconds=0)}, reader, NEVER, found.metrics).run(found.admit, once=True)
+    assert found.paths == [b"a.jpg"]
 
 
 async def test_a_file_that_never_settles_does_not_keep_those_out_that_had_no_room(
