@@ -6,25 +6,21 @@ inbox is scanned every `rescan_seconds`, and files that the ledger does not know
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
-import re
 import stat
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import anyio
 import structlog
-from anyio import to_thread
 from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
-from daemon.inbox.settle import Patience, Settling
-from daemon.inbox.walk import LONGEST_PATH, Unread, Walk, compile_ignored
+from daemon.inbox.folder import Folder, Hint, open_folder
+from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import File, Version
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
@@ -36,92 +32,10 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 CHUNK, CHUNK_SECONDS = 512, 1.0  # files for one query of the ledger; the longest time for collecting them
-THREADS = 2  # per inbox, so that a dead mount does not use up the threads of all inboxes
-HINTS = 65_536  # events that wait; more are dropped, and a scan finds their files
-UNSETTLED = 20_000  # files that wait until they are whole; more are left to a scan that follows soon
 POLL_SECONDS = 5.0  # between scans where there are no events
-SILENT_SECONDS = 30.0  # that any call after the first may take
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 
 _EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB | Mask.ONLYDIR
-
-
-class Hint(NamedTuple):
-    """This file has changed."""
-
-    path: bytes
-    renamed: bool = False
-
-
-@dataclass(slots=True)
-class Folder:
-    """An inbox as the watcher sees it. `number` is its number in the ledger. Each has its own tasks and threads, so that a
-    mount that does not answer delays no other inbox."""
-
-    number: int
-    settings: Inbox
-    root: bytes
-    ignored: re.Pattern[bytes]
-    polls: bool = False
-    has_answered: bool = False  # at least once
-    longest: int = LONGEST_PATH  # bytes of a file's path in it
-    unread: Unread = field(init=False)  # folders in it that cannot be read
-    trouble: str = ""  # why it cannot be read
-    given_up: str = ""  # why the watcher no longer waits for it
-    scanned_at: float = 0.0  # monotonic
-    scan_seconds: float = 0.0
-    wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan now
-    wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
-    hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
-    settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
-    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
-    calls: list[float] = field(default_factory=list)  # when each call that still runs in a thread began (monotonic)
-
-    def __post_init__(self) -> None:
-        self.unread = Unread(self.root)
-
-    @property
-    def label(self) -> str:
-        """Its name in the metrics."""
-        return self.settings.name or str(self.number)
-
-    @property
-    def patience(self) -> Patience:
-        return Patience(self.settings.settle_seconds, trusts_clock=not self.polls)
-
-    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function that reads the folder, in a thread: it may never return."""
-        started = time.monotonic()
-        self.calls.append(started)
-        try:
-            answer = await to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=self.threads)
-            self.has_answered = True
-            return answer
-        finally:
-            self.calls.remove(started)
-
-    def silent_seconds(self) -> float:
-        """How long it has not answered, if that is too long; else 0."""
-        waited = time.monotonic() - min(self.calls, default=time.monotonic())
-        return waited if waited > (SILENT_SECONDS if self.has_answered else ANSWER_SECONDS) else 0.0
-
-    def want_scan(self, subtree: bytes = b"") -> None:
-        self.wanted.add(subtree)
-        self.wake.set()
-
-    def push(self, hint: Hint) -> None:
-        try:
-            self.hints.put_nowait(hint)
-        except asyncio.QueueFull:
-            self.want_scan()
-
-    def problem(self) -> str:
-        """Why no files are found in it at present; else empty."""
-        if self.given_up:
-            return self.given_up
-        if silent := self.silent_seconds():
-            return f"inbox {self.settings.path} has not answered for {silent:.0f} s; is its mount dead?"
-        return f"inbox {self.settings.path} cannot be read: {self.trouble}" if self.trouble else ""
 
 
 Admit = Callable[[list[File]], Awaitable[None]]
@@ -140,7 +54,7 @@ class Watcher:
         retry: Retry | None = None,
     ) -> None:
         """retry: for reading the ledger. longest: by inbox, how many bytes the path of a file in it may have."""
-        self._folders = [_open_folder(number, inbox) for number, inbox in inboxes.items()]
+        self._folders = [open_folder(number, inbox) for number, inbox in inboxes.items()]
         for folder in self._folders:
             folder.longest = (longest or {}).get(folder.number, folder.longest)
         self._reader = reader
@@ -382,10 +296,6 @@ class Watcher:
     def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
         now, clock = time.monotonic(), time.time()
         return [file for file, renamed in found if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)]
-
-
-def _open_folder(number: int, inbox: Inbox) -> Folder:
-    return Folder(number, inbox, os.fsencode(inbox.path), compile_ignored(inbox.ignore), polls=inbox.watch == "poll")
 
 
 def _due(folder: Folder) -> list[Hint]:

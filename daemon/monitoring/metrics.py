@@ -83,6 +83,15 @@ class Metrics:
         self.stage_seconds = histogram("visiond_stage_duration_seconds", "Time of a stage for one batch.", ["stage"])
         self.stage_images = counter("visiond_stage_images", "Images processed by a stage.", ["stage"])
         self.commit_seconds = histogram("visiond_ledger_commit_seconds", "Duration of a transaction of the ledger.")
+        self.paused = gauge("visiond_paused", "1 while results cannot be written.")
+        self._open_upkeep_and_sinks()
+        self._open_workers()
+        self._begin_at_zero()
+        registry.register(_Process())
+        registry.register(_Gpus())
+
+    def _open_upkeep_and_sinks(self) -> None:
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.upkeep_success = gauge(
             "visiond_upkeep_last_success_timestamp_seconds", "When an upkeep task last succeeded; 0: never.", ["task"]
         )
@@ -91,8 +100,9 @@ class Metrics:
         self.sink_success = gauge(
             "visiond_sink_last_success_timestamp_seconds", "When a sink last took records; 0: never.", ["sink"]
         )
-        self.paused = gauge("visiond_paused", "1 while results cannot be written.")
 
+    def _open_workers(self) -> None:
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
         self.workers_sharing = gauge("visiond_workers_sharing", "Workers that share their GPU by MPS.", ["segment"])
         self.worker_restarts = counter("visiond_worker_restarts", "Workers that were replaced.", ["device", "reason"])
@@ -105,10 +115,6 @@ class Metrics:
             "visiond_stage_notice_info", "1 if a stage's weights have a notice of this kind.", ["stage", "notice"]
         )
         self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
-
-        self._begin_at_zero()
-        registry.register(_Process())
-        registry.register(_Gpus())
 
     def _begin_at_zero(self) -> None:
         """Create all series at 0; otherwise `rate` and `increase` miss the first event. `begin_segment` creates those of a

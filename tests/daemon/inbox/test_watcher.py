@@ -273,7 +273,7 @@ async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> N
 
 
 async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "HINTS", 3)
+    monkeypatch.setattr("daemon.inbox.folder.HINTS", 3)
     names = [f"{number}.jpg" for number in range(300)]
     async with watch() as found:
         for name in names:
@@ -284,7 +284,7 @@ async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monk
 @pytest.fixture
 def unsettled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Files of which only a few can be waited for at a time; all have to be."""
-    monkeypatch.setattr(watching, "UNSETTLED", 4)
+    monkeypatch.setattr("daemon.inbox.folder.UNSETTLED", 4)
     monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(SETTLE_SECONDS, trusts_clock=False)))
     return [f"{number}.jpg" for number in range(11)]
 
@@ -417,7 +417,7 @@ async def test_an_inbox_that_does_not_answer_delays_no_other_and_is_reported(
         return scan(path)
 
     monkeypatch.setattr(watching.os, "scandir", hang)
-    monkeypatch.setattr(watching, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("daemon.inbox.folder.SILENT_SECONDS", 0.2)
     async with contextlib.AsyncExitStack() as stack:
         ledger = Ledger(tmp_path / "ledger.sqlite")
         stack.callback(ledger.close)
