@@ -86,12 +86,12 @@ def test_the_picture_can_be_looked_at(folder: Path) -> None:
 def test_a_job_too_small_for_its_samples_is_refused(tmp_path: Path) -> None:
     refused = run_bench(tmp_path, "--count", "10", "--sample", "10", "--single", "2")
     assert refused.returncode == 64
-    assert "--count must be 11 or more" in refused.stderr
+    assert "at least 11;" in refused.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     refused = run_bench(tmp_path, "--json", str(tmp_path / "missing" / "bench.json"))
     assert refused.returncode == 64
-    assert "cannot be written" in refused.stderr
+    assert "cannot write" in refused.stderr
     assert list(tmp_path.iterdir()) == []

@@ -199,7 +199,7 @@ def test_a_ledger_that_cannot_be_opened_for_want_of_descriptors_says_so(tmp_path
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        with pytest.raises(LedgerUnusable, match=r"may open no more files at once.*LimitNOFILE") as caught:
+        with pytest.raises(LedgerUnusable, match=r"cannot open more files.*LimitNOFILE") as caught:
             schema.connect(tmp_path / "ledger.sqlite")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
