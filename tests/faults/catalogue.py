@@ -233,7 +233,7 @@ def set_the_clock(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def starve_of_files(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    limits = [64 + 32 * step for step in range(sizes["limits"])]  # with more, fewer clients than there is room for may wait
+    limits = [64 + 32 * step for step in range(sizes["limits"])]  # with more, HTTP's limit on waiting clients applies first
     found = {limit: scarce.work_with_few_files(folder / str(limit), limit, sizes["images"]) for limit in limits}
     done, pauses = sum(f.done for f in found.values()), sum(f.pauses for f in found.values())
     text = f"limits {', '.join(map(str, limits))}: {done} images DONE beside {scarce.CLIENTS} clients, {pauses} pauses"
