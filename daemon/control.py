@@ -70,7 +70,7 @@ def run(
         with written_aside():
             set_up_log(config.log.level, config.log.format)
             catch()
-            work = partial(run_service, config, once=once, limit=limit, show=show)
+            work = partial(run_service, config, once=once, limit=limit, show=show, ends_process=True)
             with lock_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})
 

@@ -68,6 +68,13 @@ class Admitted(NamedTuple):
     results_kept: int = 0  # older versions that waited for a redo; they keep their results and are DONE
 
 
+class Change(NamedTuple):
+    """What an image was, and what it is now."""
+
+    before: JobStatus
+    after: JobStatus
+
+
 class Extent(NamedTuple):
     """A range of the slab, in bytes."""
 

@@ -11,6 +11,7 @@ PENDING in the ledger until its station has finished it; what a crash interrupts
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ class Pipeline:
         self.in_flight: dict[int, Job] = {}
         self.retry = retry or Retry()
         self.outbox = outbox or Outbox()
-        self.publisher = Publisher(ledger, destinations, self.outbox, self.retry, self._is_busy, metrics.counts.damaged)
+        self.publisher = Publisher(ledger, destinations, self.outbox, self.retry, self._is_busy, metrics.counts.changed)
         self._judge = judge
         self._reuse_results = reuse_results
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
@@ -104,12 +105,15 @@ class Pipeline:
         """Why some images wait while the others go on: inboxes that cannot be read, or sources that cannot be moved."""
         return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
-    def drain(self) -> None:
-        """Take no more images, and release those that wait for a worker. `run` returns when the rest is finished."""
+    def drain(self, seconds: float = math.inf) -> None:
+        """Take no more images, and release those that wait for a worker. `run` returns when the rest is finished.
+
+        seconds: the time for that. The sinks get half of it at most.
+        """
         self._draining = self.retry.hurried = True
         self._watching.cancel()
         self._admitted.set()
-        self.outbox.drain()
+        self.outbox.drain(seconds / 2)
         for station in self.stations:
             station.drain()
 

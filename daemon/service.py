@@ -112,7 +112,6 @@ class Service:
     def _check_complete(self, pipeline: Pipeline) -> None:
         """Raises InboxUnreadable, InboxUnwritable when some files could not be done."""
         if problems := pipeline.watcher.held_back() + pipeline.absences.held_back():
-            leave_within(LEAVE_SECONDS, InboxUnreadable.exit_status)
             raise InboxUnreadable(f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes())
         if unread := pipeline.watcher.unread():
             lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
@@ -122,7 +121,6 @@ class Service:
             fix = f"Its result is written. When that is fixed, `{command('run', '--once')}` does the rest."
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
         if problems := pipeline.outbox.problems():
-            leave_within(LEAVE_SECONDS, SinkBehind.exit_status)
             fix = f"All results and sidecars are written. When that is fixed, `{command('run', '--once')}` delivers the rest."
             raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
@@ -160,7 +158,7 @@ class Service:
             longest = {number: destination.longest_path for number, destination in destinations.items()}
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest, retry)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
-            outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.damaged)
+            outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.changed)
             judge = judge_of(config, {number: destination.inbox for number, destination in destinations.items()})
             station = Station(slab, lanes, judge, destinations, metrics)
             pipeline = Pipeline(
@@ -200,7 +198,7 @@ class Service:
         if status.upkeep:
             status.upkeep.leave()
         if self.loaded:  # if not, the images in flight wait for models that never come
-            pipeline.drain()
+            pipeline.drain(self.config.pipeline.drain_seconds)
             with anyio.move_on_after(self.config.pipeline.drain_seconds):
                 while (
                     await orders.get() == signal.SIGHUP
@@ -229,10 +227,12 @@ class Service:
         return not idle and time.monotonic() - pipeline.progressed_at > patience
 
 
-def leave_within(seconds: float, status: int = os.EX_OK) -> None:
+def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
     """End the process after this time, even if a thread hangs in a system call, for example on a dead mount."""
 
     def leave() -> None:
+        if why:
+            log.error(why)
         log.warning("a thread hangs in a system call, perhaps on a dead mount; the daemon exits without it; nothing is lost")
         lines.drain()
         os._exit(status)
@@ -242,20 +242,21 @@ def leave_within(seconds: float, status: int = os.EX_OK) -> None:
     timer.start()
 
 
-async def run_service(config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None) -> Counter[JobStatus]:
+async def run_service(
+    config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None, ends_process: bool = False
+) -> Counter[JobStatus]:
     """Run the daemon. Returns how many images reached which state in this run, and how many are PENDING.
 
+    ends_process: after an error the process ends soon, even if a thread of it hangs, as one of a sink on a dead mount.
     Raises VisiondError; errors are taken out of the groups that task groups put them in.
     """
     service = Service(config, once=once, limit=limit, show=show)
     try:
-        await service.run()
-    except BaseExceptionGroup as group:
-        _, rest = group.split(Hurried)
-        if rest is not None:
-            error = next(leaves(rest))
-            raise error from (None if isinstance(error, VisiondError) else group)
-        log.warning("stopped before the drain was finished; images in flight stay pending")
+        await _run_to_its_end(service)
+    except Exception as error:
+        if ends_process:
+            leave_within(LEAVE_SECONDS, getattr(error, "exit_status", os.EX_SOFTWARE), str(error))
+        raise
     outcomes = service.counts.outcomes()
     pending = outcomes[JobStatus.PENDING]
     found_all = service.pipeline is not None and service.pipeline.found_all
@@ -265,6 +266,18 @@ async def run_service(config: Config, *, once: bool = False, limit: int = 0, sho
         text = f"Stopped: {left}; `{command('run', '--once')}` does the rest."
         raise Unfinished(text, outcomes, service.stopped_by)
     return outcomes
+
+
+async def _run_to_its_end(service: Service) -> None:
+    """Raises VisiondError."""
+    try:
+        await service.run()
+    except BaseExceptionGroup as group:
+        _, rest = group.split(Hurried)
+        if rest is not None:
+            error = next(leaves(rest))
+            raise error from (None if isinstance(error, VisiondError) else group)
+        log.warning("stopped before the drain was finished; images in flight stay pending")
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

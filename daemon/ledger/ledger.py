@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
+from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed
 from daemon.ledger import identity, outbox
 from daemon.ledger.records import BUILT_IN_KEYS, Model, Record, assemble
 from daemon.ledger.rows import content_row, ending_checksum, file_row, job_of, reason_of, result_row
@@ -303,12 +303,20 @@ class Ledger:
 
         return await self._ask(work)
 
-    async def annotate_again(self, ids: Sequence[int]) -> int:
-        """Make images PENDING again whose stored results are damaged and cannot be published; returns how many."""
-        rows = [{"id": number} for number in ids]
+    async def annotate_again(self, ids: Sequence[int]) -> list[Change]:
+        """Make images PENDING again whose stored results are damaged and cannot be published. Versions that a newer one has
+        replaced are GONE instead. Returns each image's status before and after."""
 
-        def work(connection: sqlite3.Connection) -> int:
-            return sum(connection.execute(SQL["annotate_again"], row).rowcount for row in rows)
+        def work(connection: sqlite3.Connection) -> list[Change]:
+            changes = []
+            for number in ids:
+                before = JobStatus(connection.execute(SQL["status_of"], (number,)).fetchone()[0])
+                after = JobStatus.PENDING
+                if not connection.execute(SQL["annotate_again"], {"id": number}).fetchall():
+                    connection.execute(SQL["clear"], {"id": number, "now": time.time()})
+                    after = JobStatus(connection.execute(SQL["status_of"], (number,)).fetchone()[0])
+                changes.append(Change(before, after))
+            return changes
 
         return await self._ask(work)
 

@@ -337,11 +337,15 @@ SELECT bin, COUNT(*) AS count FROM image WHERE status = 1 AND (location IS NOT N
 -- name: bins
 SELECT DISTINCT bin FROM image WHERE status = 1;
 
+-- name: status_of
+SELECT status FROM image WHERE id = ?;
+
 -- name: annotate_again
--- Its stored result is damaged and cannot be published.
+-- Its stored result is damaged and cannot be published. Of a replaced version, whose result must not follow the newer one's,
+-- `clear` keeps only the row.
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
-WHERE status IN (1, 2) AND id = :id;
+WHERE status IN (1, 2) AND id = :id AND :is_newest RETURNING id;
 
 -- name: clear
 -- A replaced version with damaged data: only the row is kept.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from daemon.jobs import Admitted, Ending, JobStatus
+from daemon.jobs import Admitted, Change, Ending, JobStatus
 
 
 @dataclass(slots=True)
@@ -50,9 +50,11 @@ class Counts:
         self.states[JobStatus.PENDING] += images
         self.states[status] -= images
 
-    def damaged(self, images: int) -> None:
-        """Images that were DONE are PENDING again, because their results are damaged."""
-        self.put_back(JobStatus.DONE, images)
+    def changed(self, changes: Sequence[Change]) -> None:
+        """Images whose results are damaged are PENDING again or, if a newer version has replaced them, GONE."""
+        for before, after in changes:
+            self.states[before] -= 1
+            self.states[after] += 1
 
     def pruned(self, status: JobStatus) -> None:
         """A row of this state was deleted. Of a file that FAILED only the newest version is counted, and that one stays."""

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 
 import structlog
 
+from daemon.jobs import Change
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Record
 
 log = structlog.get_logger()
 
 
-async def leave_out_damaged(ledger: Ledger, records: Sequence[Record]) -> tuple[list[Record], int]:
-    """The sound records, and how many images are PENDING again because theirs are damaged. Raises LedgerUnusable."""
+async def leave_out_damaged(ledger: Ledger, records: Sequence[Record]) -> tuple[list[Record], list[Change]]:
+    """The sound records, and what became of the images whose records are damaged. Raises LedgerUnusable."""
     damaged = [record for record in records if record.damage]
     if not damaged:
-        return list(records), 0
+        return list(records), []
     for record in damaged:
         path = os.fsdecode(os.path.join(record.inbox_path, record.path))
         log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.damage)
-    again = await ledger.annotate_again([record.id for record in damaged])
-    return [record for record in records if not record.damage], again
+    changes = await ledger.annotate_again([record.id for record in damaged])
+    return [record for record in records if not record.damage], changes

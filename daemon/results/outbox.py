@@ -15,6 +15,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon.jobs import Change
 from daemon.ledger import outbox
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.outbox import Place
@@ -66,9 +67,9 @@ class Delivery:
         recent: Recent,
         ledger: Ledger,
         reader: Reader,
-        put_back: Callable[[int], None],
+        note_changes: Callable[[Sequence[Change]], None],
     ) -> None:
-        """put_back: called with the number of images that are PENDING again, because their results are damaged."""
+        """note_changes: called with what became of images whose results are damaged."""
         self.name = name
         self.place = place
         self.last = place.sequence  # the highest sequence number in the outbox
@@ -76,7 +77,7 @@ class Delivery:
         self._recent = recent
         self._ledger = ledger
         self._reader = reader
-        self._put_back = put_back
+        self._note_changes = note_changes
         self._accepted = place.sequence  # what the sink has taken; the place in the ledger may still be behind it
         self._failure = ""  # why the last try failed
         self._called_at = math.inf  # monotonic seconds
@@ -166,9 +167,8 @@ class Delivery:
             return [record for _, record in recent], recent[-1][0]
         last = self.last
         records, sequence = await to_thread.run_sync(self._reader.undelivered, self._accepted, GROUP)
-        sound, again = await leave_out_damaged(self._ledger, records)
-        if again:
-            self._put_back(again)
+        sound, changes = await leave_out_damaged(self._ledger, records)
+        self._note_changes(changes)
         return sound, sequence if sequence > self._accepted else last
 
     async def _append(self, records: Sequence[Record]) -> None:
@@ -192,18 +192,20 @@ class Outbox:
     def __init__(self, deliveries: Sequence[Delivery] = (), recent: Recent | None = None) -> None:
         self.deliveries = deliveries
         self._recent = recent or Recent()
-        self._is_draining = False
+        self._drain_seconds = math.inf
         self._finishing: anyio.CancelScope | None = None
 
     @classmethod
-    async def open(cls, ledger: Ledger, reader: Reader, sinks: Mapping[str, Sink], put_back: Callable[[int], None]) -> Outbox:
+    async def open(
+        cls, ledger: Ledger, reader: Reader, sinks: Mapping[str, Sink], note_changes: Callable[[Sequence[Change]], None]
+    ) -> Outbox:
         """Go on from each sink's place in the ledger; a new sink gets the records that are published from now on."""
         opened = await ledger.run(partial(outbox.follow, names=sinks.keys()))
         for name, records in opened.dropped.items():
             if records:
                 log.warning("sink is no longer configured; it never got its last records", sink=name, records=records)
         places, recent = opened.places, Recent()
-        deliveries = [Delivery(name, sink, places[name], recent, ledger, reader, put_back) for name, sink in sinks.items()]
+        deliveries = [Delivery(name, sink, places[name], recent, ledger, reader, note_changes) for name, sink in sinks.items()]
         for delivery in deliveries:
             delivery.note_last(opened.last)
         return cls(deliveries, recent)
@@ -228,16 +230,18 @@ class Outbox:
         """Deliver what is left. A sink that fails or does not answer is given up; its records stay in the ledger. During a
         drain all sinks together have DRAIN_SECONDS."""
         with anyio.CancelScope() as self._finishing:
-            if self._is_draining:
-                self.drain()
+            self._limit()
             async with anyio.create_task_group() as tasks:
                 for delivery in self.deliveries:
                     tasks.start_soon(delivery.finish)
         for delivery in self.deliveries:
             delivery.give_up()
 
-    def drain(self) -> None:
+    def drain(self, seconds: float = math.inf) -> None:
         """Limit the time that `finish` takes."""
-        self._is_draining = True
-        if self._finishing:
-            self._finishing.deadline = anyio.current_time() + DRAIN_SECONDS
+        self._drain_seconds = min(seconds, DRAIN_SECONDS)
+        self._limit()
+
+    def _limit(self) -> None:
+        if self._finishing and self._drain_seconds < math.inf:
+            self._finishing.deadline = anyio.current_time() + self._drain_seconds

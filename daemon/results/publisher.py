@@ -12,6 +12,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.errors import ResultsLost
+from daemon.jobs import Change
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Record
 from daemon.results.damage import leave_out_damaged
@@ -35,20 +36,21 @@ class Publisher:
         outbox: Outbox,
         retry: Retry,
         is_in_flight: Callable[[int, bytes], bool],
-        put_back: Callable[[int], None] = lambda images: None,
+        note_changes: Callable[[Sequence[Change]], None] = lambda changes: None,
     ) -> None:
-        """is_in_flight: whether a version of the file with this inbox and path is. put_back: called with the number of images
-        that are PENDING again."""
+        """is_in_flight: whether a version of the file with this inbox and path is. note_changes: called with what
+        became of images whose results are damaged."""
         self._ledger = ledger
         self._destinations = destinations
         self._outbox = outbox
         self._retry = retry
         self._is_in_flight = is_in_flight
-        self._put_back = put_back
+        self._note_changes = note_changes
         self._turn = anyio.Lock()
         self._publishing: set[tuple[int, bytes]] = set()  # inbox and path
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
+        self._recovering: set[int] = set()  # inboxes of which not all that a crash left behind is in the outbox yet
 
     def held_back(self) -> list[str]:
         return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
@@ -79,6 +81,8 @@ class Publisher:
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
         """Publish the images of these inboxes that have ended and are not in work. again: they are in the outbox already."""
         self._held_of_late -= inboxes
+        if not again:
+            self._recovering |= inboxes
         last = 0
         while inboxes:
             async with self._turn:
@@ -91,18 +95,18 @@ class Publisher:
                     self._held_of_late |= self._held.keys() & inboxes
                 self._publishing = {(record.inbox, record.path) for record in free}
                 try:
-                    sound, put_back = await self._retry("ledger", leave_out_damaged, self._ledger, free)
-                    if put_back:
-                        self._put_back(put_back)
+                    sound, changes = await self._retry("ledger", leave_out_damaged, self._ledger, free)
+                    self._note_changes(changes)
                     publication = await self._publish(sound, again=again)
                 finally:
                     self._publishing = set()
             await self.confirm([publication])
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
+        self._recovering -= inboxes
 
     async def try_again(self) -> None:
-        await self.publish_owed(set(self._held), again=True)
+        await self.publish_owed(self._held.keys() - self._recovering, again=True)
 
     async def release(self) -> None:
         """Try held images again, at intervals that leave most of the time to other images."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import aiofiles
 from anyio import to_thread
 
 from daemon.config.sections import OutputSection
@@ -38,20 +37,27 @@ class JsonlSink:
         self.path = path
 
     async def append(self, records: Sequence[Record]) -> None:
-        """A line that a crash has torn is ended first. Raises OSError."""
-        lines = b"".join(record.sidecar for record in records if record.status is JobStatus.DONE)
-        if not lines:
-            return
-        async with aiofiles.open(self.path, "ab+") as file:
-            end = await file.seek(0, os.SEEK_END)
-            if end:
-                await file.seek(end - 1)
-                lines = lines if await file.read(1) == b"\n" else b"\n" + lines
-            await file.write(lines)
-            await file.flush()
-            await to_thread.run_sync(os.fsync, file.fileno(), abandon_on_cancel=True)
+        """A line that a crash has torn is ended first. Raises OSError; then nothing of the records is in the file."""
+        if lines := b"".join(record.sidecar for record in records if record.status is JobStatus.DONE):
+            await to_thread.run_sync(self._append, lines, abandon_on_cancel=True)
+
+    def _append(self, lines: bytes) -> None:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            end = os.lseek(fd, 0, os.SEEK_END)
+            lines = lines if not end or os.pread(fd, 1, end - 1) == b"\n" else b"\n" + lines
+            try:
+                left = memoryview(lines)
+                while left:
+                    left = left[os.write(fd, left) :]
+                os.fsync(fd)
+            except OSError:
+                os.ftruncate(fd, end)  # or each try would leave what had room, and take the room from the results
+                raise
+        finally:
+            os.close(fd)
         if not end:  # the file is new, and so is its name
-            await to_thread.run_sync(sync_folder, self.path.parent, abandon_on_cancel=True)
+            sync_folder(self.path.parent)
 
 
 SINKS: Mapping[str, Callable[[OutputSection], Sink]] = {  # by their names in output.sinks

@@ -173,7 +173,8 @@ class Server(uvicorn.Server):
     async def _welcome(self, client: socket.socket) -> None:
         """Connect a client. A failed handshake is ignored. If there are too many, the longest one is stopped."""
         with anyio.CancelScope() as scope, contextlib.suppress(OSError):
-            self._handshakes[scope] = None
+            if self._tls:  # a plain connection takes no time, and uvloop forgets to report the loss of one that is cancelled
+                self._handshakes[scope] = None
             if len(self._handshakes) > MOST_HANDSHAKES:
                 self._end_longest_handshake()
             try:

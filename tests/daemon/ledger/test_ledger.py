@@ -485,6 +485,15 @@ async def test_a_failed_image_keeps_what_its_other_stages_said(ledger: Ledger) -
     assert set((await recall(ledger, b"an image")).outputs) == {"ocr"}
 
 
+async def test_a_damaged_result_is_made_again_unless_a_newer_version_has_replaced_it(ledger: Ledger) -> None:
+    for time_ns in (1, 2):
+        await ledger.admit([make_file(mtime_ns=time_ns)])
+        [job] = await ledger.next_jobs(1, ())
+        await ledger.end([done(job, data=b"%d" % time_ns)])
+    changes = await ledger.annotate_again([1, 2])
+    assert changes == [(JobStatus.DONE, JobStatus.GONE), (JobStatus.DONE, JobStatus.PENDING)]
+
+
 # Transactions
 
 

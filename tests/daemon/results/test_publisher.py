@@ -129,3 +129,43 @@ async def test_a_file_whose_earlier_version_is_being_published_is_busy(
     await publisher.publish_owed({1})
     assert busy == [True]
     assert not publisher.is_busy(1, b"a.jpg")
+
+
+async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behind_is_in_the_outbox(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), lambda inbox, path: False)
+    await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    asked: list[set[int]] = []
+
+    def publish_and_try_again(*arguments: Any) -> Publication:
+        publisher.note(Publication([], {1: "a full disk"}, set(), []))
+        asked.append(publisher._held.keys() - publisher._recovering)
+        return publish_records(*arguments)
+
+    monkeypatch.setattr("daemon.results.publisher.publish_records", publish_and_try_again)
+    await publisher.publish_owed({1})
+    assert asked == [set()]
+    assert not publisher._recovering
+
+
+async def test_what_did_not_fit_on_the_disk_is_taken_out_of_the_jsonl_output(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each try would leave a part of the lines, and take the room that comes free from the results."""
+    file, job = tmp_path / "results.jsonl", await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    record, write = ledger.record_of(done(job, data=b"image")), os.write
+    await JsonlSink(file).append([record])
+
+    def write_a_part(fd: int, data: bytes) -> int:
+        if len(data) <= 100:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:-100])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write_a_part)
+        with pytest.raises(OSError, match="No space"):
+            await JsonlSink(file).append([record])
+    assert file.read_bytes() == record.sidecar
+    await JsonlSink(file).append([record])
+    assert file.read_bytes() == 2 * record.sidecar
