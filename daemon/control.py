@@ -124,7 +124,7 @@ def find_image(reader: Reader, name: str) -> Record:
     found = reader.find(name)
     if not found:
         raise NothingFound(
-            f"There is no image {name} in the ledger. Name its path, or its number as `{command('list')}` prints it."
+            f"There is no image {name} in the ledger. Use its path, or its number as `{command('list')}` prints it."
         )
     if len(found) > 1:
         lines = [

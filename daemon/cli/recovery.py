@@ -27,7 +27,7 @@ REPAIRED = {
 
 
 LEFT_OUT = (
-    "{} could not be used, so their results are not in the ledger. Their images are annotated again at the next start if they "
+    "{} could not be used, so their results are not in the ledger. Their images are processed again at the next start if they "
     "are still in an inbox."
 )
 

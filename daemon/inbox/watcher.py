@@ -70,7 +70,7 @@ class Folder:
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan now
-    wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
+    wake: anyio.Event = field(default_factory=anyio.Event)  # set when there is something to scan
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
     settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
@@ -115,7 +115,7 @@ class Folder:
             self.want_scan()
 
     def problem(self) -> str:
-        """Why no files are found in it at present; else empty."""
+        """Why no files are found in it now; empty if they are."""
         if self.given_up:
             return self.given_up
         if silent := self.silent_seconds():
@@ -170,7 +170,7 @@ class Watcher:
                 self._inotify.close()
 
     def held_back(self) -> list[str]:
-        """Why files of some inboxes are not found; else empty."""
+        """Why files of some inboxes are not found; empty if all are."""
         return [problem for folder in self._folders if (problem := folder.problem())]
 
     def unread(self) -> list[Unread]:
@@ -369,7 +369,7 @@ class Watcher:
             folder.wake.set()  # `_rescan` has to compute its next scan again
 
     def _read_versions(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
-        """The present version of each file, if the ledger does not know it. Runs in a thread."""
+        """The current version of each file, if the ledger does not know it. Runs in a thread."""
         found = [(path, status) for path in paths if len(path) <= folder.longest and (status := _status_of(folder, path))]
         return self._unknown(folder, [_file(folder.number, path, status) for path, status in found])
 
@@ -383,7 +383,7 @@ def _open_folder(number: int, inbox: Inbox) -> Folder:
 
 
 def _due(folder: Folder) -> list[Hint]:
-    """Files whose time to settle is over."""
+    """Files that have settled."""
     return [Hint(path) for path in folder.settling.due(time.monotonic())]
 
 

@@ -171,7 +171,7 @@ def test_the_stages_are_cut_where_the_dearest_run_is_cheapest() -> None:
 
 
 def test_further_devices_go_to_the_dearest_run_for_its_devices() -> None:
-    """ocr costs 0.60 and blip 0.29 of an image's time: the fifth device halves ocr, the sixth makes three of it, the seventh
+    """ocr costs 0.60 and blip 0.29 of an image's time: the fifth device halves ocr, the sixth divides it by three, the seventh
     halves blip."""
     shares = {
         count: [len(segment.devices) for segment in place(*make_gpus(*[LARGE] * count), placement="pipelined").segments]

@@ -224,7 +224,7 @@ DISK = [
     ),
 ]
 
-# The source of an image: never lost, never another's
+# The source of an image: never lost, never that of another version
 
 SOURCES = [
     Mutant(
@@ -331,7 +331,7 @@ SOURCES = [
         "daemon/system/beneath.py",
         "os.O_RDONLY | os.O_NOFOLLOW |",
         "os.O_RDONLY |",
-        ("daemon/inbox/test_intake.py::test_a_link_where_the_daemon_moved_a_file_is_not_followed_even_to_the_very_version",),
+        ("daemon/inbox/test_intake.py::test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version",),
     ),
     Mutant(
         "read-nonblock",
@@ -347,7 +347,7 @@ SOURCES = [
         "daemon/system/beneath.py",
         "RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)",
         "0)",
-        ("daemon/inbox/test_intake.py::test_a_folder_on_the_way_that_is_a_link_is_not_followed_even_to_the_very_version",),
+        ("daemon/inbox/test_intake.py::test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version",),
     ),
     Mutant(
         "read-check-before",
@@ -391,7 +391,7 @@ SOURCES = [
     ),
 ]
 
-# The ledger's states, tries and order
+# The ledger's states, attempts and order
 
 STATES = [
     Mutant(
@@ -430,7 +430,7 @@ STATES = [
     ),
     Mutant(
         "publish-ended",
-        "what was replaced meanwhile is not published",
+        "a version that was replaced in the meantime is not published",
         "daemon/stations/station.py",
         "and e.job.id in ended]",
         "]",
@@ -471,7 +471,7 @@ STATES = [
         "daemon/results/publisher.py",
         "superseding=bool(self._held)",
         "superseding=False",
-        ("daemon/results/test_publisher.py::test_an_earlier_version_that_is_held_never_takes_a_later_ones_place",),
+        ("daemon/results/test_publisher.py::test_an_earlier_version_that_is_held_never_replaces_a_later_one",),
     ),
     Mutant(
         "busy",
@@ -479,7 +479,7 @@ STATES = [
         "daemon/ledger/ledger.py",
         'rows += [row for row in found if row["id"] not in busy]',
         "rows += found",
-        ("daemon/ledger/test_ledger.py::test_rows_of_an_inbox_that_was_left_out_are_handed_out_once_it_is_asked_of",),
+        ("daemon/ledger/test_ledger.py::test_rows_of_an_inbox_that_was_left_out_are_returned_once_it_is_included",),
     ),
     Mutant(
         "busy-again",
@@ -527,7 +527,7 @@ STATES = [
         "daemon/ledger/ledger.py",
         "stages = {number: stage for stage, number in self._model_ids.items()}",
         "stages = {number: model.stage for number, model in self._models.items()}",
-        ("daemon/ledger/test_ledger.py::test_a_changed_model_is_asked_again_and_only_it",),
+        ("daemon/ledger/test_ledger.py::test_only_a_changed_model_runs_again",),
         within="Ledger.recall",
     ),
     Mutant(
@@ -537,7 +537,7 @@ STATES = [
         "changed = [] if self._keep(connection, jobs) else self._take_kept(connection, jobs)",
         "changed = [] if self._keep(connection, jobs) else []",
         (
-            "daemon/ledger/test_ledger.py::test_of_the_same_bytes_answered_twice_at_once_both_are_published_as_the_ledger_has_them",
+            "daemon/ledger/test_ledger.py::test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger",
         ),
     ),
     Mutant(
@@ -554,7 +554,7 @@ STATES = [
         "daemon/stations/station.py",
         "for job in lane.empty():",
         "for job in ():",
-        ("faults/test_lifecycle.py::test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load",),
+        ("faults/test_lifecycle.py::test_the_daemon_reports_ready_and_drains_on_sigterm_under_load",),
         within="Station.drain",
     ),
     Mutant(
@@ -563,7 +563,7 @@ STATES = [
         "daemon/pipeline.py",
         "while not self._draining:",
         "while True:",
-        ("faults/test_lifecycle.py::test_a_drain_reads_no_further_file",),
+        ("faults/test_lifecycle.py::test_a_drain_reads_no_more_files",),
         within="Pipeline._next_jobs",
     ),
     Mutant(
@@ -572,7 +572,7 @@ STATES = [
         "daemon/system/retry.py",
         "await anyio.sleep(PAUSE_SECONDS)",
         "await anyio.sleep(0)",
-        ("faults/test_persistent.py::test_a_call_that_keeps_failing_is_waited_for_and_told_once",),
+        ("faults/test_persistent.py::test_a_call_that_keeps_failing_is_retried_and_reported_once",),
     ),
     Mutant(
         "pause-once",
@@ -580,7 +580,7 @@ STATES = [
         "daemon/system/retry.py",
         "if what not in self.failing:",
         "if True:",
-        ("faults/test_persistent.py::test_a_call_that_keeps_failing_is_waited_for_and_told_once",),
+        ("faults/test_persistent.py::test_a_call_that_keeps_failing_is_retried_and_reported_once",),
     ),
     Mutant(
         "away-attempts",
@@ -644,7 +644,7 @@ STATES = [
         "daemon/stations/station.py",
         "self.slab.release(job.extent)",
         "pass",
-        ("daemon/test_pipeline.py::test_a_backlog_larger_than_the_slab_is_worked_off_and_a_file_larger_than_it_fails",),
+        ("daemon/test_pipeline.py::test_a_backlog_larger_than_the_slab_is_processed_and_a_file_larger_than_it_fails",),
     ),
     Mutant(
         "slab-merge",
@@ -652,7 +652,7 @@ STATES = [
         "daemon/workers/slab.py",
         "end += self._free.pop(index).length",
         "pass",
-        ("daemon/workers/test_slab.py::test_free_neighbours_become_one_gap_in_whatever_order_they_are_released",),
+        ("daemon/workers/test_slab.py::test_free_neighbors_become_one_gap_in_whatever_order_they_are_released",),
     ),
 ]
 
@@ -681,7 +681,7 @@ PROCESSES = [
         "daemon/cli/__init__.py",
         'leave_at_once(once="--once" in sys.argv)',
         "pass",
-        ("daemon/system/test_signals.py::test_orders_have_handlers_before_anything_slow_is_imported",),
+        ("daemon/system/test_signals.py::test_signals_have_handlers_before_anything_slow_is_imported",),
     ),
     Mutant(
         "orders-late",
@@ -689,7 +689,7 @@ PROCESSES = [
         "daemon/system/signals.py",
         "signal.SIG_IGN if ours else handler",
         "signal.SIG_DFL",
-        ("daemon/system/test_signals.py::test_during_the_work_orders_are_handed_over_and_after_it_they_change_nothing",),
+        ("daemon/system/test_signals.py::test_during_the_work_signals_are_passed_on_and_after_it_they_change_nothing",),
     ),
     Mutant(
         "ledger-lost",
@@ -787,7 +787,7 @@ PROCESSES = [
         "daemon/workers/worker.py",
         "if length > LONGEST_MESSAGE:",
         "if False:",
-        ("daemon/workers/test_pool.py::test_a_message_too_long_to_be_one_costs_the_worker_its_seat_and_no_memory",),
+        ("daemon/workers/test_pool.py::test_a_message_that_is_too_long_ends_the_worker_and_uses_no_memory",),
     ),
     Mutant(
         "seat-closed",
@@ -933,7 +933,7 @@ PROCESSES = [
     ),
 ]
 
-# Which ledger belongs here, what in it is damaged, and whose folders are whose
+# Which ledger belongs here, what in it is damaged, and which daemon owns which folders
 
 LEDGERS = [
     Mutant(
@@ -1049,9 +1049,7 @@ LEDGERS = [
         "daemon/upkeep/guard.py",
         "if file == self._ledger and not os.stat(file).st_size:",
         "if False:",
-        (
-            "faults/test_ledger_damage.py::test_of_an_emptied_ledger_that_somebody_opened_the_daemon_says_that_it_was_emptied_though_sqlite_deletes_its_wal",
-        ),
+        ("faults/test_ledger_damage.py::test_an_emptied_ledger_is_reported_as_emptied_even_if_sqlite_has_deleted_its_wal",),
     ),
     Mutant(
         "ledger-last-look",
@@ -1084,7 +1082,7 @@ LEDGERS = [
         "daemon/ledger/stored.py",
         "if _is_whole_result(row, models):",
         "if True:",
-        ("faults/test_ledger_damage.py::test_a_damaged_result_is_not_used_again_and_its_model_is_asked_again",),
+        ("faults/test_ledger_damage.py::test_a_damaged_result_is_not_reused_and_its_model_runs_again",),
         within="read_stored",
     ),
     Mutant(
@@ -1093,7 +1091,7 @@ LEDGERS = [
         "daemon/recovery/damaged_rows.py",
         "if self._is_true(sidecar, record):",
         "if True:",
-        ("faults/test_ledger_damage.py::test_what_neither_ledger_nor_sidecar_has_whole_is_annotated_again",),
+        ("faults/test_ledger_damage.py::test_an_image_that_is_damaged_in_ledger_and_sidecar_is_processed_again",),
     ),
     Mutant(
         "repair-other-ledger",
@@ -1236,7 +1234,9 @@ LEDGERS = [
         "daemon/state.py",
         "path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)",
         "pass",
-        ("daemon/test_state.py::test_the_state_folder_of_an_older_visiond_is_shut_to_others_and_open_to_its_group_as_before",),
+        (
+            "daemon/test_state.py::test_the_state_folder_of_an_older_visiond_is_closed_to_others_and_open_to_its_group_as_before",
+        ),
     ),
     Mutant(
         "waits-bounded",
@@ -1268,7 +1268,7 @@ LEDGERS = [
         "daemon/config/sections.py",
         "if isinstance(value, int | float) and not -most <= value <= most:",
         "if False:",
-        ("daemon/config/test_loading.py::test_what_cannot_be_counted_with_is_refused_by_name",),
+        ("daemon/config/test_loading.py::test_infinite_and_too_large_numbers_are_refused_by_name",),
     ),
     Mutant(
         "slab-memory",
@@ -1290,7 +1290,7 @@ LEDGERS = [
     ),
 ]
 
-# Sinks: each gets every record, and none holds up another or the work
+# Sinks: each gets every record, and none delays another or the work
 
 SINKS = [
     Mutant(
@@ -1466,7 +1466,7 @@ SINKS = [
     ),
 ]
 
-# What others may see and do
+# What other users may see and do
 
 PAGES = [
     Mutant(
@@ -1500,7 +1500,7 @@ PAGES = [
         "daemon/web/app.py",
         "Starlette(routes=self._reading(), middleware=guards)",
         "Starlette(routes=self.control().routes, middleware=guards)",
-        ("faults/test_http.py::test_what_changes_anything_is_not_there_over_tcp",),
+        ("faults/test_http.py::test_requests_that_change_anything_do_not_exist_over_tcp",),
         within="Pages.public",
     ),
     Mutant(
@@ -1599,7 +1599,7 @@ PAGES = [
         "daemon/web/app.py",
         "Server(pages.public(http), listener, tls)",
         "Server(pages.public(http), listener)",
-        ("faults/test_http.py::test_by_http_nothing_is_told_where_https_is_spoken",),
+        ("faults/test_http.py::test_a_server_with_https_answers_no_plain_http",),
     ),
     Mutant(
         "tls-key-rights",

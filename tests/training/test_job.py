@@ -1,4 +1,4 @@
-"""A job on somebody's own images, as docs/training.md tells it, and what it says of those that do not fit."""
+"""A job with the user's own images, as in docs/training.md, and its messages about images that do not fit."""
 
 from __future__ import annotations
 

@@ -162,8 +162,8 @@ def draw_mask(sprite: Sprite) -> np.ndarray:
 
 
 def measure_dispersion(truth: Truth) -> float:
-    centres = np.array([((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in (thing.box for thing in truth.objects)])
-    return float(np.prod(np.ptp(centres, axis=0))) / (truth.width * truth.height) if len(centres) else 0.0
+    centers = np.array([((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in (thing.box for thing in truth.objects)])
+    return float(np.prod(np.ptp(centers, axis=0))) / (truth.width * truth.height) if len(centers) else 0.0
 
 
 def measure_text(truth: Truth) -> float:
@@ -195,7 +195,7 @@ def test_bins_and_kinds_are_well_represented(truths: list[Truth]) -> None:
     assert min(kinds.values()) >= 0.03 * COUNT
 
 
-def test_labels_and_colours_are_balanced(truths: list[Truth]) -> None:
+def test_labels_and_colors_are_balanced(truths: list[Truth]) -> None:
     for names, known in (
         (Counter(thing.label for truth in truths for thing in truth.objects), LABELS),
         (Counter(thing.color for truth in truths for thing in truth.objects), COLORS),
@@ -281,7 +281,7 @@ def test_the_vocabulary_holds_every_word_of_every_caption(truths: list[Truth]) -
     assert len(VOCABULARY) < 150
 
 
-def test_tags_are_known_and_lead_with_the_main_thing(truths: list[Truth]) -> None:
+def test_tags_are_known_and_the_main_one_is_first(truths: list[Truth]) -> None:
     for truth in truths:
         assert set(truth.tags) <= set(TAGS)
         assert len(truth.tags) == len(set(truth.tags))
@@ -297,7 +297,7 @@ def test_tags_are_known_and_lead_with_the_main_thing(truths: list[Truth]) -> Non
 # Files.
 
 
-def test_a_viewer_that_heeds_exif_shows_the_truth(scenes: list[Scene]) -> None:
+def test_a_viewer_that_applies_exif_shows_the_truth(scenes: list[Scene]) -> None:
     seen = set()
     for scene in scenes + [make_scene(6, index, max_side=200) for index in range(60)]:
         name, data = encode_scene(scene)

@@ -51,7 +51,7 @@ def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
 
 @pytest.fixture
 def well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stage answers its page, without being built."""
+    """Every stage passes its trial, without being built."""
     monkeypatch.setattr(making, "try_stages", lambda layout: [Tryout(stage) for stage in layout.specs])
 
 

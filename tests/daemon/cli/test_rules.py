@@ -23,7 +23,7 @@ def no_name(record):
 
 
 def check(place: Place, rule: str, module: str = RULES) -> tuple[int, list[str]]:
-    """The exit status of `visiond check`, and what it says of the rule."""
+    """The exit status of `visiond check`, and its findings about the rule."""
     (place.folder / "my_rules.py").write_text(module)
     place.configure({"binning": {"rules": f"my_rules:{rule}"}})
     checked = place.command("check", "--json", prefix=["env", f"PYTHONPATH={place.folder}"])

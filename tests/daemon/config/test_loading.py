@@ -144,7 +144,7 @@ def all_keys(kinds: Collection[type] = ()) -> list[tuple[str, ...]]:
 
 
 def document_of(path: tuple[str, ...], value: object) -> dict[str, Any]:
-    """Where the key has this value."""
+    """The document with this value of the key."""
     document: Any = value
     for name in reversed(path):
         document = {name: document}
@@ -157,7 +157,7 @@ def document_of(path: tuple[str, ...], value: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", number_keys(), ids=".".join)
 @pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)[:8])
-def test_what_cannot_be_counted_with_is_refused_by_name(path: tuple[str, ...], value: float) -> None:
+def test_infinite_and_too_large_numbers_are_refused_by_name(path: tuple[str, ...], value: float) -> None:
     problems = problems_of(document_of(path, value))
     assert [path[-1] in problem for problem in problems] == [True]
 

@@ -24,7 +24,7 @@ def slab() -> Iterator[Slab]:
 
 
 def drop(inbox: Path, path: bytes = b"a.jpg", data: bytes = b"bytes of an image") -> Job:
-    """A file in the inbox, and the job of the version it is now."""
+    """A file in the inbox, and the job of its current version."""
     location = os.path.join(os.fsencode(inbox), path)
     with open(location, "wb") as file:
         file.write(data)
@@ -32,7 +32,7 @@ def drop(inbox: Path, path: bytes = b"a.jpg", data: bytes = b"bytes of an image"
 
 
 def moved(inbox: Path) -> Job:
-    """The job of a file that the daemon has moved among the failed."""
+    """The job of a file that the daemon has moved to the failed folder."""
     job = drop(inbox)
     job.location = os.fsencode(inbox.parent / "failed.jpg")
     os.rename(inbox / "a.jpg", job.location)
@@ -76,7 +76,7 @@ def test_where_no_file_can_be_opened_for_now_no_file_is_to_blame(
     assert all(job.digest for job in jobs)
 
 
-def test_what_could_not_be_read_before_all_had_to_wait_is_read_with_them(
+def test_images_that_failed_to_be_read_just_before_a_pause_are_read_again_with_the_others(
     inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [drop(inbox, name) for name in (b"failing.jpg", b"missing.jpg", b"last.jpg")]
@@ -198,14 +198,14 @@ def test_another_file_where_the_daemon_moved_one_is_not_taken_for_it(
     assert (job.gone, job.digest) == (True, b"")
 
 
-def test_a_link_where_the_daemon_moved_a_file_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
+def test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
     job = moved(inbox)
     replace_by_link(Path(os.fsdecode(job.location)))
     take_in(slab, inbox, job)
     assert (job.gone, job.digest) == (True, b"")
 
 
-def test_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
+def test_a_link_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
     job = drop(inbox)
     replace_by_link(inbox / "a.jpg")
     job.version = Version.of(os.stat(inbox / "elsewhere"))
@@ -214,7 +214,7 @@ def test_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab
     assert job.digest == b""
 
 
-def test_a_folder_on_the_way_that_is_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
+def test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
     secret = inbox.parent / "secret"
     secret.mkdir()
     job = drop(secret)

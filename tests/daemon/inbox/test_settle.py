@@ -14,7 +14,7 @@ NOON = 1_000_000.0  # Unix seconds
 
 @dataclass
 class Watch:
-    """A settling with its clocks: both are at 0 seconds after noon until `at` says otherwise."""
+    """A Settling with its clocks: both are at 0 seconds after noon until `at` sets them."""
 
     settling: Settling = field(default_factory=lambda: Settling(limit=10))
     patience: Patience = LOCAL
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_left_to_the_next_scan_and_said() -> None:
     assert not watch.sees(b"3.jpg")
     assert watch.settling.overflowed
     assert len(watch.settling) == 2
-    assert watch.sees(b"3.jpg", changed=-2.0)  # whole at first sight needs no place
+    assert watch.sees(b"3.jpg", changed=-2.0)  # a file that is whole at first sight takes no room
 
 
 def test_there_is_room_again_for_what_did_not_fit_once_half_has_settled_or_gone() -> None:

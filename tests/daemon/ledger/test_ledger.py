@@ -47,7 +47,7 @@ HOUR = 3600.0
 
 
 def counts(ledger: Ledger) -> dict[str, int]:
-    """How many images are in each state, as another connection sees it; states without any left out."""
+    """The number of images by state, as another connection sees it, without empty states."""
     reader = Reader(ledger.path)
     try:
         return {status.name: count for status, count in reader.counts().items() if count}
@@ -92,7 +92,7 @@ async def test_a_version_is_admitted_once(ledger: Ledger) -> None:
     assert counts(ledger) == {"PENDING": 2}
 
 
-async def test_a_version_that_has_its_end_is_not_admitted_again(ledger: Ledger) -> None:
+async def test_a_version_that_is_finished_is_not_admitted_again(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"done.jpg", b"failed.jpg")
     await complete(ledger, done(jobs[0]), failed(jobs[1]))
     assert await ledger.admit([make_file(job.path) for job in jobs]) == Admitted(0, 0, 0)
@@ -227,7 +227,7 @@ async def test_what_is_in_hand_is_not_handed_out_again(ledger: Ledger) -> None:
     assert paths(await ledger.next_jobs(9, {first.id})) == [b"2.jpg"]
 
 
-async def test_rows_of_an_inbox_that_was_left_out_are_handed_out_once_it_is_asked_of(
+async def test_rows_of_an_inbox_that_was_left_out_are_returned_once_it_is_included(
     ledger: Ledger, inbox: Path, tmp_path: Path
 ) -> None:
     _, other = await ledger.register([(inbox, 0), (tmp_path / "other", 0)], MODELS)
@@ -254,7 +254,7 @@ async def test_without_anything_to_try_again_there_is_no_time_to_wait_for(ledger
     assert await ledger.seconds_to_next_try() is None
 
 
-async def test_retry_brings_failed_images_back_with_all_their_tries(ledger: Ledger) -> None:
+async def test_retry_makes_failed_images_pending_with_a_fresh_set_of_attempts(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"failed.jpg", b"done.jpg")
     await complete(ledger, failed(jobs[0]), done(jobs[1]))
     await ledger.mark_emitted([Placed(job.id) for job in jobs])
@@ -290,7 +290,7 @@ async def publish(ledger: Ledger, path: bytes = b"a.jpg") -> Record:
     return find(ledger, os.fsdecode(path))
 
 
-async def test_an_image_that_is_annotated_again_has_its_results_at_once_and_is_published_again(ledger: Ledger) -> None:
+async def test_an_image_that_is_processed_again_reuses_its_results_and_is_published_again(ledger: Ledger) -> None:
     before = await publish(ledger)
     assert await ledger.put_back(JobStatus.DONE, [before.id, 12345]) == 1
     [again] = await ledger.next_jobs(9, ())
@@ -300,7 +300,7 @@ async def test_an_image_that_is_annotated_again_has_its_results_at_once_and_is_p
     assert [(record.id, record.bin) for record in await ledger.owed(0, 9)] == [(before.id, "receipts")]
 
 
-async def test_a_result_whose_file_is_gone_before_it_is_annotated_again_stays(ledger: Ledger) -> None:
+async def test_a_result_whose_file_is_gone_before_it_is_processed_again_stays(ledger: Ledger) -> None:
     before = await publish(ledger)
     await ledger.put_back(JobStatus.DONE, [before.id])
     [again] = await ledger.next_jobs(9, ())
@@ -310,14 +310,14 @@ async def test_a_result_whose_file_is_gone_before_it_is_annotated_again_stays(le
     assert await ledger.owed(0, 9) == []
 
 
-async def test_a_result_whose_file_is_replaced_before_it_is_annotated_again_stays(ledger: Ledger) -> None:
+async def test_a_result_whose_file_is_replaced_before_it_is_processed_again_stays(ledger: Ledger) -> None:
     before = await publish(ledger)
     await ledger.put_back(JobStatus.DONE, [before.id])
     assert await ledger.admit([make_file(size=99)]) == Admitted(pending=1, skipped=0, replaced=0, results_kept=1)
     assert find(ledger, str(before.id)).sidecar == before.sidecar
 
 
-async def test_only_the_newest_version_of_a_file_is_annotated_again_once_it_is_published(ledger: Ledger) -> None:
+async def test_only_the_newest_version_of_a_file_is_processed_again_once_it_is_published(ledger: Ledger) -> None:
     old = await publish(ledger)
     await ledger.admit([make_file(size=99)])
     [job] = await ledger.next_jobs(9, ())
@@ -429,7 +429,7 @@ async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger
     assert (stranger.outputs, stranger.width) == ({}, 0)
 
 
-async def test_of_the_same_bytes_answered_twice_at_once_both_are_published_as_the_ledger_has_them(ledger: Ledger) -> None:
+async def test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger(ledger: Ledger) -> None:
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
     records = [
         record for job, variant in ((first, 3), (second, 4)) for record in await complete(ledger, done(job, variant, b"x"))
@@ -448,7 +448,7 @@ async def test_the_bin_is_judged_by_the_answers_that_are_published(ledger: Ledge
     assert find(ledger, "b.jpg").bin == endings[0].bin != own
 
 
-async def test_a_changed_model_is_asked_again_and_only_it(ledger: Ledger, inbox: Path) -> None:
+async def test_only_a_changed_model_runs_again(ledger: Ledger, inbox: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job, data=b"bytes"))
     models = [Model("clip", "clip-2", "") if model.stage == "clip" else model for model in MODELS]
@@ -601,7 +601,7 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path, ver
     assert path.read_bytes() == content
 
 
-# What it said is durable is durable: kill -9.
+# What was reported as durable is durable, also after kill -9.
 
 WRITER = """
 import anyio, itertools, sys

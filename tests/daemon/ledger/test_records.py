@@ -120,7 +120,7 @@ def test_an_image_that_was_never_read_has_no_digest_and_no_size() -> None:
     assert (document["status"], document["finished_at"]) == ("PENDING", None)
 
 
-def test_a_path_that_is_not_utf8_stands_there_readable_and_exact() -> None:
+def test_a_path_that_is_not_utf8_is_readable_and_exact() -> None:
     source = parsed(make_record(INBOX, b"caf\xe9.jpg"))["source"]
     assert source["path"] == "caf�.jpg"
     assert base64.b64decode(source["path_base64"]) == b"caf\xe9.jpg"
@@ -261,7 +261,7 @@ async def test_a_failure_counts_until_a_newer_version_of_its_file_is_known(ledge
     assert (reader.counts()[JobStatus.FAILED], reader.failed_ids()) == (1, [2])
     assert [record.path for record in reader.newest(JobStatus.FAILED, 9)] == [b"b.jpg"]
     await ledger.mark_emitted([Placed(1), Placed(2)])
-    assert await ledger.put_back(JobStatus.FAILED, [1, 2]) == 1  # of what was replaced there is nothing to try again
+    assert await ledger.put_back(JobStatus.FAILED, [1, 2]) == 1  # versions that were replaced cannot be retried
     reader.close()
 
 
@@ -378,7 +378,7 @@ async def test_a_change_of_the_reason_of_a_failure_is_found_as_damage(ledger: Le
     assert record.damage == "its row"
 
 
-async def test_a_check_ends_early_when_it_is_not_to_go_on(ledger: Ledger) -> None:
+async def test_a_check_ends_early_when_it_is_stopped(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job))
     with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:

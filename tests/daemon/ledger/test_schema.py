@@ -44,8 +44,8 @@ def tables_of(path: Path) -> list[str]:
     return sorted(re.sub(r"--.*|\s", "", sql) for (sql,) in made)
 
 
-def test_an_older_ledger_comes_to_have_the_very_tables_of_a_new_one_and_keeps_its_rows(older: Path, tmp_path: Path) -> None:
-    """Whoever changes the schema must add what brings older ledgers there."""
+def test_an_older_ledger_gets_exactly_the_tables_of_a_new_one_and_keeps_its_rows(older: Path, tmp_path: Path) -> None:
+    """A change of the schema needs a migration of older ledgers."""
     schema.connect(older).close()
     schema.connect(tmp_path / "new.sqlite").close()
     assert tables_of(older) == tables_of(tmp_path / "new.sqlite")
@@ -195,7 +195,7 @@ def test_a_newer_ledger_is_refused_by_every_command_and_left_untouched(older: Pa
         Reader(older)
 
 
-def test_a_ledger_that_cannot_be_opened_for_want_of_descriptors_says_so(tmp_path: Path) -> None:
+def test_the_message_says_when_the_ledger_cannot_be_opened_for_lack_of_descriptors(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:

@@ -70,7 +70,7 @@ def test_every_statement_is_one_that_sqlite_accepts(name: str) -> None:
     [("fresh", "fresh"), ("again", "again"), ("next_again", "again"), ("owed", "owed"), ("oldest_pending", "fresh")],
 )
 def test_what_is_asked_again_and_again_does_not_look_at_what_is_done(name: str, index: str) -> None:
-    """Of a million images, each would be looked at for each batch."""
+    """Otherwise each batch would read all of a million images."""
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SQL["schema"])
         plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", (7,) * SQL[name].count("?")).fetchall()

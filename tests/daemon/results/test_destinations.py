@@ -65,7 +65,7 @@ def test_a_reader_never_sees_a_torn_sidecar(tmp_path: Path) -> None:
     assert all(seen)
 
 
-def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_scrap(
+def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destination, record = open_destination(tmp_path), drop(tmp_path)
@@ -130,7 +130,7 @@ def block_by_file(results: Path) -> None:
 
 
 def block_by_length(results: Path) -> None:
-    """Nothing: the path itself is too long."""
+    """Do nothing: the path itself is too long."""
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ class Crash(BaseException):
 
 
 def crash_after(calls: int, patch: pytest.MonkeyPatch) -> None:
-    """After so many calls that touch files, each further one is as if the process were dead."""
+    """After this number of calls that change files, further ones do nothing, as if the process were dead."""
     left = itertools.count(calls, -1)
 
     def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -431,7 +431,7 @@ def test_publishing_again_after_a_crash_at_any_step_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bins: str, on_success: str, fields: dict[str, Any]
 ) -> None:
     def publish(root: Path, calls: int) -> bool:
-        """Whether it was over before so many calls; publishes again if not."""
+        """Whether it took fewer calls than this; if not, publishes again."""
         destination, record = open_destination(root, bins, on_success), drop(root, b"sub/a.jpg", **fields)
         with monkeypatch.context() as patch, contextlib.suppress(Crash):
             crash_after(calls, patch)

@@ -78,7 +78,7 @@ def test_a_rule_of_the_users_chooses_the_bin_and_the_criteria_stay() -> None:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Rule]:
-    """Makes a module of a user's own of some text and loads a rule from it, as a configuration names it."""
+    """Write a module of the user from this text, and load a rule from it as a configuration names it."""
 
     def write(text: str, name: str) -> Rule:
         (tmp_path / "users_rules.py").write_text(text)

@@ -16,7 +16,7 @@ from tests.inputs import animation, png
 from tests.makers import MODELS, admit, complete, done
 
 
-def test_a_files_pages_stand_in_sidecar_export_and_show_and_survive_the_ledger(tmp_path: Path) -> None:
+def test_the_page_count_is_in_sidecar_export_and_show_and_survives_the_ledger(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop("pages.tif", animation("TIFF"))
     place.drop("one.png", png())

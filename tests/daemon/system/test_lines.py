@@ -20,7 +20,7 @@ from tests.daemon_process import PATIENCE, Daemon, Place, wait_for
 
 
 class Outlet:
-    """A stream that takes nothing while it is shut."""
+    """A stream that blocks while it is shut."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -127,7 +127,7 @@ def test_however_it_ends_no_line_before_that_is_lost(end: str) -> None:
 
 
 @pytest.mark.parametrize(("end", "status"), [("raise RuntimeError", 1), ("pass", 0)])
-def test_a_pipe_that_nobody_reads_holds_up_no_end(end: str, status: int) -> None:
+def test_a_pipe_that_nobody_reads_does_not_delay_the_exit(end: str, status: int) -> None:
     reader, writer = os.pipe()
     try:
         run = subprocess.run([sys.executable, "-c", PROGRAM % (5000, end)], stderr=writer, timeout=PATIENCE, check=False)

@@ -51,7 +51,7 @@ def run(then: str, *prefix: str, once: bool = False) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_before_the_work_an_order_ends_the_daemon_with_success(name: str) -> None:
+def test_before_the_work_a_signal_ends_the_daemon_with_success(name: str) -> None:
     assert run(KILL.format(name=name)).returncode == 0
 
 
@@ -60,7 +60,7 @@ def test_before_the_work_of_run_once_it_ends_with_the_shells_status(name: str, s
     assert run(KILL.format(name=name), once=True).returncode == status
 
 
-def test_during_the_work_orders_are_handed_over_and_after_it_they_change_nothing() -> None:
+def test_during_the_work_signals_are_passed_on_and_after_it_they_change_nothing() -> None:
     ended = run(LISTEN)
     assert (ended.returncode, ended.stdout) == (0, "SIGTERM\nstill here\n")
 
@@ -77,7 +77,7 @@ def test_a_thread_that_hangs_does_not_hold_up_the_end() -> None:
     assert (ended.returncode, ended.stdout) == (3, "said\n")
 
 
-def test_orders_have_handlers_before_anything_slow_is_imported() -> None:
+def test_signals_have_handlers_before_anything_slow_is_imported() -> None:
     program = EARLY.format(argv=["visiond", "run", "--once"])
     once, *modules = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=PATIENCE).split()
     assert once == "True"

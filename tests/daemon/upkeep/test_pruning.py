@@ -26,7 +26,7 @@ LATER = 3e9  # after the end of every image here, in Unix seconds: all is old
 
 
 async def add_version(ledger: Ledger, path: bytes, mtime_ns: int, regular: bool = True) -> Job:
-    """The next version of a file, in hand if it is to be worked on."""
+    """The next version of a file, in flight if it must be processed."""
     await ledger.admit([make_file(path, mtime_ns=mtime_ns, regular=regular)])
     found = await ledger.next_jobs(1, ())
     return found[0] if found else Job(0, 1, path, b"", make_file().version, 0, 0.0)
@@ -101,13 +101,13 @@ async def not_published(ledger: Ledger) -> None:
 
 
 async def failed_after_a_result(ledger: Ledger) -> None:
-    """The sidecar is the earlier version's still."""
+    """The sidecar is still that of the earlier version."""
     await publish(ledger, done(await add_version(ledger, b"a.jpg", 1)))
     await publish(ledger, failed(await add_version(ledger, b"a.jpg", 2)))
 
 
 async def skipped_after_a_failure(ledger: Ledger) -> None:
-    """The reason stands."""
+    """The reason is still there."""
     await publish(ledger, failed(await add_version(ledger, b"a.jpg", 1)))
     await add_version(ledger, b"a.jpg", 2, regular=False)
 
@@ -124,7 +124,7 @@ async def test_what_something_is_known_by_stays(ledger: Ledger, make: Callable[[
 
 
 def seen_by_others(path: Path) -> dict[str, Any]:
-    """What export, verify, repair, retry, redo and list go by; of files that are only GONE nothing is left to go by."""
+    """What export, verify, repair, retry, redo and list read; of files that are only GONE nothing is left."""
     with contextlib.closing(Reader(path)) as reader:
         walks = ("finished", "published", "pending", "owed", "set_aside")
         seen: dict[str, Any] = {name: [record.id for record in getattr(reader, name)()] for name in walks}
@@ -212,7 +212,7 @@ def test_an_age_has_a_unit(text: str, seconds: float) -> None:
 
 
 def replaced(folder: Path) -> Place:
-    """Forty files, each annotated twice, all of it a year ago."""
+    """Forty files, each processed twice, a year ago."""
     place = Place(folder)
     for first in (0, 40):
         for number in range(40):
@@ -221,7 +221,7 @@ def replaced(folder: Path) -> Place:
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
         past = "finished_at = finished_at - 31536000, seen_at = seen_at - 31536000, checksum = NULL"
         connection.execute(f"UPDATE image SET {past}")
-    assert place.command("repair").returncode == 0  # the times stand in the sidecars
+    assert place.command("repair").returncode == 0  # the times are in the sidecars
     return place
 
 

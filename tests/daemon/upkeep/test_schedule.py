@@ -49,7 +49,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Clock:
-    """What time it is is what a test says."""
+    """A clock that a test sets."""
 
     def __init__(self, now: float = NIGHT) -> None:
         self.now = now
@@ -73,7 +73,7 @@ async def open_upkeep(tmp_path: Path, inbox: Path) -> AsyncIterator[Callable[...
 
 
 async def do_all(keeper: Upkeep) -> list[str]:
-    """Everything that is due, one after another."""
+    """Run everything that is due, one task after another."""
     done: list[str] = []
     while task := keeper.next_task():
         await keeper.perform(task)
@@ -82,7 +82,7 @@ async def do_all(keeper: Upkeep) -> list[str]:
 
 
 def damage(ledger: Path) -> None:
-    """A page of its tables and indexes is lost, on the disk."""
+    """Overwrite a page of its tables and indexes on the disk."""
     with contextlib.closing(sqlite3.connect(ledger)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (page,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'version'").fetchone()
@@ -113,7 +113,7 @@ def test_quiet_hours_are_local_and_may_cross_midnight(hours: str, clock: str, qu
 
 
 @pytest.mark.parametrize("hours", ["2-5", "02:00", "24:00-05:00", "02:00-02:00", "02:60-05:00"])
-def test_what_are_no_quiet_hours_is_refused(tmp_path: Path, hours: str) -> None:
+def test_invalid_quiet_hours_are_refused(tmp_path: Path, hours: str) -> None:
     with pytest.raises(ConfigError, match="quiet_hours"):
         parse({"upkeep": {"quiet_hours": hours}}, tmp_path)
 

@@ -1,4 +1,4 @@
-"""HTTP connections over real sockets: who asks is answered, who does not is let go of."""
+"""HTTP connections over real sockets: clients that send a request get an answer, others are disconnected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.daemon_process import PATIENCE, make_certificate
 
 pytestmark = pytest.mark.anyio
 
-NEVER = 3600  # seconds: what is not told otherwise is not let go of, by uvicorn neither
+NEVER = 3600  # seconds: with the default limits no connection is closed in a test, nor by uvicorn
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
 

@@ -1,4 +1,4 @@
-"""Workers that share a GPU by MPS. NVIDIA's control program is a script here, and what tries it out says what a test wants."""
+"""Workers that share a GPU by MPS. NVIDIA's control program is a script here, and a test sets the result of its trial."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ async def test_the_first_that_is_lost_ends_the_sharing_only_its_own_image_fails_
     assert failed_as(place.assert_kept(DONE=40, **({"FAILED": 1} if poison else {})), "poison") == poison
 
 
-async def test_status_and_metrics_tell_which_workers_share_their_gpu(
+async def test_status_and_metrics_show_which_workers_share_their_gpu(
     trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
@@ -234,7 +234,7 @@ def mps_of(worker: Worker) -> bool:
     return PIPES.encode() in Path(f"/proc/{worker.process.pid}/environ").read_bytes()
 
 
-async def test_those_that_shared_with_a_lost_one_begin_anew_without_and_nothing_is_their_images_fault(
+async def test_workers_that_shared_a_gpu_with_a_lost_one_restart_without_sharing_and_no_image_is_blamed(
     trial: Path,
 ) -> None:
     setup = Setup("w", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)

@@ -43,7 +43,7 @@ def test_a_file_gets_the_first_gap_that_is_large_enough(slab: Slab) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_free_neighbours_become_one_gap_in_whatever_order_they_are_released(slab: Slab, order: tuple[int, ...]) -> None:
+def test_free_neighbors_become_one_gap_in_whatever_order_they_are_released(slab: Slab, order: tuple[int, ...]) -> None:
     extents = [take(slab, BLOCKS // 4) for _ in range(4)]
     for index in order:
         slab.release(extents[index])
@@ -139,7 +139,7 @@ async def test_a_waiter_that_is_cancelled_in_the_moment_it_is_woken_loses_no_roo
 
 @given(st.lists(st.one_of(st.integers(0, 700), st.floats(0, 0.999)), max_size=60))
 def test_extents_never_overlap_and_all_is_one_gap_in_the_end(steps: list[int | float]) -> None:
-    """An integer reserves so many bytes, a float releases one of the extents that are held."""
+    """An integer reserves this number of bytes, a float releases one of the reserved extents."""
     slab = Slab(2048)
     held: list[Extent] = []
     for number, step in enumerate(steps):

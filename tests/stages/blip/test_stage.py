@@ -26,7 +26,7 @@ NEW_TOKENS = 20
 
 @pytest.fixture(scope="session")
 def talkative(blank_pack: Pack, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Random weights made to look at the image: captions differ, and some end early."""
+    """Random weights whose captions depend on the image: captions differ, and some end early."""
     folder = tmp_path_factory.mktemp("talkative")
     source = resolve(blank_pack, "blip").files["model"]
     model = load_model(BlipForConditionalGeneration, source, torch.float32, "cpu")
