@@ -174,7 +174,7 @@ def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
 
 
 def prune(config: Config, before: float) -> Amounts:
-    """Remove rows that nothing needs any more: by the daemon, beside its work, or here if none is running.
+    """Remove rows that nothing needs any more: by the daemon while it works, or here if none is running.
 
     before: only rows that ended before, in Unix seconds. Raises NothingFound without a ledger, LedgerDamaged, LedgerUnusable.
     """

@@ -161,7 +161,7 @@ def huge_png(side: int = 30_000) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(bytes(rows * (side + 1))) + packer.flush(zlib.Z_FULL_FLUSH)
     total = side * (side + 1)
-    adler = (total % 65521) << 16 | 1  # of so many zeros
+    adler = (total % 65521) << 16 | 1  # of this many zeros
     return raw_png(side, side, b"\x78\xda" + block * 100 + b"\x03\x00" + struct.pack(">I", adler))
 
 

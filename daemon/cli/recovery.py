@@ -84,7 +84,7 @@ def backup(
 
 
 def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: Mapping[str, str] | None = None) -> Counter[str]:
-    """Print how many sidecars are of each kind, and name all that are not whole. Returns the counts. done: what was done
+    """Print how many sidecars are of each kind, and name all that are not "whole". Returns the counts. done: what was done
     about a kind."""
     from daemon.cli.progress import Progress
     from daemon.recovery import verify as recovery

@@ -43,7 +43,7 @@ UNKNOWN = Model("an unknown stage", "", "")
 
 @dataclass(frozen=True)
 class Record:
-    """An image's row with its results: all that is known about it, and all that a sidecar needs."""
+    """An image's row with its results: everything that is known about it, and everything that a sidecar needs."""
 
     id: int
     inbox: int

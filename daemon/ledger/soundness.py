@@ -42,7 +42,7 @@ def is_blank(path: Path) -> bool:
 
 
 def find_cut(path: Path) -> str:
-    """What is wrong if the file is shorter than its header says; else empty. With a -wal, the rest may be in that."""
+    """What is wrong if the file is shorter than its header says; otherwise empty. With a -wal, the rest may be in that."""
     wal = Path(f"{path}-wal")
     if wal.exists() and wal.stat().st_size:
         return ""

@@ -53,7 +53,7 @@ class Chore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SinkState(msgspec.Struct, frozen=True, kw_only=True):
-    """An output beside the sidecars, and how far it has come."""
+    """A sink, and how far it has come."""
 
     name: str
     behind: int  # records that it does not have yet

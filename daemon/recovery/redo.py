@@ -18,7 +18,7 @@ from daemon.system.gpus import list_gpus
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The numbers of the images to process again, and by reason, how many must stay as they are."""
+    """The numbers of the images to process again, and, by reason, how many must stay as they are."""
 
     ids: list[int]
     left: Counter[str]

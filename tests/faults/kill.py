@@ -22,7 +22,7 @@ from tests.daemon_process import SLACK_SECONDS, Daemon, Place, wait_for
 
 INBOXES = ("keep", "move", "delete")  # one for each thing that may happen to a source
 STARTS = 0.25  # share of the kills that may come while the daemon starts
-SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that there is work to be killed
+SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that kills interrupt work
 LATENCIES = (0.0, SECONDS_PER_IMAGE, 10 * SECONDS_PER_IMAGE)  # delays of the fake model, for daemons that drain
 SLOWER = 4  # times that, while workers are killed
 DRAIN_SECONDS = 10.0

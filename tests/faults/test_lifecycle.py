@@ -1,4 +1,4 @@
-"""`visiond run` from its start to its end, as systemd and people see it."""
+"""`visiond run` from its start to its end, as systemd and users see it."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_what_is_told_of_a_failure_is_not_foreign_while_its_image_waits_for_anot
     tmp_path: Path, on_success: str
 ) -> None:
     place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
-    place.drop("cut.json", b"P6\n8 8\n255\n")  # an image whose own name is like a sidecar's, moved beside its reason
+    place.drop("cut.json", b"P6\n8 8\n255\n")  # an image whose own name is like a sidecar's, moved next to its reason
     place.drop("bad.jpg", b"no picture")
     place.configure({"stages": {"ocr": {"options": {"fail": {"": "error"}}}}, "pipeline": {"max_attempts": 1}})
     assert place.run_once().returncode == 1

@@ -48,7 +48,7 @@ def spring(folder: Path, *, real: bool) -> tuple[int, list[str], int]:
     lay(folder, names, mark)
     lay(place.inbox(), names, mark)
     run(place, "run", "--once")
-    run(place, "samples", "more", "--count", "200" if real else "2")  # so many are made by several processes
+    run(place, "samples", "more", "--count", "200" if real else "2")  # this many are made by several processes
     for name in loaded_by_python():
         (folder / f"{name}.py").unlink(missing_ok=True)
     place.drop_many(range(4, 6))

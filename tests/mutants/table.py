@@ -36,7 +36,7 @@ DISK = [
     ),
     Mutant(
         "export-file-fsync",
-        "an export is on the disk before it takes its name",
+        "an export is on the disk before it gets its name",
         "daemon/ledger/files.py",
         "sync_file(partial)",
         "pass",
@@ -63,7 +63,7 @@ DISK = [
     ),
     Mutant(
         "export-force",
-        "a file that is there is replaced with --force alone",
+        "an existing file is replaced only with --force",
         "daemon/ledger/files.py",
         "if file.exists() and not force:",
         "if False:",
@@ -72,7 +72,7 @@ DISK = [
     ),
     Mutant(
         "export-over-ledger",
-        "no copy takes the ledger's place",
+        "no copy replaces the ledger",
         "daemon/ledger/files.py",
         "if file in [",
         "if file in [][:0] and [",
@@ -118,7 +118,7 @@ DISK = [
     ),
     Mutant(
         "syncfs-every-disk",
-        "the same on every file system that an image's files lie on",
+        "the same on every file system with files of an image",
         "daemon/results/destinations.py",
         "if placed.location or self.on_success == ",
         "if placed.location and self.on_success == ",
@@ -147,7 +147,7 @@ DISK = [
     ),
     Mutant(
         "ledger-before-sidecar",
-        "nothing is published that the ledger does not hold",
+        "nothing is published that is not in the ledger",
         "daemon/stations/station.py",
         "ended = await self._coordinator.end(endings)",
         "publish_records(self._coordinator.records_of([e for e in endings if e.status == 1]), self._destinations); "
@@ -157,7 +157,7 @@ DISK = [
     ),
     Mutant(
         "ledger-rollback",
-        "a request is done whole or not at all",
+        "a request is done completely or not at all",
         "daemon/ledger/writer.py",
         'execute("ROLLBACK")',
         'execute("COMMIT")',
@@ -199,7 +199,7 @@ DISK = [
     ),
     Mutant(
         "repair-whole",
-        "a ledger is rebuilt beside the old one, and takes its place whole",
+        "a ledger is rebuilt next to the old one, and replaces it when it is complete",
         "daemon/recovery/rebuild.py",
         "keep = os.rename if suffix else os.link",
         "keep = os.rename",
@@ -229,7 +229,7 @@ DISK = [
 SOURCES = [
     Mutant(
         "move-overwrites",
-        "a file that has the name already is never overwritten",
+        "a file that already has the name is never overwritten",
         "daemon/inbox/sources.py",
         "if not os.path.lexists(path))",
         "if path)",
@@ -265,7 +265,7 @@ SOURCES = [
     ),
     Mutant(
         "copy-check-before",
-        "what is copied is the version that the result is of",
+        "the copy is of the version that has the result",
         "daemon/inbox/sources.py",
         "status = _expect(record, source.fileno())",
         "status = os.fstat(source.fileno())",
@@ -283,7 +283,7 @@ SOURCES = [
     ),
     Mutant(
         "copy-rights",
-        "a copy lends nobody our rights",
+        "a copy gives nobody our rights",
         "daemon/inbox/sources.py",
         "status.st_mode & 0o777",
         "status.st_mode",
@@ -292,7 +292,7 @@ SOURCES = [
     ),
     Mutant(
         "delete-aside-check",
-        "what lies at the set-aside name is removed only if it is the image",
+        "a file with the temporary name is removed only if it is the image",
         "daemon/inbox/sources.py",
         "if _is_same(record, aside):",
         "if os.path.lexists(aside):",
@@ -310,7 +310,7 @@ SOURCES = [
     ),
     Mutant(
         "take-goes-back",
-        "a newer version that slips in goes back",
+        "a newer version that arrives at the last moment is renamed back",
         "daemon/inbox/sources.py",
         "if not record.version.is_of(os.lstat(target), moved=True):",
         "if False:",
@@ -319,7 +319,7 @@ SOURCES = [
     ),
     Mutant(
         "take-links",
-        "a link laid on the way costs no file elsewhere",
+        "a link on the path loses no file elsewhere",
         "daemon/inbox/sources.py",
         "os.rename(name, target, src_dir_fd=folder)",
         "os.rename(record.location, target)",
@@ -335,7 +335,7 @@ SOURCES = [
     ),
     Mutant(
         "read-nonblock",
-        "a FIFO that took a file's place holds up nothing",
+        "a FIFO in place of a file blocks nothing",
         "daemon/system/beneath.py",
         "os.O_NONBLOCK | ",
         "",
@@ -343,7 +343,7 @@ SOURCES = [
     ),
     Mutant(
         "read-beneath",
-        "no folder on the way is a link",
+        "no folder on the path is a link",
         "daemon/system/beneath.py",
         "RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)",
         "0)",
@@ -351,7 +351,7 @@ SOURCES = [
     ),
     Mutant(
         "read-check-before",
-        "another file than the ledger's is not read",
+        "only the version in the ledger is read",
         "daemon/inbox/intake.py",
         "if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):",
         "if False:",
@@ -383,7 +383,7 @@ SOURCES = [
     ),
     Mutant(
         "events-lost",
-        "a full queue of the kernel's loses no file",
+        "a full kernel queue loses no file",
         "daemon/inbox/watcher.py",
         "folder.want_scan()\n            elif",
         "pass\n            elif",
@@ -413,7 +413,7 @@ STATES = [
     ),
     Mutant(
         "retry-lock",
-        "while a daemon starts, none but it writes to its ledger",
+        "while a daemon starts, nothing else writes to its ledger",
         "daemon/control.py",
         "with lock_state(config.state.path), contextlib",
         "with contextlib.nullcontext(), contextlib",
@@ -439,7 +439,7 @@ STATES = [
     ),
     Mutant(
         "supersede",
-        "a new version ends the waiting of the old one, not its result",
+        "a new version ends the wait of the old one and keeps its result",
         "daemon/ledger/ledger.sql",
         "AND old.id <= :last AND old.status = 0",
         "AND old.id <= :last",
@@ -467,7 +467,7 @@ STATES = [
     ),
     Mutant(
         "held-order",
-        "an earlier version that is held never takes a later one's place",
+        "an earlier version that is held never replaces a later one",
         "daemon/results/publisher.py",
         "superseding=bool(self._held)",
         "superseding=False",
@@ -475,7 +475,7 @@ STATES = [
     ),
     Mutant(
         "busy",
-        "what is in hand is not handed out again",
+        "images in flight are not handed out again",
         "daemon/ledger/ledger.py",
         'rows += [row for row in found if row["id"] not in busy]',
         "rows += found",
@@ -483,7 +483,7 @@ STATES = [
     ),
     Mutant(
         "busy-again",
-        "the same of what is tried again",
+        "the same for postponed images",
         "daemon/ledger/ledger.py",
         'if row["id"] not in busy and (only',
         "if (only",
@@ -491,7 +491,7 @@ STATES = [
     ),
     Mutant(
         "retry-back-off",
-        "each try comes twice as late as the last",
+        "each pause is twice as long as the last",
         "daemon/results/judge.py",
         "* 2.0 ** (attempts - 1)",
         "* 1.0",
@@ -507,7 +507,7 @@ STATES = [
     ),
     Mutant(
         "retry-attempts",
-        "tries have an end",
+        "the number of attempts is limited",
         "daemon/results/judge.py",
         "if failure.transient and attempts < self._max_attempts:",
         "if failure.transient:",
@@ -532,7 +532,7 @@ STATES = [
     ),
     Mutant(
         "reuse-kept",
-        "of two answers to the same bytes the ledger's is published",
+        "of two results of the same bytes, the one in the ledger is published",
         "daemon/ledger/ledger.py",
         "changed = [] if self._keep(connection, jobs) else self._take_kept(connection, jobs)",
         "changed = [] if self._keep(connection, jobs) else []",
@@ -542,7 +542,7 @@ STATES = [
     ),
     Mutant(
         "segment-keep",
-        "a crash resumes at the segment that was reached",
+        "after a crash, work resumes at the segment that was reached",
         "daemon/pipeline.py",
         'await self.retry("ledger", self.ledger.keep, jobs)',
         "pass",
@@ -550,7 +550,7 @@ STATES = [
     ),
     Mutant(
         "drain-lets-go",
-        "a drain does not wait for what no worker has begun",
+        "a drain does not wait for images that no worker has begun",
         "daemon/stations/station.py",
         "for job in lane.empty():",
         "for job in ():",
@@ -559,7 +559,7 @@ STATES = [
     ),
     Mutant(
         "drain-feeds-no-more",
-        "a drain takes nothing more in",
+        "a drain takes no more images",
         "daemon/pipeline.py",
         "while not self._draining:",
         "while True:",
@@ -568,7 +568,7 @@ STATES = [
     ),
     Mutant(
         "pause",
-        "a failing disk is no busy loop",
+        "a failing disk causes no busy loop",
         "daemon/system/retry.py",
         "await anyio.sleep(PAUSE_SECONDS)",
         "await anyio.sleep(0)",
@@ -576,7 +576,7 @@ STATES = [
     ),
     Mutant(
         "pause-once",
-        "a trouble is logged once",
+        "a problem is logged once",
         "daemon/system/retry.py",
         "if what not in self.failing:",
         "if True:",
@@ -584,7 +584,7 @@ STATES = [
     ),
     Mutant(
         "away-attempts",
-        "a mount that is away costs no image a try",
+        "a mount that is away costs no image an attempt",
         "daemon/results/judge.py",
         "if failure.away:",
         "if False:",
@@ -592,7 +592,7 @@ STATES = [
     ),
     Mutant(
         "away-inbox",
-        "a mount that is away is told from a file that cannot be read",
+        "a mount that is away is distinguished from a file that cannot be read",
         "daemon/inbox/intake.py",
         "away = error.errno in AWAY or",
         "away = not error and",
@@ -600,7 +600,7 @@ STATES = [
     ),
     Mutant(
         "away-disk",
-        "a disk that fails as a whole is told from one sector",
+        "a disk that fails as a whole is distinguished from one sector",
         "daemon/inbox/intake.py",
         "and not _answers(roots[job.inbox])",
         "and False",
@@ -616,7 +616,7 @@ STATES = [
     ),
     Mutant(
         "away-rest",
-        "an inbox that is away is not asked again and again",
+        "an inbox that is away is not read all the time",
         "daemon/inbox/absence.py",
         "if now < absence.until",
         "if False",
@@ -624,7 +624,7 @@ STATES = [
     ),
     Mutant(
         "away-once",
-        "that it is away is logged once",
+        "an inbox that is away is logged once",
         "daemon/inbox/absence.py",
         "if inbox not in self._absent:",
         "if True:",
@@ -632,7 +632,7 @@ STATES = [
     ),
     Mutant(
         "flush-not-asked",
-        "a folder that cannot be opened for now ends no daemon",
+        "a folder that cannot be opened for a while ends no daemon",
         "daemon/results/publisher.py",
         "except NotSynced as error:",
         "except OSError as error:",
@@ -648,7 +648,7 @@ STATES = [
     ),
     Mutant(
         "slab-merge",
-        "gaps in the slab become one again",
+        "adjacent gaps in the slab are merged",
         "daemon/workers/slab.py",
         "end += self._free.pop(index).length",
         "pass",
@@ -743,7 +743,7 @@ PROCESSES = [
     ),
     Mutant(
         "poison-remembered",
-        "a restart does not begin to count a file's deaths again",
+        "a restart does not reset the count of a file's worker deaths",
         "daemon/pipeline.py",
         'await self.retry("ledger", self.ledger.blame, job)',
         "pass",
@@ -925,7 +925,7 @@ PROCESSES = [
     ),
     Mutant(
         "children-of-children",
-        "nor does what a child starts",
+        "neither does a child of a child",
         "stages/processes.py",
         '"PYTHONSAFEPATH": "1", ',
         "",
@@ -938,7 +938,7 @@ PROCESSES = [
 LEDGERS = [
     Mutant(
         "identity-fsync",
-        "what says which ledger belongs here is on the disk before it has its name",
+        "the file `identity` is on the disk before it has its name",
         "daemon/ledger/identity.py",
         "os.fsync(out.fileno())",
         "pass",
@@ -947,7 +947,7 @@ LEDGERS = [
     ),
     Mutant(
         "identity-whole",
-        "nobody reads half of it",
+        "nobody reads half of the file `identity`",
         "daemon/ledger/identity.py",
         "os.replace(partial, file)",
         "file.write_bytes(partial.read_bytes())",
@@ -956,7 +956,7 @@ LEDGERS = [
     ),
     Mutant(
         "identity-folder-fsync",
-        "its name outlives a power failure",
+        "the name of the file `identity` outlives a power failure",
         "daemon/ledger/identity.py",
         "sync_folder(folder)",
         "pass",
@@ -1045,7 +1045,7 @@ LEDGERS = [
     ),
     Mutant(
         "ledger-emptied",
-        "so does one that is emptied",
+        "a ledger that is emptied under the daemon ends it",
         "daemon/upkeep/guard.py",
         "if file == self._ledger and not os.stat(file).st_size:",
         "if False:",
@@ -1053,7 +1053,7 @@ LEDGERS = [
     ),
     Mutant(
         "ledger-last-look",
-        "what went into a ledger that is gone is not called done",
+        "images written to a deleted ledger do not count as done",
         "daemon/service.py",
         "await to_thread.run_sync(files.check)",
         "pass",
@@ -1087,7 +1087,7 @@ LEDGERS = [
     ),
     Mutant(
         "repair-true",
-        "of ledger and sidecar the one whose checksum holds is kept",
+        "of ledger and sidecar, the one that matches its checksum is kept",
         "daemon/recovery/damaged_rows.py",
         "if self._is_true(sidecar, record):",
         "if True:",
@@ -1181,7 +1181,7 @@ LEDGERS = [
     ),
     Mutant(
         "backup-checked",
-        "a copy of a damaged ledger takes no good one's place",
+        "a copy of a damaged ledger replaces no good one",
         "daemon/upkeep/backups.py",
         'if found != "ok":',
         "if False:",
@@ -1206,7 +1206,7 @@ LEDGERS = [
     ),
     Mutant(
         "scrape-waits",
-        "a scrape waits for no long work of the ledger's",
+        "a scrape does not wait for long work of the ledger",
         "daemon/web/status.py",
         "anyio.move_on_after(ASK_SECONDS)",
         "anyio.move_on_after(None)",
@@ -1214,7 +1214,7 @@ LEDGERS = [
     ),
     Mutant(
         "silence-named",
-        "a daemon that is slow to answer is not called another one",
+        "a daemon that is slow to answer is not taken for another one",
         "daemon/control.py",
         "    except NotAnswering:\n        raise\n",
         "",
@@ -1222,7 +1222,7 @@ LEDGERS = [
     ),
     Mutant(
         "state-umask",
-        "others cannot read what the daemon makes",
+        "other users cannot read what the daemon writes",
         "daemon/state.py",
         "os.umask(before | 0o027)",
         "os.umask(before)",
@@ -1230,7 +1230,7 @@ LEDGERS = [
     ),
     Mutant(
         "state-shut",
-        "nor what an older one made in the state folder",
+        "other users cannot read what an older daemon wrote to the state folder",
         "daemon/state.py",
         "path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)",
         "pass",
@@ -1248,7 +1248,7 @@ LEDGERS = [
     ),
     Mutant(
         "prune-checked-again",
-        "what something needs again since it was found is not pruned",
+        "a row that is needed again since it was found is not pruned",
         "daemon/ledger/ledger.sql",
         "AND :is_spare RETURNING id, status",
         "RETURNING id, status",
@@ -1272,7 +1272,7 @@ LEDGERS = [
     ),
     Mutant(
         "slab-memory",
-        "more memory than there is is refused",
+        "more memory than the machine has is refused",
         "daemon/layout.py",
         "if size > memory:",
         "if False:",
@@ -1281,7 +1281,7 @@ LEDGERS = [
     ),
     Mutant(
         "inbox-missing",
-        "an inbox that is missing is refused and not made",
+        "a missing inbox is refused and not created",
         "daemon/inbox/absence.py",
         "if missing := [path for path, answer in there.items() if answer is False]:",
         "if missing := [path for path, answer in there.items() if answer is None]:",
@@ -1305,7 +1305,7 @@ SINKS = [
     ),
     Mutant(
         "sink-errors",
-        "whatever goes wrong in one sink stops nothing else",
+        "an error in one sink stops nothing else",
         "daemon/results/outbox.py",
         "except Exception as error:",
         "except OSError as error:",
@@ -1346,7 +1346,7 @@ SINKS = [
     ),
     Mutant(
         "sink-removed",
-        "a sink that is no longer configured holds no records back",
+        "a sink that is no longer configured keeps no records in the outbox",
         "daemon/ledger/outbox.py",
         'connection.execute(SQL["drop_sinks"], (msgspec.json.encode(list(names)).decode(),)).fetchall()',
         "[]",
@@ -1432,7 +1432,7 @@ SINKS = [
     ),
     Mutant(
         "version-order",
-        "two versions of a file are never with two stations at once",
+        "two stations never have versions of the same file at the same time",
         "daemon/pipeline.py",
         "return (inbox, path) in self._paths",
         "return False",
@@ -1471,7 +1471,7 @@ SINKS = [
 PAGES = [
     Mutant(
         "token",
-        "nothing is told without the token",
+        "without the token nothing is answered",
         "daemon/web/app.py",
         "hmac.compare_digest(token.strip(), self._token)",
         "True",
@@ -1479,7 +1479,7 @@ PAGES = [
     ),
     Mutant(
         "token-file-rights",
-        "a token that all may read is refused",
+        "a token that every user can read is refused",
         "daemon/web/app.py",
         "if mode & stat.S_IRWXO:",
         "if False:",
@@ -1487,7 +1487,7 @@ PAGES = [
     ),
     Mutant(
         "host",
-        "no page can rebind its name to us",
+        "no web page can rebind its name to the daemon",
         "daemon/web/app.py",
         "if http.is_loopback:",
         "if False:",
@@ -1505,7 +1505,7 @@ PAGES = [
     ),
     Mutant(
         "escaping",
-        "a folder's name is no markup in the page",
+        "a folder's name is escaped in the page",
         "daemon/web/app.py",
         "html.escape(snapshot.sentence())",
         "snapshot.sentence()",
@@ -1513,7 +1513,7 @@ PAGES = [
     ),
     Mutant(
         "control-rights",
-        "the control socket is the daemon's user's alone",
+        "only the daemon's user can use the control socket",
         "daemon/web/app.py",
         "path.chmod(0o600)",
         "pass",
@@ -1529,7 +1529,7 @@ PAGES = [
     ),
     Mutant(
         "request-deadline",
-        "half a request is not waited for",
+        "an incomplete request is closed after some seconds",
         "daemon/web/connections.py",
         "self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)",
         "self._deadline = None",
@@ -1587,7 +1587,7 @@ PAGES = [
     ),
     Mutant(
         "page-headers",
-        "browsers do nothing with an answer",
+        "browsers may not interpret an answer",
         "daemon/web/connections.py",
         "headers=HEADERS",
         "headers=[]",
@@ -1595,7 +1595,7 @@ PAGES = [
     ),
     Mutant(
         "tls-spoken",
-        "where a certificate is named nothing is said without TLS",
+        "with a certificate, nothing is answered without TLS",
         "daemon/web/app.py",
         "Server(pages.public(http), listener, tls)",
         "Server(pages.public(http), listener)",
@@ -1603,7 +1603,7 @@ PAGES = [
     ),
     Mutant(
         "tls-key-rights",
-        "a TLS key that all may read is refused",
+        "a TLS key that every user can read is refused",
         "daemon/web/app.py",
         'read_secret("http.tls_key" if http.tls_key else',
         'str("http.tls_key" if http.tls_key else',
@@ -1628,7 +1628,7 @@ PAGES = [
     ),
     Mutant(
         "waiting-clients",
-        "clients that ask nothing make room for who asks",
+        "clients that send nothing make room for those that send a request",
         "daemon/web/connections.py",
         "if len(self.waiting) > MOST_WAITING:",
         "if False:",

@@ -1,4 +1,4 @@
-"""Whatever is in a drop folder, each file ends in the expected state, and no good image next to it fails.
+"""Each file in an inbox, whatever it is, ends in the expected state, and no good image next to it fails.
 
 The stages are fakes, so only what a header shows is found here; what decoding finds is in
 tests/stages/decoding/test_decoder.py.

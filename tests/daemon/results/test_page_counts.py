@@ -21,7 +21,7 @@ def test_the_page_count_is_in_sidecar_export_and_show_and_survives_the_ledger(tm
     place.drop("pages.tif", animation("TIFF"))
     place.drop("one.png", png())
     assert place.run_once().returncode == 0
-    place.drop("again.tif", animation("TIFF"))  # answered from the ledger: its header is not looked at
+    place.drop("again.tif", animation("TIFF"))  # result from the ledger: its header is not read
     assert place.run_once().returncode == 0
     assert [place.sidecar(name)["source"].get("pages") for name in ("pages.tif", "again.tif", "one.png")] == [3, 3, None]
     assert "the first of 3 pages or frames" in " ".join(place.command("show", "again.tif").stdout.split())

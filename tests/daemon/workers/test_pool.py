@@ -32,7 +32,7 @@ line.recv(1)
 
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[Seat]:
-    """A pool of one seat, which starts whatever program sys.executable names."""
+    """A pool of one seat, which starts the program in sys.executable."""
     setup = Setup("w/0", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
     seat = Seat(setup, "cpu", {})
     with contextlib.closing(Slab(1 << 20)) as slab:
