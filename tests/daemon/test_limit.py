@@ -95,7 +95,7 @@ def test_the_progress_of_a_trial_counts_its_images_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", [("--limit", "3"), ("--allow-failed",), ("--once", "--limit", "0")])
-def test_what_is_for_once_alone_is_refused_without_it(tmp_path: Path, option: tuple[str, ...]) -> None:
+def test_options_for_once_are_refused_without_it(tmp_path: Path, option: tuple[str, ...]) -> None:
     place = Place(tmp_path)
     assert place.command("run", *option).returncode == os.EX_USAGE
     assert not place.has_ledger()

@@ -199,7 +199,7 @@ def test_retries_wait_and_end_in_failure_after_max_attempts(tmp_path: Path) -> N
     assert service.metrics.value("visiond_retries_total", reason="stage") == 2
 
 
-def test_file_descriptors_that_run_out_hold_up_the_pipeline_and_fail_nothing(
+def test_when_file_descriptors_run_out_the_pipeline_waits_and_nothing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = []

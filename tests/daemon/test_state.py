@@ -28,7 +28,7 @@ def usual_umask() -> None:
     os.umask(0o022)
 
 
-def test_what_the_daemon_makes_is_closed_to_others(tmp_path: Path) -> None:
+def test_other_users_cannot_read_what_the_daemon_writes(tmp_path: Path) -> None:
     place = Place(tmp_path, {"output": {"bins": "copy", "sinks": ["jsonl"]}, "http": {"listen": "127.0.0.1:0"}})
     place.drop("deep/a.ppm", picture(1)).chmod(0o640)
     place.drop("bad.jpg", b"no image").chmod(0o640)

@@ -72,7 +72,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
         "DeviceAllow=char-nvidia* rwm",
     ],
 )
-def test_what_the_daemon_relies_on_is_there(directive: str) -> None:
+def test_the_unit_has_everything_that_the_daemon_relies_on(directive: str) -> None:
     name, _, value = directive.partition("=")
     assert one(name) == value
 

@@ -132,7 +132,7 @@ def test_images_leave_an_inbox_that_can_be_written_again_while_the_daemon_runs(t
         place.assert_kept(DONE=5)
 
 
-def test_once_does_all_but_a_file_that_cannot_be_moved_and_says_so(tmp_path: Path) -> None:
+def test_once_processes_everything_and_reports_a_file_that_cannot_be_moved(tmp_path: Path) -> None:
     place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.1, "on_success": "move"}]})
     place.drop_many(range(10))
     moved = os.path.join(os.fsencode(place.site.done), b"00003.ppm")
@@ -145,7 +145,7 @@ def test_once_does_all_but_a_file_that_cannot_be_moved_and_says_so(tmp_path: Pat
     place.assert_kept(DONE=10)
 
 
-def test_what_lies_on_other_disks_than_the_results_is_on_them_before_it_is_marked_as_published(tmp_path: Path) -> None:
+def test_files_on_other_disks_than_the_results_are_flushed_before_images_are_marked_as_published(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "4m"), mounted(tmp_path / "other", "4m"):
         place = Place(tmp_path, {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": "delete"}]})
         place.staging = place.inbox()
@@ -159,7 +159,7 @@ def test_what_lies_on_other_disks_than_the_results_is_on_them_before_it_is_marke
         assert os.fsencode(tmp_path / "other") in synced
 
 
-def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_says_nothing_is_done_that_is_not(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_nothing_is_wrongly_reported_as_done(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with mounted(place.folder / "state", "512k") as disk:
         with Daemon(place) as daemon:

@@ -123,7 +123,7 @@ def test_the_control_socket_is_its_users_alone(server: Server) -> None:
     assert stat.S_IMODE(control.stat().st_mode) == 0o600
 
 
-def test_what_stands_in_a_folders_name_is_text_in_the_page(tmp_path: Path) -> None:
+def test_the_page_escapes_the_names_of_folders(tmp_path: Path) -> None:
     place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "inbox": [{"path": "<script>alert(1)</script>"}]})
     with Daemon(place) as daemon:
         shutil.rmtree(place.inbox().parent)
@@ -221,7 +221,7 @@ def test_without_the_token_no_page_is_shown(guarded: Server, path: str, given: s
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nowhere"])
-def test_every_answer_tells_browsers_to_do_nothing_with_it_and_names_no_server(guarded: Server, path: str) -> None:
+def test_every_answer_forbids_browsers_to_interpret_it_and_names_no_server(guarded: Server, path: str) -> None:
     for token in (TOKEN, "another"):
         _, headers, _ = guarded.ask(path, Authorization=f"Bearer {token}")
         assert headers["x-content-type-options"] == "nosniff"
@@ -230,7 +230,7 @@ def test_every_answer_tells_browsers_to_do_nothing_with_it_and_names_no_server(g
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_with_the_token_everything_is_told(guarded: Server, scheme: str) -> None:
+def test_with_the_token_every_page_is_shown(guarded: Server, scheme: str) -> None:
     status, _, body = guarded.ask("/metrics", Authorization=f"{scheme} {TOKEN}")
     assert status == 200
     assert "visiond_images_pending" in body
@@ -244,7 +244,7 @@ def test_the_commands_need_no_token_and_the_token_is_in_no_process_list(guarded:
     assert TOKEN not in guarded.daemon.log_text()
 
 
-def test_clients_that_never_finish_their_handshake_use_up_no_descriptors_and_hold_up_nobody(guarded: Server) -> None:
+def test_clients_that_never_finish_their_handshake_use_up_no_descriptors_and_delay_nobody(guarded: Server) -> None:
     before = open_files(guarded.daemon)
     with slow_clients(guarded.daemon.port, 300, HELLO):
         assert guarded.ask("/healthz", Authorization=f"Bearer {TOKEN}")[0] == 200

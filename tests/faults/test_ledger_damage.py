@@ -79,7 +79,7 @@ def test_a_ledger_that_was_lost_is_not_taken_for_a_new_one(tmp_path: Path, lose:
     assert sidecars(place) == before
 
 
-def test_who_means_to_begin_anew_removes_the_file_that_the_refusal_names(tmp_path: Path) -> None:
+def test_removing_the_file_that_the_refusal_names_allows_a_new_ledger(tmp_path: Path) -> None:
     place = worked(tmp_path)
     remove(place)
     refusal = json.loads(place.run_once().stderr.splitlines()[-1])["event"]
@@ -230,7 +230,7 @@ def test_a_damaged_result_of_an_image_that_is_gone_leaves_its_sidecar_alone(tmp_
     assert sidecars(place) == before
 
 
-def test_a_damaged_result_is_shown_and_exported_by_nobody(tmp_path: Path) -> None:
+def test_a_damaged_result_is_neither_shown_nor_exported(tmp_path: Path) -> None:
     place = worked(tmp_path, 4)
     [name] = flip_results(place, seeded(), 1)
     refused = place.command("show", name.removesuffix(".json"))

@@ -160,7 +160,9 @@ def test_a_second_ctrl_c_does_not_wait_for_images_in_flight(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("once", [[], ["--once"]], ids=["run", "run --once"])
-def test_a_terminal_that_closes_drains_it_though_it_says_so_twice_and_to_the_workers(tmp_path: Path, once: list[str]) -> None:
+def test_closing_the_terminal_drains_the_daemon_although_the_signal_comes_twice_and_also_to_the_workers(
+    tmp_path: Path, once: list[str]
+) -> None:
     place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 1.0}}}})
     place.drop_many(range(200))
     with Daemon(place, *once) as daemon:
@@ -185,7 +187,7 @@ def test_under_nohup_closing_the_terminal_does_nothing(tmp_path: Path) -> None:
     place.assert_kept(DONE=10)
 
 
-def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_a_thread_that_hangs_in_a_system_call_does_not_delay_the_exit(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"drain_seconds": 0.2}})
     with Daemon(place) as daemon:
         hang_publishing(place, "a.ppm")

@@ -77,7 +77,7 @@ def test_a_repaired_sidecar_is_on_the_disk_before_the_command_ends(tmp_path: Pat
     assert [call.name for call in calls[named[-1] :]].count("syncfs") == 1
 
 
-def test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
+def test_the_identity_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
     place = finished(tmp_path)
     identity = tmp_path / "state" / "identity"
     identity.write_bytes(b"damaged")

@@ -113,9 +113,7 @@ def test_a_sidecar_of_no_image_is_named_and_left_alone(tmp_path: Path, folder: s
 
 
 @pytest.mark.parametrize("on_success", ["keep", "move"])
-def test_what_is_told_of_a_failure_is_not_foreign_while_its_image_waits_for_another_try(
-    tmp_path: Path, on_success: str
-) -> None:
+def test_the_reason_of_an_image_that_waits_for_a_retry_is_not_foreign(tmp_path: Path, on_success: str) -> None:
     place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
     place.drop("cut.json", b"P6\n8 8\n255\n")  # an image whose own name is like a sidecar's, moved next to its reason
     place.drop("bad.jpg", b"no picture")
@@ -152,7 +150,7 @@ def test_every_version_that_failed_and_was_moved_keeps_its_own_reason(tmp_path: 
     assert sidecars(place) == before
 
 
-def test_what_a_crash_left_between_publishing_and_saying_so_is_not_foreign(tmp_path: Path) -> None:
+def test_sidecars_of_images_that_a_crash_left_unmarked_are_not_foreign(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
         connection.execute("UPDATE image SET emitted = 0 WHERE id = 1")
@@ -259,7 +257,7 @@ def test_a_lost_ledger_comes_back_from_the_sidecars_and_no_model_runs_again(
     place.assert_kept(DONE=44, FAILED=1)
 
 
-def test_an_image_that_changed_since_its_sidecar_was_written_is_taken_for_the_new_one_it_is(tmp_path: Path) -> None:
+def test_an_image_that_changed_since_its_sidecar_was_written_is_a_new_version(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     place.site.ledger.unlink()
     place.drop("00000.ppm", picture(100))
@@ -323,7 +321,7 @@ def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_po
     assert Call("fsync", os.fsencode(place.site.ledger.parent)) in supervisor.calls[renamed:]
 
 
-def test_what_is_no_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     whole = place.sidecar("00000.ppm")
     spoiled = {

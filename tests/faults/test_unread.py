@@ -58,7 +58,7 @@ def test_once_processes_everything_else_and_then_exits_as_for_an_unreadable_inbo
     place.assert_kept(DONE=3)
 
 
-def test_a_daemon_names_them_wherever_it_is_asked_and_takes_their_files_once_it_can(place: Place, humble: list[str]) -> None:
+def test_unread_folders_are_named_everywhere_and_read_once_they_can_be(place: Place, humble: list[str]) -> None:
     with Daemon(place, prefix=humble) as daemon:
         status = daemon.wait_until(lambda status: status["unread_folders"] == 3 and status["done"] == 1, "word of all three")
         assert status["obstacles"] == []
@@ -120,7 +120,7 @@ def test_a_file_whose_result_would_have_too_long_a_path_is_passed_over_and_ends_
     assert TOO_LONG in place.command("check").stdout
 
 
-def test_what_vanishes_during_a_walk_is_no_trouble(tmp_path: Path) -> None:
+def test_files_that_vanish_during_a_walk_are_not_reported(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     unread = Unread(os.fsencode(tmp_path))
     walk = Walk(unread.root, compile_ignored([]), True, unread, enter=lambda path: path and (tmp_path / "sub").rmdir())

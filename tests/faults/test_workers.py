@@ -74,7 +74,7 @@ def test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_q
     assert failed_as(place.assert_kept(FAILED=1), "poison") == poison
 
 
-def test_an_error_costs_one_image_and_a_lack_of_memory_none(tmp_path: Path) -> None:
+def test_an_error_fails_one_image_and_a_lack_of_memory_none(tmp_path: Path) -> None:
     place = open_place(tmp_path, {"RAISE": "raise", "TRANS": "transient", "ERROR": "error", "MEMORY": "oom"})
     bad = drop_marked(place, "RAISE", 2) | drop_marked(place, "TRANS", 1) | drop_marked(place, "ERROR", 1)
     drop_marked(place, "MEMORY", 8)

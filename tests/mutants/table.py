@@ -67,7 +67,7 @@ DISK = [
         "daemon/ledger/files.py",
         "if file.exists() and not force:",
         "if False:",
-        ("daemon/cli/test_cli.py::test_a_file_that_is_there_is_replaced_by_force_alone",),
+        ("daemon/cli/test_cli.py::test_an_existing_file_is_replaced_only_with_force",),
         within="written_whole",
     ),
     Mutant(
@@ -122,7 +122,7 @@ DISK = [
         "daemon/results/destinations.py",
         "if placed.location or self.on_success == ",
         "if placed.location and self.on_success == ",
-        ("faults/test_disk.py::test_what_lies_on_other_disks_than_the_results_is_on_them_before_it_is_marked_as_published",),
+        ("faults/test_disk.py::test_files_on_other_disks_than_the_results_are_flushed_before_images_are_marked_as_published",),
         within="Destination.folders_of",
     ),
     Mutant(
@@ -269,7 +269,7 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "status = _expect(record, source.fileno())",
         "status = os.fstat(source.fileno())",
-        ("daemon/inbox/test_sources.py::test_a_file_that_takes_the_sources_place_as_it_is_opened_is_not_copied",),
+        ("daemon/inbox/test_sources.py::test_a_file_that_replaces_the_source_while_it_is_opened_is_not_copied",),
         within="copy",
     ),
     Mutant(
@@ -287,7 +287,7 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "status.st_mode & 0o777",
         "status.st_mode",
-        ("daemon/inbox/test_sources.py::test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours",),
+        ("daemon/inbox/test_sources.py::test_a_copy_has_the_permissions_of_its_source_without_set_user_id",),
         within="copy",
     ),
     Mutant(
@@ -296,7 +296,7 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "if _is_same(record, aside):",
         "if os.path.lexists(aside):",
-        ("daemon/inbox/test_sources.py::test_what_lies_at_the_set_aside_name_and_is_another_file_stays",),
+        ("daemon/inbox/test_sources.py::test_another_file_with_the_temporary_name_stays",),
         within="delete",
     ),
     Mutant(
@@ -323,7 +323,7 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "os.rename(name, target, src_dir_fd=folder)",
         "os.rename(record.location, target)",
-        ("daemon/inbox/test_sources.py::test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhere",),
+        ("daemon/inbox/test_sources.py::test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewhere",),
     ),
     Mutant(
         "read-nofollow",
@@ -487,7 +487,7 @@ STATES = [
         "daemon/ledger/ledger.py",
         'if row["id"] not in busy and (only',
         "if (only",
-        ("daemon/ledger/test_ledger.py::test_what_is_in_hand_is_not_handed_out_again",),
+        ("daemon/ledger/test_ledger.py::test_jobs_in_flight_are_not_handed_out_again",),
     ),
     Mutant(
         "retry-back-off",
@@ -588,7 +588,7 @@ STATES = [
         "daemon/results/judge.py",
         "if failure.away:",
         "if False:",
-        ("daemon/results/test_judge.py::test_an_image_whose_inbox_is_away_is_tried_as_often_as_it_takes",),
+        ("daemon/results/test_judge.py::test_an_image_whose_inbox_is_away_is_tried_until_it_can_be_read",),
     ),
     Mutant(
         "away-inbox",
@@ -713,7 +713,7 @@ PROCESSES = [
         "daemon/ledger/checksums.py",
         "return stored is None or compute(*fields) == stored",
         "return True",
-        ("faults/test_ledger_damage.py::test_a_damaged_result_is_shown_and_exported_by_nobody",),
+        ("faults/test_ledger_damage.py::test_a_damaged_result_is_neither_shown_nor_exported",),
     ),
     Mutant(
         "outputs-claimed",
@@ -905,7 +905,9 @@ PROCESSES = [
         "stages/processes.py",
         "die_with(int(sys.argv[1]), signal.SIGTERM)",
         "pass",
-        ("daemon/workers/test_mps.py::test_a_server_does_not_outlive_a_daemon_that_is_killed_nor_its_folder_the_next_start",),
+        (
+            "daemon/workers/test_mps.py::test_after_a_daemon_is_killed_its_server_ends_and_the_next_start_removes_the_servers_folder",
+        ),
     ),
     Mutant(
         "mps-folder-lock",
@@ -942,7 +944,7 @@ LEDGERS = [
         "daemon/ledger/identity.py",
         "os.fsync(out.fileno())",
         "pass",
-        ("faults/test_order.py::test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name",),
+        ("faults/test_order.py::test_the_identity_file_is_on_the_disk_before_it_has_its_name",),
         within="write",
     ),
     Mutant(
@@ -951,7 +953,7 @@ LEDGERS = [
         "daemon/ledger/identity.py",
         "os.replace(partial, file)",
         "file.write_bytes(partial.read_bytes())",
-        ("faults/test_order.py::test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name",),
+        ("faults/test_order.py::test_the_identity_file_is_on_the_disk_before_it_has_its_name",),
         within="write",
     ),
     Mutant(
@@ -960,7 +962,7 @@ LEDGERS = [
         "daemon/ledger/identity.py",
         "sync_folder(folder)",
         "pass",
-        ("faults/test_order.py::test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name",),
+        ("faults/test_order.py::test_the_identity_file_is_on_the_disk_before_it_has_its_name",),
         within="write",
     ),
     Mutant(
@@ -1014,7 +1016,7 @@ LEDGERS = [
         "daemon/ledger/soundness.py",
         "if current and (missing :=",
         "if not current and (missing :=",
-        ("daemon/ledger/test_schema.py::test_what_is_not_as_visiond_makes_it_is_found_when_it_is_opened",),
+        ("daemon/ledger/test_schema.py::test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened",),
         within="find_fault",
     ),
     Mutant(
@@ -1023,7 +1025,7 @@ LEDGERS = [
         "daemon/ledger/soundness.py",
         'for scope in ("1",) if small else',
         "for scope in () if small else",
-        ("daemon/ledger/test_schema.py::test_what_is_not_as_visiond_makes_it_is_found_when_it_is_opened",),
+        ("daemon/ledger/test_schema.py::test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened",),
         within="find_fault",
     ),
     Mutant(
@@ -1073,7 +1075,7 @@ LEDGERS = [
         "daemon/results/export.py",
         "if record.damage:",
         "if False:",
-        ("faults/test_ledger_damage.py::test_a_damaged_result_is_shown_and_exported_by_nobody",),
+        ("faults/test_ledger_damage.py::test_a_damaged_result_is_neither_shown_nor_exported",),
         within="_whole",
     ),
     Mutant(
@@ -1185,7 +1187,7 @@ LEDGERS = [
         "daemon/upkeep/backups.py",
         'if found != "ok":',
         "if False:",
-        ("daemon/upkeep/test_schedule.py::test_a_copy_of_a_damaged_ledger_takes_no_good_ones_place",),
+        ("daemon/upkeep/test_schedule.py::test_a_copy_of_a_damaged_ledger_replaces_no_good_one",),
     ),
     Mutant(
         "backup-moment",
@@ -1226,7 +1228,7 @@ LEDGERS = [
         "daemon/state.py",
         "os.umask(before | 0o027)",
         "os.umask(before)",
-        ("daemon/test_state.py::test_what_the_daemon_makes_is_closed_to_others",),
+        ("daemon/test_state.py::test_other_users_cannot_read_what_the_daemon_writes",),
     ),
     Mutant(
         "state-shut",
@@ -1252,7 +1254,7 @@ LEDGERS = [
         "daemon/ledger/ledger.sql",
         "AND :is_spare RETURNING id, status",
         "RETURNING id, status",
-        ("daemon/upkeep/test_pruning.py::test_what_is_needed_again_since_it_was_found_stays",),
+        ("daemon/upkeep/test_pruning.py::test_rows_that_are_needed_again_since_they_were_found_stay",),
     ),
     Mutant(
         "log-bounded",
@@ -1317,7 +1319,7 @@ SINKS = [
         "daemon/ledger/ledger.sql",
         "UPDATE sink SET place = ?, succeeded_at = ? WHERE name = ?;",
         "UPDATE sink SET place = ?, succeeded_at = ? WHERE true OR name = ?;",
-        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+        ("daemon/results/test_outbox.py::test_records_that_every_sink_has_leave_the_outbox",),
     ),
     Mutant(
         "sink-outbox-kept",
@@ -1325,7 +1327,7 @@ SINKS = [
         "daemon/ledger/ledger.sql",
         "(SELECT MIN(place) FROM sink)",
         "(SELECT MAX(place) FROM sink)",
-        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+        ("daemon/results/test_outbox.py::test_records_that_every_sink_has_leave_the_outbox",),
     ),
     Mutant(
         "sink-outbox-emptied",
@@ -1333,7 +1335,7 @@ SINKS = [
         "daemon/ledger/outbox.py",
         ('    connection.execute(SQL["drop_delivered"])\n    return place\n'),
         "    return place\n",
-        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+        ("daemon/results/test_outbox.py::test_records_that_every_sink_has_leave_the_outbox",),
         within="move",
     ),
     Mutant(
@@ -1509,7 +1511,7 @@ PAGES = [
         "daemon/web/app.py",
         "html.escape(snapshot.sentence())",
         "snapshot.sentence()",
-        ("faults/test_http.py::test_what_stands_in_a_folders_name_is_text_in_the_page",),
+        ("faults/test_http.py::test_the_page_escapes_the_names_of_folders",),
     ),
     Mutant(
         "control-rights",
@@ -1583,7 +1585,7 @@ PAGES = [
         "daemon/web/app.py",
         "msgspec.structs.replace(self._status.snapshot(), unread=[])",
         "self._status.snapshot()",
-        ("faults/test_unread.py::test_a_daemon_names_them_wherever_it_is_asked_and_takes_their_files_once_it_can",),
+        ("faults/test_unread.py::test_unread_folders_are_named_everywhere_and_read_once_they_can_be",),
     ),
     Mutant(
         "page-headers",
@@ -1591,7 +1593,7 @@ PAGES = [
         "daemon/web/connections.py",
         "headers=HEADERS",
         "headers=[]",
-        ("faults/test_http.py::test_every_answer_tells_browsers_to_do_nothing_with_it_and_names_no_server",),
+        ("faults/test_http.py::test_every_answer_forbids_browsers_to_interpret_it_and_names_no_server",),
     ),
     Mutant(
         "tls-spoken",
@@ -1624,7 +1626,7 @@ PAGES = [
         "daemon/web/connections.py",
         "if self._may_stay(client):",
         "if True:",
-        ("daemon/web/test_connections.py::test_where_descriptors_are_few_who_has_waited_longest_makes_room",),
+        ("daemon/web/test_connections.py::test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected",),
     ),
     Mutant(
         "waiting-clients",
@@ -1632,7 +1634,7 @@ PAGES = [
         "daemon/web/connections.py",
         "if len(self.waiting) > MOST_WAITING:",
         "if False:",
-        ("daemon/web/test_connections.py::test_who_has_waited_longest_makes_room_for_who_asks",),
+        ("daemon/web/test_connections.py::test_the_client_that_waited_longest_is_disconnected_for_one_that_sends_a_request",),
     ),
 ]
 

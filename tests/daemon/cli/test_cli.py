@@ -157,7 +157,7 @@ def test_a_name_in_two_inboxes_is_refused_with_both(tmp_path: Path) -> None:
     assert json.loads(say(place, "show", paths[1], "--json"))["source"]["inbox"] == str(place.inbox("two"))
 
 
-def test_what_files_and_images_say_reaches_the_terminal_escaped(place: Place) -> None:
+def test_names_and_texts_of_images_are_escaped_on_the_terminal(place: Place) -> None:
     told = say(place, "show", place.inbox() / EVIL)
     assert ESCAPE not in told
     assert OVERRIDE not in told
@@ -195,7 +195,7 @@ def test_export_by_ratio_reports_how_many_images_it_leaves_out(place: Place, tmp
 
 
 @pytest.mark.parametrize("command", ["export", "backup"])
-def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path: Path, command: str) -> None:
+def test_an_existing_file_is_replaced_only_with_force(place: Place, tmp_path: Path, command: str) -> None:
     file = tmp_path / "mine.csv"
     file.write_bytes(b"mine")
     refused = place.command(command, file)
@@ -213,7 +213,7 @@ PRINTING = (
 
 
 @pytest.mark.parametrize("command", PRINTING)
-def test_what_cannot_be_printed_ends_a_command_with_a_sentence(place: Place, command: str) -> None:
+def test_a_command_whose_output_cannot_be_written_ends_with_a_message(place: Place, command: str) -> None:
     with open("/dev/full", "wb") as full:
         done = place.command(*command.split(), stdout=full)
     assert done.returncode == os.EX_IOERR
@@ -383,7 +383,7 @@ def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     assert f"models: pack mini in {MINI}; the digests of all files in use are as recorded." in say(place, "check", "--quick")
 
 
-def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
+def test_models_list_names_an_invalid_manifest(tmp_path: Path) -> None:
     place = Place(tmp_path)
     (tmp_path / "models" / "broken").mkdir(parents=True)
     (tmp_path / "models" / "broken" / "manifest.json").write_text("{")

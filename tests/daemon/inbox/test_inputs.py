@@ -116,7 +116,7 @@ def test_an_odd_name_is_done_and_has_its_own_sidecar(name: str, mixed: tuple[Pla
     assert ("", NAMES[name]) in mixed[1].results
 
 
-def test_what_does_not_claim_to_be_an_image_is_skipped_and_so_is_what_is_no_regular_file(
+def test_files_that_do_not_claim_to_be_images_and_irregular_files_are_skipped(
     mixed: tuple[Place, Verdict],
 ) -> None:
     not_regular = dict.fromkeys((b"out.jpg", b"loop.jpg", b"folder-link", b"fifo.jpg", b"socket.jpg"), Reason.NOT_REGULAR.value)

@@ -59,9 +59,7 @@ def test_a_files_bytes_are_in_the_slab_with_their_digest(inbox: Path, slab: Slab
     assert (job.gone, job.failure) == (False, None)
 
 
-def test_where_no_file_can_be_opened_for_now_no_file_is_to_blame(
-    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_no_file_can_be_opened_no_file_is_blamed(inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [drop(inbox, b"a.jpg"), drop(inbox, b"b.jpg")]
     with monkeypatch.context() as patch:
 
@@ -112,7 +110,7 @@ def test_a_file_the_daemon_moved_is_read_where_it_lies_now(inbox: Path, slab: Sl
     assert content(slab, job) == b"bytes of an image"
 
 
-def test_a_file_that_cannot_be_read_spoils_none_of_its_mates(inbox: Path, slab: Slab) -> None:
+def test_a_file_that_cannot_be_read_affects_no_other_file_of_its_group(inbox: Path, slab: Slab) -> None:
     jobs = [drop(inbox, name) for name in (b"1.jpg", b"2.jpg", b"3.jpg")]
     os.unlink(inbox / "2.jpg")
     take_in(slab, inbox, *jobs)

@@ -172,7 +172,7 @@ def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(0o640, 0o640), (0o6755, 0o755)])
-def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Path, mode: int, kept: int) -> None:
+def test_a_copy_has_the_permissions_of_its_source_without_set_user_id(tmp_path: Path, mode: int, kept: int) -> None:
     record = drop(tmp_path)
     os.chmod(record.location, mode)
     record = dataclasses.replace(record, version=Version.of(os.stat(record.location)))
@@ -200,7 +200,7 @@ def test_a_source_that_is_written_to_while_it_is_copied_is_not_taken_for_its_cop
     assert tree(tmp_path) == {"inbox/a.jpg": b"IMAGE"}
 
 
-def test_a_file_that_takes_the_sources_place_as_it_is_opened_is_not_copied(
+def test_a_file_that_replaces_the_source_while_it_is_opened_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, opened = drop_beside_a_newer(tmp_path), os.open
@@ -284,7 +284,7 @@ def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_mo
 
 
 @pytest.mark.parametrize("on_success", ["delete", "move"])
-def test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhere(
+def test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
     destination, record = open_destination(tmp_path, on_success=on_success), drop(tmp_path, b"sub/a.jpg")
@@ -365,7 +365,7 @@ def test_a_crash_while_a_source_is_deleted_leaves_no_temporary_file_in_the_inbox
 
 
 @pytest.mark.parametrize("source", ["vanished", "newer"])
-def test_what_lies_at_the_set_aside_name_and_is_another_file_stays(tmp_path: Path, source: str) -> None:
+def test_another_file_with_the_temporary_name_stays(tmp_path: Path, source: str) -> None:
     record = drop(tmp_path)
     aside = Path(os.fsdecode(sources.temporary_name(record.location)))
     aside.write_bytes(b"another image")

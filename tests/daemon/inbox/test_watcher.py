@@ -236,7 +236,7 @@ async def test_names_that_are_ignored_are_passed_over_and_so_are_folders_where_n
         await found.until([*passed_over, "h.jpg"])
 
 
-async def test_what_is_no_regular_file_is_skipped_and_never_opened(watch: Watch, outside: Path) -> None:
+async def test_an_irregular_file_is_skipped_and_never_opened(watch: Watch, outside: Path) -> None:
     (outside / "secret.jpg").write_bytes(b"data")
     async with watch() as found:
         (found.inbox / "link.jpg").symlink_to(outside / "secret.jpg")
@@ -251,7 +251,7 @@ async def test_what_is_no_regular_file_is_skipped_and_never_opened(watch: Watch,
         assert reader.counts()[JobStatus.PENDING] == 1  # "first"
 
 
-def test_what_is_no_regular_file_is_counted_and_listed_once_however_often_it_is_seen(tmp_path: Path) -> None:
+def test_an_irregular_file_is_counted_and_listed_once_however_often_it_is_seen(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"rescan_seconds": 0.1}})
     os.mkfifo(place.inbox() / "fifo.jpg")
     (place.inbox() / "folder.jpg").mkdir()
@@ -486,7 +486,7 @@ async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch,
         await found.until(["a.jpg"])
 
 
-def test_without_watches_left_it_polls_says_so_once_and_finds_all(tmp_path: Path) -> None:
+def test_without_watches_left_the_watcher_polls_warns_once_and_finds_all(tmp_path: Path) -> None:
     """The limit is that of a separate user namespace."""
     limited = ["unshare", "-Ur", "sh", "-c", 'echo 1 > /proc/sys/user/max_inotify_watches && exec "$@"', "sh"]
     if subprocess.run([*limited, "true"], capture_output=True, check=False).returncode:

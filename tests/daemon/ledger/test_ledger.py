@@ -148,7 +148,7 @@ async def test_a_version_that_was_gone_and_is_there_again_is_pending_again(ledge
     assert [job.path for job in await ledger.next_jobs(9, ())] == [b"a.jpg"]
 
 
-async def test_what_is_no_regular_file_is_skipped_and_never_handed_out(ledger: Ledger) -> None:
+async def test_an_irregular_file_is_skipped_and_never_handed_out(ledger: Ledger) -> None:
     assert await ledger.admit([make_file(regular=False)]) == Admitted(pending=0, skipped=1, replaced=0)
     assert await ledger.next_jobs(9, ()) == []
     assert find(ledger, "a.jpg").reason == Reason.NOT_REGULAR
@@ -210,7 +210,9 @@ async def test_after_a_restart_nothing_waits_longer_than_its_own_pause(ledger: L
     assert [row[0] - now for row in rows] == pytest.approx([100, 300, 1], abs=30)
 
 
-async def test_what_is_put_back_is_due_whatever_the_clock_says(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_images_that_are_put_back_are_due_independent_of_the_clock(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await ledger.end([failed(job)])
     await ledger.mark_emitted([Placed(job.id)])
@@ -220,7 +222,7 @@ async def test_what_is_put_back_is_due_whatever_the_clock_says(ledger: Ledger, m
     assert paths(await ledger.next_jobs(9, ())) == [b"a.jpg"]
 
 
-async def test_what_is_in_hand_is_not_handed_out_again(ledger: Ledger) -> None:
+async def test_jobs_in_flight_are_not_handed_out_again(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"1.jpg", b"2.jpg")
     await ledger.end([postponed(job, 1.0) for job in jobs])
     [first] = await ledger.next_jobs(1, ())
@@ -264,7 +266,7 @@ async def test_retry_makes_failed_images_pending_with_a_fresh_set_of_attempts(le
     assert find(ledger, "failed.jpg").reason == ""
 
 
-async def test_what_failed_is_not_tried_again_before_its_file_is_where_it_belongs(ledger: Ledger) -> None:
+async def test_a_failed_image_is_not_retried_before_its_file_has_been_moved(ledger: Ledger) -> None:
     (job,) = await admit(ledger, b"a.jpg")
     await ledger.end([failed(job)])
     assert await ledger.put_back(JobStatus.FAILED, [job.id]) == 0
@@ -375,7 +377,7 @@ async def test_a_file_that_is_no_image_or_was_deleted_is_not_done_and_not_publis
     assert await ledger.owed(0, 9) == []
 
 
-async def test_what_is_not_yet_published_is_owed_until_it_is(ledger: Ledger, inbox: Path) -> None:
+async def test_an_unpublished_image_is_returned_until_it_is_published(ledger: Ledger, inbox: Path) -> None:
     jobs = await admit(ledger, b"1.jpg", b"2.jpg", b"3.jpg")
     records = await complete(ledger, done(jobs[0]), failed(jobs[1]), done(jobs[2]))
     assert sidecars(await ledger.owed(0, 9)) == sidecars(records)
@@ -478,7 +480,7 @@ async def test_outputs_of_an_unfinished_image_survive_a_crash(ledger: Ledger, in
         assert paths(await again.next_jobs(9, ())) == [b"a.jpg"]
 
 
-async def test_a_failed_image_keeps_what_its_other_stages_said(ledger: Ledger) -> None:
+async def test_a_failed_image_keeps_the_results_of_its_other_stages(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
     job.outputs = make_outputs(stages=["ocr"])
     await ledger.end([failed(job)])
@@ -507,7 +509,7 @@ async def test_requests_that_come_together_share_a_commit(ledger: Ledger, commit
     assert counts(ledger) == {"PENDING": GROUP + 1}
 
 
-async def test_a_request_that_cannot_be_done_harms_none_of_its_group(ledger: Ledger, commits: Commits) -> None:
+async def test_a_request_that_fails_affects_no_other_request_of_its_group(ledger: Ledger, commits: Commits) -> None:
     gate = threading.Event()
     commits.observe = lambda seconds: gate.wait() and None
     outcomes: list[object] = []
@@ -561,7 +563,7 @@ async def test_closing_finishes_what_was_asked_for(ledger: Ledger) -> None:
 # Opening
 
 
-async def test_what_was_pending_is_pending_after_a_restart(ledger: Ledger, inbox: Path) -> None:
+async def test_pending_images_are_pending_after_a_restart(ledger: Ledger, inbox: Path) -> None:
     jobs = await admit(ledger, b"1.jpg", b"2.jpg", b"3.jpg")
     await complete(ledger, done(jobs[1]))
     async with reopened(ledger, inbox) as again:
@@ -625,7 +627,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("lines", [1, 2, 7, 40])
-def test_what_was_reported_as_written_survives_kill_9(tmp_path: Path, lines: int) -> None:
+def test_rows_that_were_reported_as_durable_survive_kill_9(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "ledger.sqlite"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None

@@ -55,7 +55,7 @@ def test_an_older_ledger_gets_exactly_the_tables_of_a_new_one_and_keeps_its_rows
 
 
 @pytest.mark.anyio
-async def test_an_older_ledger_knows_its_files_whatever_number_their_disk_had(older: Path) -> None:
+async def test_an_older_ledger_knows_its_files_although_their_device_number_has_changed(older: Path) -> None:
     with closing(Ledger(older)) as ledger:
         assert await ledger.register([(Path("/srv/inbox"), 0)], []) == [1]
         assert await ledger.admit([make_file(b"a.jpg"), make_file(b"b.jpg", inode=3)]) == Admitted(0, 0, 0)
@@ -117,7 +117,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_not_as_visiond_makes_it_is_found_when_it_is_opened(
+def test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened(
     older: Path, monkeypatch: pytest.MonkeyPatch, damage: str, small: bool
 ) -> None:
     if not small:
@@ -199,7 +199,7 @@ def test_the_message_says_when_the_ledger_cannot_be_opened_for_lack_of_descripto
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        with pytest.raises(LedgerUnusable, match=r"may open no more files at once.*LimitNOFILE") as caught:
+        with pytest.raises(LedgerUnusable, match=r"cannot open more files.*LimitNOFILE") as caught:
             schema.connect(tmp_path / "ledger.sqlite")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

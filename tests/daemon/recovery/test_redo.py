@@ -86,7 +86,7 @@ def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Pat
     place.assert_kept(DONE=6)
 
 
-def test_what_has_no_file_any_more_or_another_one_stays_as_it_is_and_is_counted(tmp_path: Path) -> None:
+def test_images_whose_file_is_gone_or_replaced_stay_as_they_are_and_are_counted(tmp_path: Path) -> None:
     tables = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "move", "keep")]
     place = Place(tmp_path, {"inbox": tables, "binning": NO_TEXT})
     for table in tables:
@@ -152,7 +152,7 @@ def test_a_file_that_goes_before_it_is_read_once_more_leaves_its_result(tmp_path
     assert place.judge(deleted=frozenset([b"00000.ppm"])).problems == []
 
 
-def test_what_fails_this_time_is_failed_and_its_last_sidecar_stays_until_another_replaces_it(tmp_path: Path) -> None:
+def test_an_image_that_fails_in_a_redo_is_failed_and_keeps_its_sidecar_until_another_replaces_it(tmp_path: Path) -> None:
     place = annotated(tmp_path, 1, inbox=[{"on_success": "move", "settle_seconds": 0.1}], pipeline={"reuse_results": False})
     place.drop("00000.ppm", picture(1))  # so that there is an older result too, whose sidecar it replaced
     assert place.run_once().returncode == 0
@@ -216,7 +216,7 @@ def test_with_a_rebuilt_ledger_images_are_processed_again_where_they_are(tmp_pat
         (["broken.jpg"], os.EX_NOINPUT, "is FAILED, not DONE"),
     ],
 )
-def test_what_is_no_done_image_is_refused(tmp_path: Path, arguments: list[str], status: int, word: str) -> None:
+def test_an_image_that_is_not_done_is_refused(tmp_path: Path, arguments: list[str], status: int, word: str) -> None:
     place = Place(tmp_path)
     place.drop("broken.jpg", b"no picture")
     place.run_once()

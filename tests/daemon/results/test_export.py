@@ -371,7 +371,7 @@ def test_shares_add_up_to_one(text: str, ratio: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("text", ["A", "A=", "A=x", "A=1=2", "A=0", "A=0.5,B=-1", "A=nan", "A=inf"])
-def test_what_is_no_mix_is_refused(text: str) -> None:
+def test_an_invalid_mix_is_refused(text: str) -> None:
     with pytest.raises(WrongArgument, match="--ratio"):
         parse_ratio(text)
 
@@ -386,7 +386,7 @@ async def test_a_bin_that_is_not_there_is_refused_with_those_that_are(reader: Re
     assert not (tmp_path / "z.jsonl").exists()
 
 
-async def test_a_bin_of_ones_own_rule_can_be_written(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_bin_of_a_users_rule_can_be_exported(ledger: Ledger, tmp_path: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, dataclasses.replace(done(job), bin="Receipts"))
     with contextlib.closing(Reader(ledger.path)) as reader:

@@ -199,7 +199,7 @@ async def test_a_sink_that_is_no_longer_configured_holds_no_records_back(ledger:
     assert sink.ids == [2]
 
 
-async def test_what_every_sink_has_leaves_the_outbox(ledger: Ledger, reader: Reader) -> None:
+async def test_records_that_every_sink_has_leave_the_outbox(ledger: Ledger, reader: Reader) -> None:
     first, second = Collecting(), Collecting()
     second.broken = OSError("away")
     opened = await open_outbox(ledger, reader, first=first, second=second)

@@ -36,7 +36,7 @@ def test_the_page_count_is_in_sidecar_export_and_show_and_survives_the_ledger(tm
 
 
 @pytest.mark.anyio
-async def test_where_bytes_are_read_otherwise_than_before_row_and_checksum_agree(tmp_path: Path) -> None:
+async def test_when_bytes_are_read_differently_than_before_row_and_checksum_agree(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with closing(Ledger(path)) as ledger:
         await ledger.register([(Path("/inbox"), 0)], MODELS)

@@ -184,7 +184,7 @@ def test_the_log_goes_on_after_its_thread(tmp_path: Path, monkeypatch: pytest.Mo
     assert "late" in (tmp_path / "log").read_text()
 
 
-def test_a_worker_that_prints_more_than_a_pipe_holds_is_not_held_up(tmp_path: Path) -> None:
+def test_a_worker_that_prints_more_than_a_pipe_holds_is_not_blocked(tmp_path: Path) -> None:
     program = "import sys\nif 'daemon.workers.child' in sys.orig_argv:\n    sys.stderr.write('chatter\\n' * 50_000)"
     (tmp_path / "sitecustomize.py").write_text(program)
     reader, writer = os.pipe()

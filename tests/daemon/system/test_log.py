@@ -109,6 +109,6 @@ def test_a_trace_on_a_terminal_has_its_lines_and_nothing_else_that_commands_it()
         ("a\u2028b\u200b", "a\\u2028b\\u200b"),
     ],
 )
-def test_what_is_not_printable_becomes_a_visible_escape(text: str, escaped: str) -> None:
+def test_unprintable_characters_become_visible_escapes(text: str, escaped: str) -> None:
     assert escape(text) == escaped
     assert escaped.isprintable()

@@ -71,7 +71,7 @@ async def test_replaced_and_gone_versions_go_with_their_results_and_the_newest_s
     assert counted(await prune(ledger, LATER)) == {}
 
 
-async def test_what_is_not_old_enough_stays(ledger: Ledger) -> None:
+async def test_rows_that_are_not_old_enough_stay(ledger: Ledger) -> None:
     await replaced_and_gone(ledger)
     assert counted(await prune(ledger, 1.9e9)) == {}
 
@@ -117,7 +117,7 @@ async def skipped_after_a_failure(ledger: Ledger) -> None:
     [gone_after_a_result, moved, not_published, failed_after_a_result, skipped_after_a_failure],
     ids=lambda f: f.__name__,
 )
-async def test_what_something_is_known_by_stays(ledger: Ledger, make: Callable[[Ledger], Any]) -> None:
+async def test_versions_that_are_still_needed_stay(ledger: Ledger, make: Callable[[Ledger], Any]) -> None:
     await make(ledger)
     assert counted(survey(ledger.path, LATER, lambda: False)) == counted(await prune(ledger, LATER)) == {}
     assert rows(ledger, "SELECT id FROM image") == [1, 2]
@@ -134,7 +134,7 @@ def seen_by_others(path: Path) -> dict[str, Any]:
     return seen
 
 
-def test_whatever_befell_a_file_what_others_see_of_it_is_the_same_afterwards(tmp_path: Path) -> None:
+def test_after_any_history_of_a_file_pruning_changes_nothing_that_others_see(tmp_path: Path) -> None:
     chance = seeded()
     ledger = Ledger(tmp_path / "ledger.sqlite")
     insert = "INSERT INTO image VALUES (?, 1, ?, 0, ?, 1, 1, 1, 0, ?, ?, 1, 0, ?, NULL, ?, ?, '{}', NULL, NULL, ?, ?, 0, NULL)"
@@ -178,7 +178,7 @@ async def test_results_of_bytes_that_come_again_while_it_prunes_stay(ledger: Led
     assert ledger.touched is None
 
 
-async def test_what_is_needed_again_since_it_was_found_stays(ledger: Ledger) -> None:
+async def test_rows_that_are_needed_again_since_they_were_found_stay(ledger: Ledger) -> None:
     await replaced_and_gone(ledger)
     spare = rows(ledger, "SELECT id FROM image")[:1]
     newest = rows(ledger, "SELECT MAX(id) FROM image WHERE path = CAST('a.jpg' AS BLOB)")
@@ -251,7 +251,7 @@ def test_the_command_prunes_with_and_without_a_daemon_and_verify_finds_all_whole
     assert place.rows("SELECT COUNT(*) FROM image") == [(40 + running,)]  # nothing was taken for new
 
 
-def test_without_a_ledger_nothing_is_made(tmp_path: Path) -> None:
+def test_without_a_ledger_nothing_is_created(tmp_path: Path) -> None:
     place = Place(tmp_path)
     for options in ((), ("--dry-run",)):
         assert "There is no ledger" in place.command("prune", *options).stderr

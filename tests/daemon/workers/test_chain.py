@@ -51,7 +51,7 @@ def test_more_is_tried_again_after_a_while() -> None:
     assert allowance.most == 64
 
 
-def test_when_the_pixels_of_a_batch_do_not_fit_fewer_are_held_at_once_from_then_on() -> None:
+def test_when_the_pixels_of_a_batch_do_not_fit_later_batches_are_smaller() -> None:
     chain, batch = open_chain(8, oom_above=8)
     seen: list[Entry] = []
 
@@ -129,7 +129,7 @@ def test_a_stage_that_answers_wrongly_is_named_and_the_worker_lives(
         assert outcome.detail.startswith(told)
 
 
-def test_an_earlier_result_of_another_type_is_as_good_as_none() -> None:
+def test_an_earlier_result_of_another_type_is_treated_as_missing() -> None:
     spec = StageSpec("blip", "fake")
     data = picture(1)
     chain = Chain(Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["clip", "blip"]), memoryview(data))

@@ -59,7 +59,7 @@ def test_extents_start_on_a_cache_line_and_keep_their_exact_length(slab: Slab) -
     assert len(slab.window(second)) == ALIGNMENT + 1
 
 
-def test_an_empty_file_has_a_place_of_its_own(slab: Slab) -> None:
+def test_an_empty_file_gets_its_own_extent(slab: Slab) -> None:
     empty, next_ = slab.try_reserve(0), slab.try_reserve(0)
     assert empty is not None
     assert next_ is not None
@@ -76,7 +76,7 @@ def test_only_what_can_ever_be_held_fits() -> None:
     slab.close()
 
 
-async def test_whoever_waits_is_served_first_come_first_served(slab: Slab) -> None:
+async def test_waiters_are_served_in_order(slab: Slab) -> None:
     everything = take(slab, BLOCKS)
     served: list[int] = []
 
@@ -102,7 +102,7 @@ async def test_a_small_file_does_not_overtake_a_large_one_that_waits(slab: Slab)
     assert slab.try_reserve(1) is not None
 
 
-async def test_a_waiter_that_is_cancelled_does_not_hold_up_the_next(slab: Slab) -> None:
+async def test_a_waiter_that_is_cancelled_does_not_delay_the_next(slab: Slab) -> None:
     most = take(slab, BLOCKS - 1)
     reserved: list[Extent] = []
 

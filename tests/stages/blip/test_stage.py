@@ -266,7 +266,7 @@ def test_cuda_graphs_give_the_same_tokens_as_the_plain_step(talker: BlipForCondi
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_says_what_a_cpu_says(talkative: str, blank_pack: Pack, pictures: list[Image]) -> None:
+def test_a_gpu_writes_the_same_captions_as_a_cpu(talkative: str, blank_pack: Pack, pictures: list[Image]) -> None:
     expected = [answer.text for answer in run(make_stage(talkative), pictures)]
     for image in pictures:
         assert image.pixels is not None

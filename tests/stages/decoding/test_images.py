@@ -83,7 +83,7 @@ def test_a_refusal_names_the_size_and_the_setting() -> None:
 
 
 @pytest.mark.parametrize("size", [(90, 70), (100, 1)])
-def test_an_image_is_allowed_by_what_its_refusal_says(size: tuple[int, int]) -> None:
+def test_an_image_is_allowed_after_the_change_that_its_refusal_names(size: tuple[int, int]) -> None:
     data = memoryview(png(Image.new("L", size)))
     limits = Limits(max_pixels=50, max_aspect_ratio=1.2)
     for _ in range(2):

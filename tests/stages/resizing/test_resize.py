@@ -61,7 +61,7 @@ def test_an_extreme_aspect_ratio_costs_nothing(size: tuple[int, int]) -> None:
     assert time.process_time() - started < 1.0  # the stock processor: 8.5 s and 8 GB
 
 
-def test_an_axis_keeps_its_length_as_it_is() -> None:
+def test_an_axis_that_keeps_its_length_is_unchanged() -> None:
     levels = torch.arange(7, dtype=torch.uint8) * 40
     assert torch.equal(sum_taps(levels, prepare_axis(7, 7, 0, 7)), levels)
 
