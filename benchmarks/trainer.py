@@ -1,4 +1,5 @@
-"""Measures how the trainer scales on GPUs, and whether a run that is killed and resumed has the curve of an undisturbed one.
+"""Measures how the trainer scales on GPUs, and whether a run that is killed and resumed has the same curve as one that was not
+killed.
 
     python -m benchmarks.trainer scaling [--processes 1 2] [--seconds 40] [--kind blip]
     python -m benchmarks.trainer resume [--kind blip] [--processes 1]
@@ -77,7 +78,8 @@ def measure_scaling(kind: Any, counts: Sequence[int], seconds: float, folder: Pa
 
 
 def check_resume(kind: Any, processes: int, folder: Path) -> dict[str, Any]:
-    """Compare the losses of an undisturbed run with those of one that is killed in the middle and resumed, bit for bit."""
+    """Compare the losses of a run that is not killed with those of one that is killed in the middle and resumed, bit for
+    bit."""
     settings = Settings(batch_size=256, steps=60, log_every=1, checkpoint_every=10, deterministic=True)
     common = {"kind": kind, "examples": str(folder / "noise"), "settings": settings}
     whole = Job(**common, folder=str(folder / f"{kind}-whole"))

@@ -124,7 +124,7 @@ def find_image(reader: Reader, name: str) -> Record:
     found = reader.find(name)
     if not found:
         raise NothingFound(
-            f"There is no image {name} in the ledger. Name its path, or its number as `{command('list')}` prints it."
+            f"There is no image {name} in the ledger. Use its path, or its number as `{command('list')}` prints it."
         )
     if len(found) > 1:
         lines = [
@@ -174,7 +174,7 @@ def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
 
 
 def prune(config: Config, before: float) -> Amounts:
-    """Remove rows that nothing needs any more: by the daemon, beside its work, or here if none is running.
+    """Remove rows that nothing needs any more: by the daemon while it works, or here if none is running.
 
     before: only rows that ended before, in Unix seconds. Raises NothingFound without a ledger, LedgerDamaged, LedgerUnusable.
     """

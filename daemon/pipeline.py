@@ -128,7 +128,7 @@ class Pipeline:
         return list(dict.fromkeys(reasons))
 
     def wake(self) -> None:
-        """There are jobs that `admit` has not seen: images to be retried, or to be annotated again."""
+        """There are jobs that `admit` has not seen: images to be retried, or to be processed again."""
         self._admitted.set()
 
     async def recover(self, inboxes: set[int]) -> None:

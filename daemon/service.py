@@ -78,7 +78,7 @@ class Service:
         self.notifier = Notifier()
 
     async def run(self) -> None:
-        """Start up, work until SIGTERM, SIGINT, SIGHUP or (with once) until all is done, shut down. Raises VisiondError."""
+        """Start up, work until SIGTERM, SIGINT or SIGHUP (with once: until all is done), shut down. Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
             self.pipeline = pipeline
             with signals.listening() as orders:
@@ -105,7 +105,7 @@ class Service:
                     log.warning("stopped before a sink had all records; the next start delivers the rest", why=problem)
                 log.info("stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING))
             if self.outdated and not self.counts.ended.total():
-                log.warning("files were done by other models", files=self.outdated, fix=command("redo", "--stale"))
+                log.warning("files were processed by other models", files=self.outdated, fix=command("redo", "--stale"))
             if self.once:
                 self._check_complete(pipeline)
 
@@ -134,7 +134,7 @@ class Service:
             segments = layout.placement.segments
             log.info("placement", segments=[list(segment.stages) for segment in segments], why=layout.placement.why)
             for line in list_notices(layout.notices().items()):
-                log.warning("models carry a notice", notice=line)
+                log.warning("models have a notice", notice=line)
             for problem in PROBLEMS.values():
                 log.warning(problem)
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
@@ -233,7 +233,9 @@ def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
     def leave() -> None:
         if why:
             log.error(why)
-        log.warning("a thread hangs in a system call, perhaps on a dead mount; the daemon exits without it; nothing is lost")
+        log.warning(
+            "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost"
+        )
         lines.drain()
         os._exit(status)
 
@@ -245,7 +247,7 @@ def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
 async def run_service(
     config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None, ends_process: bool = False
 ) -> Counter[JobStatus]:
-    """Run the daemon. Returns how many images reached which state in this run, and how many are PENDING.
+    """Run the daemon. Returns the number of images that reached each state in this run, and of those that are PENDING.
 
     ends_process: after an error the process ends soon, even if a thread of it hangs, as one of a sink on a dead mount.
     Raises VisiondError; errors are taken out of the groups that task groups put them in.

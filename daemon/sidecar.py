@@ -39,7 +39,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: int  # its number in the ledger
     source: Source
     notice: str = ""  # about the models, for example that they are a demonstration
-    # Each stage's result stands here, under its key.
+    # Each stage's result follows, under its key.
     bin: Bin | None = None
     timings: Annotated[dict[str, float], msgspec.Meta(description=TIMINGS)] = {}
     models: dict[str, str] = {}  # stage → fingerprint of the model

@@ -20,7 +20,7 @@ LOCK = "lock"
 DIARY = "upkeep.json"
 NAMES = "inboxes.json"
 KERNELS = "kernels"  # compiled for the GPU, so that only the first start compiles them
-OWN = (IDENTITY, CONTROL, LOCK, DIARY, NAMES, KERNELS)  # names beside the ledger
+OWN = (IDENTITY, CONTROL, LOCK, DIARY, NAMES, KERNELS)  # in addition to the ledger
 SOCKET_BYTES = 107  # unix(7)
 FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
 
@@ -29,7 +29,7 @@ FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
 def lock_state(folder: Path) -> Iterator[None]:
     """Lock the folder for this process, until the end of the context or of the process.
 
-    Other users cannot read it, and only the owner and group can read what this process creates meanwhile.
+    Other users cannot read it, and only the owner and group can read what this process creates during that time.
 
     Raises AlreadyRunning, ConfigError.
     """

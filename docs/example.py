@@ -19,7 +19,7 @@ WIDTH, MARGIN, GAP = 1540, 16, 20
 IMAGE_WIDTH = 640
 LINE, INDENT = 25, 14  # height of a line of JSON, and its margin in the card; pixels
 SHOWN = 3  # entries of a list
-PAPER, CARD, INK, GREY = "#ffffff", "#f6f8fa", "#1f2328", "#656d76"
+PAPER, CARD, INK, GRAY = "#ffffff", "#f6f8fa", "#1f2328", "#656d76"
 KEY, TEXT, NUMBER = "#0550ae", "#0a6640", "#953800"
 TEXT_BOX, OBJECT_BOX = "#00b4d8", "#ffb703"
 
@@ -49,13 +49,13 @@ def draw_row(folder: Path, name: str) -> Image.Image:
     row = Image.new("RGB", (WIDTH - 2 * MARGIN, max(picture.height + 46, card_height + 2)), PAPER)
     draw = ImageDraw.Draw(row)
     row.paste(picture, (0, 0))
-    draw.text((2, picture.height + 10), f"inbox/{name}", GREY, font(19))
+    draw.text((2, picture.height + 10), f"inbox/{name}", GRAY, font(19))
     bin_name = f"bin {sidecar['bin']['name']}"
     draw.text((IMAGE_WIDTH, picture.height + 10), bin_name, INK, font(19, weight="bold"), anchor="ra")
     left = IMAGE_WIDTH + GAP
     draw.rounded_rectangle((left, 0, row.width - 1, card_height), 10, CARD, "#d0d7de")
     draw.text((left + INDENT, 11), f"results/{name}.json", INK, font(18, weight="bold"))
-    draw.text((row.width - INDENT, 13), "excerpt", GREY, font(16), anchor="ra")
+    draw.text((row.width - INDENT, 13), "excerpt", GRAY, font(16), anchor="ra")
     mono = font(15, "DejaVu Sans Mono")
     for number, line in enumerate(lines):
         x = left + INDENT
@@ -115,9 +115,9 @@ def excerpt(sidecar: dict[str, Any]) -> Iterator[list[Run]]:
     passed = [(name, figures) for name, figures in sidecar["bin"]["criteria"][bin_name].items() if figures["passed"]]
     for name, figures in passed:
         yield [("    ", INK), (f'"{name}"', KEY), (": ", INK), *value(figures), (",", INK)]
-    yield [("    …", GREY)]
+    yield [("    …", GRAY)]
     yield [("  }},", INK)]
-    yield [("  ", INK), ('"timings"', KEY), (": {…}, ", INK), ('"models"', KEY), (": {…}, ", INK), ("…", GREY)]
+    yield [("  ", INK), ('"timings"', KEY), (": {…}, ", INK), ('"models"', KEY), (": {…}, ", INK), ("…", GRAY)]
     yield [("}", INK)]
 
 
@@ -125,7 +125,7 @@ def entries(rows: list[dict[str, Any]]) -> Iterator[list[Run]]:
     for row in rows[:SHOWN]:
         yield [("    ", INK), *value(row), (",", INK)]
     if len(rows) > SHOWN:
-        yield [(f"    … {len(rows) - SHOWN} more", GREY)]
+        yield [(f"    … {len(rows) - SHOWN} more", GRAY)]
 
 
 def field(indent: int, key: str, content: dict[str, Any], *, more: bool = False) -> list[Run]:

@@ -62,7 +62,8 @@ class DeviceLost(Exception):
 
 
 class StageUnusable(ValueError):
-    """A stage cannot be built from its weights and options, and another try would not help. The message tells the user why."""
+    """A stage cannot be built from its weights and options, and another try would not help. The message explains the cause to
+    the user."""
 
 
 # A stage's answer for an image, of the type in its descriptor. Boxes are pixels of the upright image (EXIF applied), x to the

@@ -163,12 +163,12 @@ def measure_area(corners: Corners) -> float:
 
 
 def measure_dispersion(boxes: Sequence[tuple[float, float, float, float]], area: float) -> float:
-    """The dispersion of objects with boxes x0, y0, x1, y1: the area of the bounding box of their centres / the image's area."""
+    """The dispersion of objects with boxes x0, y0, x1, y1: the area of the bounding box of their centers / the image's area."""
     if not boxes:
         return 0.0
-    centres_x = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]
-    centres_y = [(y0 + y1) / 2 for _, y0, _, y1 in boxes]
-    return (max(centres_x) - min(centres_x)) * (max(centres_y) - min(centres_y)) / area
+    centers_x = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]
+    centers_y = [(y0 + y1) / 2 for _, y0, _, y1 in boxes]
+    return (max(centers_x) - min(centers_x)) * (max(centers_y) - min(centers_y)) / area
 
 
 def _compare(value: float | None, threshold: float) -> Criterion:

@@ -60,11 +60,11 @@ def commit_fault(fault: Fault) -> ImageError:
     """Cause a fault, or return it if it is one image's answer."""
     match fault:
         case "raise":
-            raise ValueError("a fault that was asked for")
+            raise ValueError("a requested fault")
         case "oom":
-            raise OutOfMemory("a fault that was asked for")
+            raise OutOfMemory("a requested fault")
         case "lost":
-            raise DeviceLost("a fault that was asked for")
+            raise DeviceLost("a requested fault")
         case "segfault":
             signal.raise_signal(signal.SIGSEGV)  # sent to this thread, so that it stops here
         case "exit":
@@ -72,7 +72,7 @@ def commit_fault(fault: Fault) -> ImageError:
         case "hang":
             while True:  # PyDLL keeps the interpreter lock, so no other thread runs either
                 ctypes.PyDLL(None).sleep(3600)
-    return ImageError(Reason.STAGE, "a fault that was asked for", transient=fault == "transient")
+    return ImageError(Reason.STAGE, "a requested fault", transient=fault == "transient")
 
 
 def answer(stage: str, variant: int, width: int, height: int, earlier: frozenset[str]) -> Result:

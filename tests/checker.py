@@ -1,8 +1,8 @@
-"""Judges a run from outside: by folders, sidecars and the ledger's file, with SQL of its own. It imports nothing of visiond.
+"""Judges a run from outside, by folders, sidecars and the ledger's file, with its own SQL. It imports nothing of visiond.
 
-`judge` holds what was dropped against what became of it and returns a Verdict, whose lists are empty when the promise is
-kept: each version of a file ends in exactly one of DONE, FAILED, SKIPPED, GONE; each DONE has exactly one sidecar, whole
-and true; no file of the user's is lost; nothing half written stays behind.
+`judge` compares what was dropped with what became of it, and returns a Verdict. Its lists are empty if the promise is kept:
+each version of a file ends in exactly one of DONE, FAILED, SKIPPED, GONE; each DONE has exactly one complete and correct
+sidecar; no file of the user is lost; no half-written file is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_NAME = 255  # bytes
 class Inbox:
     """A folder that files were dropped into.
 
-    dropped: path in it → SHA-256 (hex) of every version dropped there, in order; "" for what is no regular file.
+    dropped: path in it → SHA-256 (hex) of every version dropped there, in order; "" for anything that is not a regular file.
     name: its sub-folder of results, failed, done and bins.
     """
 
@@ -41,7 +41,7 @@ class Inbox:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a daemon worked."""
+    """The folders of a daemon."""
 
     ledger: Path
     results: Path
@@ -53,7 +53,7 @@ class Site:
 
 @dataclass
 class Verdict:
-    """What is wrong, a line each, and how many images ended how."""
+    """What is wrong, one line each, and the number of images by state."""
 
     lost: list[str] = field(default_factory=list)
     double: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Verdict:
         return [f"{kind}: {line}" for kind, lines in kinds.items() for line in lines]
 
     def reasons(self, status: str, inbox: str = "") -> dict[bytes, str]:
-        """The reason of each file whose last version ended so, by path."""
+        """The reason of each file whose last version has this status, by path."""
         last = {path: rows[-1] for (name, path), rows in self.rows.items() if name == inbox}
         return {path: row.reason for path, row in last.items() if STATUS_NAMES[row.status] == status}
 
@@ -86,10 +86,10 @@ class Row:
 
 
 def judge(site: Site, inboxes: Sequence[Inbox], *, finished: bool = True, deleted: frozenset[bytes] = frozenset()) -> Verdict:
-    """Hold what was dropped against what became of it.
+    """Compare what was dropped with what became of it.
 
-    finished: whether all work was to be done; else rows may be PENDING and files not yet known.
-    deleted: paths whose last version was deleted again and may have met any end.
+    finished: whether all work must be finished; otherwise rows may be PENDING and files may be unknown.
+    deleted: paths whose last version was deleted, so that it may have any state.
     """
     verdict = Verdict()
     with contextlib.closing(sqlite3.connect(f"file:{site.ledger}?mode=ro", uri=True)) as connection:
@@ -139,7 +139,8 @@ def _judge_rows(
 def _judge_sidecars(
     connection: sqlite3.Connection, site: Site, inbox: Inbox, rows: Mapping[bytes, list[Row]], verdict: Verdict
 ) -> None:
-    """The newest DONE row of each path has its sidecar, a path that is FAILED now its reason; nothing else lies there."""
+    """The newest DONE row of each path has its sidecar, and a path that is FAILED now has its reason; there are no other
+    files."""
     for status, folder in ((DONE, site.results / inbox.name), (FAILED, site.failed / inbox.name)):
         of_status = {row.id: (path, row) for path, versions in rows.items() for row in versions if row.status == status}
         unpublished = [path for path, row in of_status.values() if not row.emitted]
@@ -162,7 +163,7 @@ def _judge_sidecars(
 
 
 def _is_owner(row: Row, versions: Sequence[Row]) -> bool:
-    """Whether of all versions of a file this one must have the sidecar, or the reason."""
+    """Whether this version, of all versions of the file, must have the sidecar or the reason."""
     later = [other for other in versions if other.id > row.id]
     if row.status == DONE:
         return all(other.status != DONE for other in later)
@@ -170,7 +171,7 @@ def _is_owner(row: Row, versions: Sequence[Row]) -> bool:
 
 
 def _documents(folder: Path, rows: Mapping[bytes, list[Row]], verdict: Verdict) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Every sidecar in a folder, by path; what is none must be a source that was moved there."""
+    """Every sidecar in a folder, by path; any other file must be a source that was moved there."""
     for file in _files(os.fsencode(folder)):
         relative = os.path.relpath(file, os.fsencode(folder))
         if os.path.basename(file).startswith(b".") or file.endswith(b".tmp"):
@@ -207,7 +208,7 @@ def _path_of(document: Mapping[str, Any]) -> bytes:
 def _lies(
     connection: sqlite3.Connection, folder: Path, file: bytes, document: Mapping[str, Any], path: bytes, row: Row
 ) -> Iterator[str]:
-    """What a sidecar says that is not so."""
+    """What is wrong in a sidecar."""
     if document.get("schema") != "visiond/1":
         yield f"schema {document.get('schema')!r}"
     if _path_of(document) != path:
@@ -235,7 +236,7 @@ def _lies(
 
 
 def _results(connection: sqlite3.Connection, row: Row) -> dict[str, Any]:
-    """What the ledger holds for a DONE row, by stage."""
+    """The results that the ledger has for a DONE row, by stage."""
     query = "SELECT stage, payload FROM result JOIN model ON model.id = result.model WHERE digest = ? AND model.id = ?"
     found = [connection.execute(query, (bytes.fromhex(row.digest), model)).fetchone() for model in row.models]
     return {stage: json.loads(payload) for stage, payload in filter(None, found)}
@@ -244,7 +245,7 @@ def _results(connection: sqlite3.Connection, row: Row) -> dict[str, Any]:
 def _judge_sources(
     site: Site, inbox: Inbox, rows: Mapping[bytes, list[Row]], verdict: Verdict, deleted: frozenset[bytes]
 ) -> None:
-    """The bytes of each file lie in exactly one place; of a DONE one with on_success = "delete" in none."""
+    """The bytes of each file are in exactly one place; those of a DONE file with on_success = "delete" are in none."""
     places = {"inbox": inbox.path, "done": site.done / inbox.name, "failed": site.failed / inbox.name}
     bins = sorted((site.bins / inbox.name).iterdir()) if (site.bins / inbox.name).is_dir() else []
     moved_to = dict.fromkeys(bins) if site.bins_mode == "move" else {}

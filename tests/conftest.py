@@ -1,4 +1,4 @@
-"""What tests of several modules share: the event loop the daemon runs on, and a ledger with an inbox."""
+"""Fixtures of several test modules: the event loop that the daemon runs on, and a ledger with an inbox."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _unconfigured_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is logged in this process goes to the streams of the test that runs, not of one that has had a daemon here."""
+    """The log of this process goes to the streams of the current test, not to those of an earlier test that ran a daemon
+    here."""
     structlog.reset_defaults()
     monkeypatch.setattr(log, "_as_json", False)
 
@@ -52,7 +53,7 @@ def inbox(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def humble() -> list[str]:
-    """What a command begins with that may read only what it has the rights to."""
+    """The start of a command line that takes away the right to read all files."""
     prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     if prefix and not shutil.which(prefix[0]):
         pytest.skip("root may read everything, and there is no setpriv to take that from it")
@@ -61,7 +62,7 @@ def humble() -> list[str]:
 
 @pytest.fixture
 def lend_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Pool], object]], None]:
-    """Pools in this process lend out no worker before a condition holds of them."""
+    """Pools in this process lend no worker before a condition is true."""
 
     def hold_back(condition: Callable[[Pool], object]) -> None:
         lend = Pool.reserve

@@ -1,7 +1,7 @@
-"""A daemon as a real process in a folder of its own: configured, awaited on a real notify socket, asked, killed, judged.
+"""A daemon as a real process in its own folder: configured, waited for on a real notify socket, queried, killed, judged.
 
-A `Place` is the folder: it writes daemon.toml, remembers what is dropped, and has the checker judge the outcome. A
-`Daemon` is one process at work there, as a context at whose end no process of it may be left.
+A `Place` is the folder: it writes daemon.toml, remembers what is dropped, and lets the checker judge the outcome. A
+`Daemon` is one process at work there, as a context. At its end none of its processes may be left.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tests import checker
 from tests.forked import run_forked
 
 STAGES = ("ocr", "yolo", "clip", "blip")
-PATIENCE = float(os.environ.get("VISIOND_PATIENCE") or 60.0)  # seconds that anything may take before a test gives up on it
-GLANCE = 0.04  # between two looks at something that sends no word
-# By which a promised time may be exceeded where other tests share the cores and the disk; `make faults` runs alone.
+PATIENCE = float(os.environ.get("VISIOND_PATIENCE") or 60.0)  # seconds after which a test gives up
+GLANCE = 0.04  # between two polls
+# By how much a promised time may be exceeded if other tests share cores and disk; `make faults` runs alone.
 SLACK_SECONDS = 0.0 if os.environ.get("VISIOND_ALONE") else 20.0
 TOKEN = "VISIOND_TEST_TOKEN"
 
@@ -53,24 +53,24 @@ DEFAULTS: dict[str, Any] = {
 
 
 def picture(number: int, mark: bytes = b"") -> bytes:
-    """A whole image of 8 × 8 pixels, with bytes of its own for each number; `mark` stands behind its pixels."""
+    """A complete image of 8 × 8 pixels, with different bytes for each number; `mark` follows its pixels."""
     return b"P6\n8 8\n255\n" + hashlib.shake_256(b"%d" % number).digest(192) + mark
 
 
 def caption_of(data: bytes) -> str:
-    """What the fake captioner says of an image: so an answer that went to the wrong image shows."""
+    """The fake captioner's answer for an image: it shows when an answer went to the wrong image."""
     return f"a picture of {zlib.crc32(data[:4096]) % 64} things"
 
 
 def seeded(seed: int | None = None) -> random.Random:
-    """A source of chance whose seed is printed, so that pytest shows it when a test fails. VISIOND_SEED=… replays."""
+    """A random generator whose seed is printed, so that pytest shows it when a test fails. VISIOND_SEED=… replays."""
     chosen = seed if seed is not None else int(os.environ.get("VISIOND_SEED") or secrets.randbits(32))
     print(f"VISIOND_SEED={chosen}")
     return random.Random(chosen)
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
-    """Look until the condition holds; returns its value. For things that send no word of a change."""
+    """Poll until the condition is true; returns its value. For changes that nothing signals."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
     while not (value := condition()):
@@ -80,7 +80,7 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """As wait_for, beside what else runs on the event loop."""
+    """As wait_for, without blocking the event loop."""
     with anyio.fail_after(PATIENCE):
         while not condition():  # noqa: ASYNC110 - it sends no word
             await anyio.sleep(GLANCE)
@@ -139,7 +139,7 @@ class Place:
         return checker.Site(self.folder / "state" / "ledger.sqlite", *folders, bins_mode=output["bins"])
 
     def drop(self, path: str | bytes, data: bytes, inbox: str = "") -> Path:
-        """A file that appears whole, by rename, as a good uploader does it."""
+        """Add a file that appears whole, by rename, as a good uploader does."""
         name = os.fsencode(path)
         target = os.path.join(os.fsencode(self.inbox(inbox)), name)
         staged = self.staging / f"{next(self._numbers)}"
@@ -156,7 +156,7 @@ class Place:
             self.drop(f"{number:05d}.ppm", picture(number), inbox)
 
     def expect(self, path: str | bytes, digest: str = "", inbox: str = "") -> None:
-        """The checker is to look for a version of a file; no digest: it is no regular file."""
+        """Let the checker expect a version of a file; without a digest it is not a regular file."""
         self.dropped[inbox].setdefault(os.fsencode(path), []).append(digest)
 
     def sidecar(self, path: str, inbox: str = "") -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Place:
     def command(
         self, *arguments: str | Path, prefix: Sequence[str] = (), stdout: int | IO[bytes] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """`visiond` with these arguments and this place's configuration, to its end. prefix: a command that runs it.
+        """Run `visiond` with these arguments and this place's configuration until it ends. prefix: a command that runs it.
 
         With a prefix or a stdout of the test's own it imports all it needs; otherwise the tests' server has done that.
         """
@@ -198,19 +198,19 @@ class Place:
         return verdict
 
     def assert_kept(self, **counts: int) -> checker.Verdict:
-        """The promise is kept, and so many images ended so."""
+        """The promise is kept, and this number of images ended in each state."""
         verdict = self.judge()
         assert verdict.problems == []
         assert verdict.counts == counts
         return verdict
 
     def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """An SQL query of the test's own, read-only."""
+        """A read-only SQL query."""
         with contextlib.closing(_connect(self.site.ledger)) as connection:
             return connection.execute(query, parameters).fetchall()
 
     def has_ledger(self) -> bool:
-        """Whether a daemon has come so far as to make its tables."""
+        """Whether a daemon has created its tables."""
         return self.site.ledger.exists() and bool(self.rows("SELECT 1 FROM sqlite_schema WHERE name = 'image'"))
 
     def processes(self) -> list[int]:
@@ -223,7 +223,7 @@ class Place:
         return found
 
     def orphans(self, timeout: float = 5.0 + SLACK_SECONDS) -> list[int]:
-        """The processes that are still there after so long."""
+        """The processes that are still there after this time."""
         with contextlib.suppress(AssertionError):
             wait_for(lambda: not self.processes(), "the end of all processes", timeout)
         return self.processes()
@@ -246,7 +246,7 @@ class Notice:
 
 
 class NotifySocket:
-    """The receiving end of sd_notify(3). A thread of its own reads, so that the daemon never waits for a test."""
+    """The receiving end of sd_notify(3). A separate thread reads, so that the daemon never waits for a test."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -259,7 +259,8 @@ class NotifySocket:
         self._thread.start()
 
     def wait(self, condition: Callable[[list[Notice]], Any], timeout: float, alive: Callable[[], bool]) -> Any:
-        """Block until the notices so far fulfil the condition; its last value when time is up or the process has ended."""
+        """Block until the condition is true of the notices so far; returns its last value when time is up or the process has
+        ended."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while not (value := condition(self.notices)) and alive() and (left := deadline - time.monotonic()) > 0:
@@ -267,7 +268,7 @@ class NotifySocket:
             return value
 
     def catch_up(self) -> int:
-        """Have all been read that were sent by now; returns how many notices there are."""
+        """Wait until all that were sent by now have been read; returns the number of notices."""
         self._send(mark := secrets.token_hex(8))
         assert self.wait(lambda notices: any(notice.text == mark for notice in notices), PATIENCE, lambda: True)
         return len(self.notices)
@@ -304,8 +305,8 @@ while "daemon.workers.child" in sys.orig_argv:
 
 
 class Gate:
-    """Workers of a daemon that is run in this `environment` start when a test lets them, so that none is missed between two
-    looks: each takes one of the tickets."""
+    """Workers of a daemon that is run in this `environment` start when a test lets them, so that the test misses none: each
+    takes one of the tickets."""
 
     def __init__(self, folder: Path, tickets: int = 0) -> None:
         self._tickets = folder / "tickets"
@@ -322,7 +323,7 @@ class Gate:
 
 
 class Daemon:
-    """`visiond run` at a place, from its start to its end. At the end of the context no process of it may be left."""
+    """`visiond run` at a place, from its start to its end. At the end of the context none of its processes may be left."""
 
     def __init__(
         self,
@@ -333,7 +334,7 @@ class Daemon:
         stderr: int | None = None,
         **environment: str,
     ) -> None:
-        """prefix: a command that runs the daemon in its own stead. stderr: a descriptor in place of the log's file."""
+        """prefix: a command that replaces itself by the daemon. stderr: a descriptor in place of the log's file."""
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
         self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
@@ -384,28 +385,28 @@ class Daemon:
         return notice
 
     def wait_until(self, condition: Callable[[dict[str, Any]], Any], what: str, timeout: float = PATIENCE) -> dict[str, Any]:
-        """Ask for its status until the condition holds of it; returns that status."""
+        """Ask for its status until the condition is true of it; returns that status."""
         return wait_for(lambda: (status := self.status()) and condition(status) and status, what, timeout)
 
     def wait_idle(self, ended: int, timeout: float = PATIENCE) -> dict[str, Any]:
-        """Until so many images have ended in this run and none is in hand."""
+        """Wait until this number of images have ended in this run and none is in flight."""
         return self.wait_until(
             lambda s: s["ended_in_this_run"] >= ended and not s["pending"] and not s["in_flight"], f"{ended} endings", timeout
         )
 
     def wait_event(self, event: str, timeout: float = PATIENCE, **fields: object) -> dict[str, Any]:
-        """Until a line of its log names this event with these fields."""
+        """Wait until a line of its log has this event with these fields."""
         return wait_for(lambda: next(self.events(event, **fields), None), f'"{event}" {fields} in the log', timeout)
 
     def wait_end(self, timeout: float = PATIENCE) -> int:
-        """Its exit status."""
+        """Wait until it ends; returns its exit status."""
         return self.process.wait(timeout)
 
     # Asking it
 
     @property
     def port(self) -> int:
-        """Of its pages."""
+        """The port of its pages."""
         return int(self.wait_event("ready")["pages"].rpartition(":")[2])
 
     def dial(self, certificate: Path | None = None) -> http.client.HTTPConnection:
@@ -456,7 +457,7 @@ class Daemon:
                     yield entry
 
     def events_of_pid(self, pid: int) -> dict[str, Any]:
-        """The log's line on the worker with that process id."""
+        """The log line about the worker with this process id."""
         return next(self.events("worker ready", pid=pid))
 
     def log_text(self) -> str:

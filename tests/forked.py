@@ -1,8 +1,8 @@
-"""A command of visiond as a process that begins with everything imported.
+"""Runs a command of visiond in a process that starts with everything imported.
 
 Most of a short command's time goes into its imports, and the tests run a thousand of them. A server of this test process
-imports them once and forks for each command; from `main` on that is what `visiond` does, in a process of its own. Daemons of
-the tests start from nothing, and so do commands that have a prefix.
+imports them once and forks for each command; from `main` on this is what `visiond` does, in a separate process. Daemons of the
+tests, and commands with a prefix, start without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# What commands import when they are called, beside what the module of the commands imports itself.
+# What commands import when they are called, in addition to what the module of the commands imports itself.
 PRELOADED = ["daemon.cli.commands", "daemon.cli.progress", "daemon.service", "daemon.sidecar", "daemon.system.stray"]
 
 _server = multiprocessing.get_context("forkserver")
@@ -25,7 +25,7 @@ _server.set_forkserver_preload(PRELOADED)
 def run_forked(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path, timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """`visiond` with these arguments in a folder, to its end. output: a path for its streams, which are gone afterwards."""
+    """`visiond` with these arguments in a folder, until it ends. output: a path for its output, which is removed afterwards."""
     streams = [output.with_suffix(f".{name}") for name in ("stdout", "stderr")]
     process = _server.Process(target=_be_visiond, args=(arguments, folder, dict(environment), streams))
     process.start()

@@ -1,4 +1,4 @@
-"""A catalogue of bad and odd inputs, made on the spot: what a drop folder meets, and what must become of each.
+"""A catalogue of bad and odd inputs, made on demand: what users put into inboxes, and how each must end.
 
 `CATALOGUE` is for every test that feeds files to something. `make()` gives the bytes, `reason` is what the image
 fails with (None: it decodes), and `shows_in_header` says whether `inspect` alone finds the fault or pixels must
@@ -29,7 +29,7 @@ class Input(NamedTuple):
     shows_in_header: bool = True
 
 
-COLOURS = {
+COLORS = {
     "top left": (200, 40, 40),
     "top right": (40, 180, 60),
     "bottom left": (50, 60, 190),
@@ -38,11 +38,11 @@ COLOURS = {
 
 
 def picture(width: int = 96, height: int = 64) -> Image.Image:
-    """Four quarters in the four COLOURS: no turn or flip leaves it as it was."""
+    """Four quarters in the four COLORS, so every turn or flip changes it."""
     image = Image.new("RGB", (width, height))
-    for index, colour in enumerate(COLOURS.values()):
+    for index, color in enumerate(COLORS.values()):
         corner = (index % 2 * width // 2, index // 2 * height // 2)
-        image.paste(colour, (*corner, corner[0] + width // 2, corner[1] + height // 2))
+        image.paste(color, (*corner, corner[0] + width // 2, corner[1] + height // 2))
     return image
 
 
@@ -112,7 +112,7 @@ def without_bytes(start: float, end: float, **options: Any) -> bytes:
 
 
 def flat_jpeg(**options: Any) -> bytes:
-    """White all over, so that a code of zeros is all that there is, thousands of them in a row."""
+    """All white: its data are thousands of equal codes of zeros in a row."""
     return jpeg(Image.new("RGB", (900, 700), "white"), optimize=True, **options)
 
 
@@ -133,7 +133,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def raw_png(width: int, height: int, idat: bytes, extra: bytes = b"", kind: tuple[int, int] = (8, 0)) -> bytes:
-    """kind: bits a channel, colour type (0 grey, 2 RGB)."""
+    """kind: bits a channel, color type (0 gray, 2 RGB)."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, *kind, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", idat) + chunk(b"IEND", b"")
 
@@ -161,11 +161,11 @@ def huge_png(side: int = 30_000) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(bytes(rows * (side + 1))) + packer.flush(zlib.Z_FULL_FLUSH)
     total = side * (side + 1)
-    adler = (total % 65521) << 16 | 1  # of so many zeros
+    adler = (total % 65521) << 16 | 1  # of this many zeros
     return raw_png(side, side, b"\x78\xda" + block * 100 + b"\x03\x00" + struct.pack(">I", adler))
 
 
-def grey_16() -> Image.Image:
+def gray_16() -> Image.Image:
     """A ramp over the whole 16-bit range, 256 × 8."""
     return Image.frombytes("I;16", (256, 8), struct.pack("<256H", *(257 * level for level in range(256))) * 8)
 
@@ -311,13 +311,13 @@ ODD: list[Input] = [
     Input("jpeg, subsampled", partial(jpeg, subsampling=2), None),
     Input("jpeg, progressive", partial(jpeg, progressive=True), None),
     Input("jpeg, arithmetic-coded", arithmetic_jpeg, None),
-    Input("jpeg, grey", lambda: jpeg(picture().convert("L")), None),
+    Input("jpeg, gray", lambda: jpeg(picture().convert("L")), None),
     Input("jpeg, rgb", partial(jpeg, keep_rgb=True), None),
     Input("jpeg, cmyk", lambda: jpeg(picture().convert("CMYK")), None),
     Input("jpeg, ycck", ycck_jpeg, None),
     Input("jpeg, two pictures (MPO)", lambda: animation("MPO"), None),
     Input("jpeg with junk after its end", lambda: jpeg() + bytes(1000), None),
-    Input("jpeg, broken colour profile", partial(jpeg, icc_profile=b"no profile" * 20), None),
+    Input("jpeg, broken color profile", partial(jpeg, icc_profile=b"no profile" * 20), None),
     *(Input(f"jpeg, malformed EXIF: {what}", partial(jpeg, exif=exif), None) for what, exif in EXIF_MESS.items()),
     *(Input(f"jpeg, EXIF orientation {turn}", partial(oriented, turn), None) for turn in range(1, 9)),
     Input("jpeg, white, profile of zeros", flat_jpeg, None),
@@ -327,13 +327,13 @@ ODD: list[Input] = [
     Input("png, text with a bad checksum", lambda: png_with_text(b"text", 0), None),
     Input("png, animated", lambda: animation("PNG"), None),
     Input("png of 1 × 1", lambda: png(Image.new("RGB", (1, 1), "red")), None),
-    Input("png, broken colour profile", lambda: raw_png(9, 9, zlib.compress(bytes(90)), BROKEN_PROFILE), None),
+    Input("png, broken color profile", lambda: raw_png(9, 9, zlib.compress(bytes(90)), BROKEN_PROFILE), None),
     Input("png, 1-bit", lambda: png(picture().convert("1")), None),
-    Input("png, 16-bit grey", lambda: png(grey_16()), None),
-    Input("png, 16-bit colour", lambda: raw_png(4, 1, zlib.compress(b"\0" + b"\x80\0" * 12), kind=(16, 2)), None),
+    Input("png, 16-bit gray", lambda: png(gray_16()), None),
+    Input("png, 16-bit color", lambda: raw_png(4, 1, zlib.compress(b"\0" + b"\x80\0" * 12), kind=(16, 2)), None),
     Input("png, palette", lambda: png(picture().quantize(16)), None),
     Input("png, palette with transparency", see_through_palette, None),
-    Input("png, grey and alpha", lambda: png(with_alpha().convert("LA")), None),
+    Input("png, gray and alpha", lambda: png(with_alpha().convert("LA")), None),
     Input("png, rgba", lambda: png(with_alpha()), None),
     Input("png, EXIF orientation 6", partial(oriented, 6, "PNG"), None),
     Input("gif", lambda: encode(picture(), "GIF"), None),
@@ -349,7 +349,7 @@ ODD: list[Input] = [
     Input("tiff, several pages", lambda: animation("TIFF"), None),
     Input("tiff, pages in a ring", looped_tiff, None),
     Input("tiff, cmyk", lambda: tiff(picture().convert("CMYK")), None),
-    Input("tiff, 16-bit grey", lambda: tiff(grey_16()), None),
+    Input("tiff, 16-bit gray", lambda: tiff(gray_16()), None),
     Input("tiff, float", lambda: tiff(picture().convert("L").convert("F")), None),
     *(Input(f"tiff, orientation {turn}", partial(oriented, turn, "TIFF"), None) for turn in (3, 6)),
     Input("tiff, orientation in XMP alone", partial(tiff, tiffinfo={700: XMP}), None),

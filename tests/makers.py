@@ -1,4 +1,4 @@
-"""Makers of the daemon's nouns, each with everything a test does not care about already filled in."""
+"""Make the daemon's objects, with defaults for everything that a test does not care about."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def make_job(path: bytes = b"a.jpg", *, version: Version = VERSION, **fields: An
 
 
 def make_outputs(variant: int = 3, stages: Iterable[str] = ORDER) -> dict[str, Output]:
-    """What the fake stages say of an image of 640 × 480. Variant 0 has neither text nor objects, 3 has three lines."""
+    """The fake stages' results for an image of 640 × 480. Variant 0 has neither text nor objects, 3 has three lines."""
     answers = {stage: fake.answer(stage, variant, 640, 480, frozenset(ORDER)) for stage in stages}
     return {stage: Output(msgspec.json.encode(answer), 0.25) for stage, answer in answers.items()}
 
 
 def read(job: Job, data: bytes = b"an image") -> Job:
-    """The job as it is once its bytes are in the slab and their header was looked at."""
+    """The job after its bytes are in the slab and its header has been read."""
     job.digest, job.format, job.width, job.height = hashlib.sha256(data).digest(), "JPEG", 640, 480
     return job
 
@@ -83,7 +83,7 @@ def postponed(job: Job, not_before: float) -> Ending:
 
 
 def make_record(folder: Path, path: bytes = b"a.jpg", data: bytes | None = None, **fields: Any) -> Record:
-    """An image's record; with `data`, its source lies in `folder`, the inbox, with these bytes."""
+    """An image's record; with `data`, its source is in `folder`, the inbox, with these bytes."""
     location = os.path.join(os.fsencode(folder), path)
     if data is not None:
         os.makedirs(os.path.dirname(location), exist_ok=True)
@@ -100,19 +100,19 @@ def make_record(folder: Path, path: bytes = b"a.jpg", data: bytes | None = None,
 
 
 async def admit(ledger: Ledger, *paths: bytes) -> list[Job]:
-    """A job in hand for each path."""
+    """A job in flight for each path."""
     await ledger.admit([make_file(path) for path in paths])
     return await ledger.next_jobs(len(paths), ())
 
 
 async def complete(ledger: Ledger, *endings: Ending) -> Sequence[Record]:
-    """End these jobs; returns what is now to be published."""
+    """End these jobs; returns the records to publish now."""
     await ledger.end(endings)
     return [ledger.record_of(ending) for ending in endings if ending.status is not JobStatus.PENDING]
 
 
 def open_destination(root: Path, bins: str = "none", on_success: str = "keep", **output: Any) -> Destination:
-    """The destination of an inbox at root/inbox; every other folder is beside it."""
+    """The destination of an inbox at root/inbox; all other folders are next to it."""
     tables = {"inbox": [{"path": "inbox", "on_success": on_success}], "output": {"bins": bins} | output}
     config = parse(tables, root)
     return Destination.of(config.inbox[0], config)

@@ -1,4 +1,4 @@
-"""Links in the documents lead somewhere: files exist, and so do the headings that links name."""
+"""The links in the documents work: the files exist, and so do the headings that they name."""
 
 from __future__ import annotations
 

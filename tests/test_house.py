@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: which way imports run, and how long files and functions are."""
+"""The rules of this code base that a program can check: the direction of imports, and the length of files and functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All that runs when a module is imported: not the bodies of functions, nor what is for type checkers only."""
+    """The nodes that run when a module is imported: not the bodies of functions or code for type checkers only."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -70,7 +70,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 def room_of(module: str) -> str:
-    """Its folder; a file that lies beside the folders is a room of its own."""
+    """The folder of a module; a file next to the folders counts as a separate one."""
     is_folder = MODULES[module].name == "__init__.py"
     folder = module if is_folder else module.rpartition(".")[0]
     return module if folder in ("daemon", "stages") else folder
@@ -89,7 +89,7 @@ def test_no_rooms_import_each_other() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted({file.parent for file in MODULES.values()}), ids=lambda folder: folder.name)
-def test_a_folder_can_be_taken_in_at_a_glance(folder: Path) -> None:
+def test_no_folder_has_too_many_files(folder: Path) -> None:
     most = {"training": 24}.get(folder.name, 16)
     assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= most
 

@@ -1,4 +1,4 @@
-"""The runner of `make test` itself: it ends, and says what went wrong, when one of its own processes dies."""
+"""The runner of `make test` itself: it ends, and reports what went wrong, when one of its own processes dies."""
 
 from __future__ import annotations
 

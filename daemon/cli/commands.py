@@ -272,7 +272,7 @@ def demo(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, check, retry, redo),
     "Look at results": (status, list_images, show, export),
-    "Look after the ledger": (backup, verify, repair, prune),
+    "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (gpus, plan),
     "Try it out": (demo, samples, bench),
 }

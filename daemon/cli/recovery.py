@@ -27,7 +27,7 @@ REPAIRED = {
 
 
 LEFT_OUT = (
-    "{} could not be used, so their results are not in the ledger. Their images are annotated again at the next start if they "
+    "{} could not be used, so their results are not in the ledger. Their images are processed again at the next start if they "
     "are still in an inbox."
 )
 
@@ -84,7 +84,7 @@ def backup(
 
 
 def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: Mapping[str, str] | None = None) -> Counter[str]:
-    """Print how many sidecars are of each kind, and name all that are not whole. Returns the counts. done: what was done
+    """Print how many sidecars are of each kind, and name all that are not "whole". Returns the counts. done: what was done
     about a kind."""
     from daemon.cli.progress import Progress
     from daemon.recovery import verify as recovery

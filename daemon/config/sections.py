@@ -174,7 +174,7 @@ class UpkeepSection(Section):
         "Empty: any time.",
     )
     verify_days: float = Field(
-        7, ge=0, description="Days between checks of the whole ledger, which run beside the work. 0: never."
+        7, ge=0, description="Days between checks of the whole ledger, which run while work goes on. 0: never."
     )
     vacuum_days: float = Field(
         7,

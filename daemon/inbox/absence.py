@@ -24,7 +24,7 @@ def check_inboxes(config: Config) -> None:
     """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount."""
     there = {inbox.path: is_there(inbox.path) for inbox in config.inbox}
     for path in [path for path, answer in there.items() if answer is None]:
-        log.warning("inbox does not answer, perhaps on a dead mount; the others go on", path=str(path))
+        log.warning("inbox does not answer; its mount may be dead; other inboxes are processed", path=str(path))
     if missing := [path for path, answer in there.items() if answer is False]:
         raise ConfigError([describe_missing(path) for path in missing])
 

@@ -51,7 +51,7 @@ def find_left_out(config: Config, reader: Reader) -> list[str]:
     new = [os.fsdecode(path) for path in configured.difference(known)]
     moved_to = new[0] if len(new) == 1 else "NEW-FOLDER"
     return [
-        f"the ledger has results of the inbox {path}, which is not in this configuration: they are left as they are. If that "
+        f"the ledger has results of the inbox {path}, which is not in this configuration: they stay as they are. If that "
         f"folder was moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
         f"`{shlex.join(['ln', '-s', moved_to, path])}`. Under another path all its images count as new: each gets a second "
         "result, and lists and exports have it twice."
@@ -72,7 +72,7 @@ def remember_names(config: Config) -> None:
         partial.write_text(json.dumps(names, indent=1))
         partial.replace(file)
     except OSError as error:  # the next start tries again
-        log.warning("the inboxes' names could not be remembered", file=str(file), error=error.strerror)
+        log.warning("the inboxes' names could not be saved", file=str(file), error=error.strerror)
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
 

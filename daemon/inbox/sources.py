@@ -50,7 +50,8 @@ def move(record: Record, target: bytes) -> Placed:
 
 
 def copy(record: Record, target: bytes) -> bool:
-    """Copy the file that was opened, even if it or a folder on its path is replaced meanwhile. Returns whether the source, and
+    """Copy the file that was opened, even if it or a folder on its path is replaced during that. Returns whether the source,
+    and
     so the copy, is there."""
     if not _is_same(record, record.location):
         return False
@@ -160,12 +161,12 @@ def _expect(record: Record, fd: int) -> os.stat_result:
 
 
 def _replaced(record: Record) -> OSError:
-    return OSError(errno.EAGAIN, "it was replaced meanwhile", record.location)
+    return OSError(errno.EAGAIN, "another file has replaced it", record.location)
 
 
 @contextlib.contextmanager
 def _opened_folder(record: Record) -> Iterator[int]:
-    """A descriptor of the folder with the source, so that no link that someone puts on the path meanwhile can lead to another
+    """A descriptor of the folder with the source, so that no link that someone puts on the path later can lead to another
     file of that name."""
     folder = os.path.dirname(record.location if record.has_moved else record.path)
     fd = os.open(folder, FOLDER) if record.has_moved else open_beneath(record.inbox_path, folder or b".")

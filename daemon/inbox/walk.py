@@ -32,19 +32,19 @@ TOO_LONG = (
 )
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # since its folder was listed: no trouble
 
-Found = tuple[bytes, os.stat_result]  # a file's path in the inbox, and what the system says of it
+Found = tuple[bytes, os.stat_result]  # a file's path in the inbox, and its status from the system
 
 
 @dataclass(slots=True)
 class Unread:
-    """The folders in an inbox that cannot be read at present, by their path in it. b"" is the inbox itself, if it can be
+    """The folders in an inbox that cannot be read now, by their path in it. b"" is the inbox itself, if it can be
     listed but the status of its files cannot be read."""
 
     root: bytes
     logs: bool = True
     causes: dict[bytes, str] = field(default_factory=dict)
     unnamed: int = 0  # others, as the last complete scan counted them
-    _seen: set[bytes] = field(default_factory=set)  # in the present scan
+    _seen: set[bytes] = field(default_factory=set)  # in the current scan
     _unnamed: int = 0  # likewise
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class Walk:
     answer: Callable[[OSError | None], None] = lambda _: None
 
     def files(self, subtree: bytes = b"") -> Iterator[Found | None]:
-        """Every file, and None for entries to ignore. Files that are deleted meanwhile are no error."""
+        """Every file, and None for entries to ignore. Files that are deleted during the walk are no error."""
         pending = [subtree]
         while pending:
             relative = pending.pop()
@@ -167,7 +167,7 @@ def compile_ignored(patterns: Iterable[str]) -> re.Pattern[bytes]:
 
 def find_unread(inbox: Inbox, longest: int) -> tuple[Unread, bool]:
     """The folders that cannot be read, and whether the walk was complete. It ends after CHECK_ENTRIES files or CHECK_SECONDS,
-    as a mount may die meanwhile."""
+    as a mount may die during that."""
     unread = Unread(os.fsencode(inbox.path), logs=False)
     walk = Walk(unread.root, compile_ignored(inbox.ignore), inbox.recursive, unread, longest)
     deadline, whole = time.monotonic() + CHECK_SECONDS, []

@@ -87,7 +87,7 @@ class Watcher:
                 self._inotify.close()
 
     def held_back(self) -> list[str]:
-        """Why files of some inboxes are not found; else empty."""
+        """Why files of some inboxes are not found; empty if all are."""
         return [problem for folder in self._folders if (problem := folder.problem())]
 
     def unread(self) -> list[Unread]:
@@ -289,7 +289,7 @@ class Watcher:
             folder.wake.set()  # `_rescan` has to compute its next scan again
 
     def _read_versions(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
-        """The present version of each file that is there. Runs in a thread."""
+        """The current version of each file that is there. Runs in a thread."""
         found = [(path, status) for path in paths if len(path) <= folder.longest and (status := _status_of(folder, path))]
         return [_file(folder.number, path, status) for path, status in found]
 
@@ -299,7 +299,7 @@ class Watcher:
 
 
 def _due(folder: Folder) -> list[Hint]:
-    """Files whose time to settle is over."""
+    """Files that have settled."""
     return [Hint(path) for path in folder.settling.due(time.monotonic())]
 
 

@@ -73,7 +73,7 @@ def written_into(folder: Path) -> Iterator[None]:
 
 def describe_lost_ledger(config: Config) -> str:
     """A warning if there are results but no ledger, or an empty one, and no file `identity` that says that it was lost: then a
-    daemon makes a new ledger. Else empty."""
+    daemon makes a new ledger. Otherwise empty."""
     path = config.state.path / LEDGER
     if not is_blank(path) or (config.state.path / IDENTITY).exists():
         return ""

@@ -142,7 +142,7 @@ def _go_on_behind(connection: sqlite3.Connection, known: Identity, present: Iden
     return (
         f"this ledger is older than the last one used here: a backup was restored, or its -wal file was lost. It knows images "
         f"up to number {present.last_number}, but numbers up to {known.last_number} were given; new images start after "
-        f"{following}. Files that are still in an inbox are annotated again; `{command('verify')}` lists results that it does "
+        f"{following}. Files that are still in an inbox are processed again; `{command('verify')}` lists results that it does "
         "not know."
     )
 

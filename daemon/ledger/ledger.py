@@ -46,7 +46,7 @@ class Ledger:
         self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
         self._damaged: set[Key] = set()  # digest with a model, or with None for format and size
         self._models: dict[int, Model] = {}
-        self._model_ids: dict[str, int] = {}  # stage → its present model
+        self._model_ids: dict[str, int] = {}  # stage → its current model
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
         self._configured = "[]"  # inboxes, as JSON; rows of other inboxes wait until these are configured again
@@ -71,7 +71,7 @@ class Ledger:
     # Setting up
 
     async def register(self, inboxes: Sequence[tuple[Path, int]], models: Iterable[Model]) -> list[int]:
-        """Add inboxes, with their priorities, and the present models; returns the inboxes' numbers."""
+        """Add inboxes, with their priorities, and the current models; returns the inboxes' numbers."""
         present = list(models)
 
         def work(connection: sqlite3.Connection) -> list[int]:
@@ -167,7 +167,7 @@ class Ledger:
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
     async def recall(self, jobs: Sequence[Job]) -> None:
-        """Add to each job what the ledger knows about its bytes: format and size, and the results of the present models."""
+        """Add to each job what the ledger knows about its bytes: format and size, and the results of the current models."""
         digests = {job.digest for job in jobs}
 
         def work(connection: sqlite3.Connection) -> Stored:
@@ -202,7 +202,8 @@ class Ledger:
 
     async def end(self, endings: list[Ending], judge: Callable[[list[Job]], list[Ending]] | None = None) -> set[int]:
         """Write how jobs ended, with all their results. Returns the ids that were still PENDING: a job whose file was replaced
-        meanwhile is not among them and must not be published. If other results of the same bytes were stored first, the jobs
+        in the meantime is not among them and must not be published. If other results of the same bytes were stored first, the
+        jobs
         get those and are judged again, in `endings`: what is published is what the ledger has. A job that already had a
         result and whose file is GONE keeps that result, and is DONE as before."""
         jobs = [e.job for e in endings]
@@ -355,7 +356,7 @@ class Ledger:
 
     def _keep(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
         """Write results, except those that the same bytes already have; returns whether all were written."""
-        if (touched := self.touched) is not None:  # the event loop may end pruning meanwhile
+        if (touched := self.touched) is not None:  # the event loop may end pruning during this
             touched.update(job.digest for job in jobs)
         contents = [content_row(job) for job in jobs if job.width]
         results = [

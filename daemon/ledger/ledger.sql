@@ -49,7 +49,7 @@ CREATE TABLE content (                    -- what the bytes are, under any file 
     pages INTEGER NOT NULL DEFAULT 1,     -- pictures in the file; only the first is read. Before schema 3 not counted
     checksum INTEGER                      -- checksums.of_content; NULL: written by an older visiond, as in the other tables
 ) WITHOUT ROWID;
-CREATE TABLE result (                     -- what a model said about the bytes
+CREATE TABLE result (                     -- a model's result for the bytes
     digest BLOB NOT NULL,
     model INTEGER NOT NULL REFERENCES model (id),
     payload BLOB NOT NULL,                -- JSON
@@ -70,7 +70,7 @@ CREATE TABLE image (                      -- a version of a file
     status INTEGER NOT NULL,              -- jobs.JobStatus
     seen_at REAL NOT NULL,                -- Unix seconds
     attempts INTEGER NOT NULL DEFAULT 0,
-    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, whatever the clock says
+    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, independent of the clock
     location BLOB,                        -- absolute; to where the daemon moved the file, if it did
     digest BLOB,
     models TEXT,                          -- JSON array of the model ids of its last result, which may be older than its status
@@ -83,11 +83,11 @@ CREATE TABLE image (                      -- a version of a file
     deaths INTEGER NOT NULL DEFAULT 0,    -- workers that died on it alone
     checksum INTEGER                      -- of how it ended: records.Record.checksum
 );
-CREATE TABLE outbox (                     -- published records that some sink does not have yet
+CREATE TABLE outbox (                     -- published records that a sink does not have yet
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,  -- the order in which sinks get them; no number is used twice
     image INTEGER NOT NULL REFERENCES image (id)  -- indexed, as pruning asks for it
 );
-CREATE TABLE sink (                       -- a further output, which follows the outbox
+CREATE TABLE sink (                       -- an additional output, which follows the outbox
     name TEXT PRIMARY KEY,
     place INTEGER NOT NULL,               -- outbox.sequence of the last record that it has
     succeeded_at REAL                     -- Unix seconds: when it last took records; NULL: never
@@ -226,7 +226,7 @@ UPDATE image SET emitted = 1 WHERE id IN (
 INSERT INTO outbox (image) SELECT id FROM image WHERE id IN (:rows) ORDER BY id RETURNING sequence, image;
 
 -- name: last_sequence
--- The highest that the outbox ever gave out.
+-- The highest sequence number ever used.
 SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'outbox';
 
 -- name: undelivered
@@ -249,7 +249,7 @@ DELETE FROM sink WHERE name NOT IN (SELECT value FROM json_each(?)) RETURNING na
 UPDATE sink SET place = ?, succeeded_at = ? WHERE name = ?;
 
 -- name: drop_delivered
--- What every sink has. Without sinks nobody waits for anything.
+-- Records that every sink has. Without sinks, all.
 DELETE FROM outbox WHERE sequence <= COALESCE((SELECT MIN(place) FROM sink), 9223372036854775807);
 
 -- name: placed
@@ -308,7 +308,7 @@ WHERE emitted = 1 AND image.id > ? AND NOT EXISTS (
 ) AND status IN (1, 2) ORDER BY image.id LIMIT ?;
 
 -- name: replaced
--- What `published` leaves out: a newer version of the file has the sidecar, or has replaced the reason.
+-- The versions that `published` leaves out: a newer version of the file has the sidecar, or has replaced the reason.
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE emitted = 1 AND image.id > ? AND EXISTS (
     SELECT 1 FROM image AS later WHERE later.inbox = image.inbox AND later.path = image.path AND later.id > image.id

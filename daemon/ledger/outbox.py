@@ -1,4 +1,4 @@
-"""The tables that sinks follow: which published records some sink does not have yet, and the place of each sink among them.
+"""The tables that sinks follow: which published records a sink does not have yet, and the place of each sink among them.
 
 A record enters the outbox in the transaction that marks its image as published. It leaves when every sink has it.
 """

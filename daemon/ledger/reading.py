@@ -1,7 +1,7 @@
 """Connections that read the ledger, lent to one thread at a time.
 
 SQLite crashes the process if a connection is closed, or used by another thread, while a thread runs a statement on it. So a
-connection that is lent is only closed by its borrower: when that is done, if the others were closed meanwhile.
+connection that is lent is only closed by its borrower: when that is done, if the others have been closed by then.
 """
 
 from __future__ import annotations

@@ -43,13 +43,13 @@ UNKNOWN = Model("an unknown stage", "", "")
 
 @dataclass(frozen=True)
 class Record:
-    """An image's row with its results: all that is known about it, and all that a sidecar needs."""
+    """An image's row with its results: everything that is known about it, and everything that a sidecar needs."""
 
     id: int
     inbox: int
     inbox_path: bytes
     path: bytes  # relative to the inbox
-    location: bytes  # absolute: where the file lies now
+    location: bytes  # absolute: where the file is now
     version: Version
     status: JobStatus
     attempts: int
@@ -85,7 +85,7 @@ class Record:
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
-            # Plug-ins stand in the order of the stored models: the sidecar must not change when one is uninstalled.
+            # Plug-ins are in the order of the stored models: the sidecar must not change when one is uninstalled.
             for stage in (*BUILT_IN_KEYS, *(stage for stage in self.outputs if stage not in BUILT_IN_KEYS)):
                 if output := self.outputs.get(stage):
                     document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
@@ -194,7 +194,7 @@ class Reader:
         return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
 
     def count_made_by_others(self, present: Iterable[Model]) -> int:
-        """How many files are DONE by another model than the present one in at least one stage."""
+        """How many files are DONE by another model than the current one in at least one stage."""
         keys = {(model.stage, model.fingerprint) for model in present}
         others = {number for number, model in self.models.items() if (model.stage, model.fingerprint) not in keys}
         sets = self._rows("model_sets") if others else []

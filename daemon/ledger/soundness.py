@@ -1,8 +1,8 @@
 """Checks a ledger when it is opened, as far as a short time allows; `visiond verify` reads all of it.
 
 Always checked: the file's length, its tables and indexes by name and text, the free list, the last number given, and the
-small tables with their indexes. A ledger of up to SMALL_BYTES is read from end to end. Checksums are compared when a row is
-read, wherever it lies (checksums.py).
+small tables with their indexes. A ledger of up to SMALL_BYTES is read from end to end. Checksums are compared whenever a row is
+read (checksums.py).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def is_blank(path: Path) -> bool:
 
 
 def find_cut(path: Path) -> str:
-    """What is wrong if the file is shorter than its header says; else empty. With a -wal, the rest may be in that."""
+    """What is wrong if the file is shorter than its header says; otherwise empty. With a -wal, the rest may be in that."""
     wal = Path(f"{path}-wal")
     if wal.exists() and wal.stat().st_size:
         return ""
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
-        return ""  # SQLite says what it thinks of it
+        return ""  # SQLite reports what is wrong with it
     page_bytes, pages = _page_bytes(head), struct.unpack(">I", head[28:32])[0]
     is_valid = head[24:28] == head[92:96]  # else an old SQLite wrote last, which did not keep the count
     length = path.stat().st_size
@@ -80,7 +80,7 @@ def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
     last = connection.execute(SQL["last_number"]).fetchone()[0]
     highest = connection.execute(SQL["last_id"]).fetchone()[0]
     if not highest <= last <= MOST:
-        return f"the last image number it gave is {last}, its highest is {highest}, and the limit is {MOST}"
+        return f"its last image number is {last}, the highest number in a row is {highest}, and the limit is {MOST}"
     return ""
 
 

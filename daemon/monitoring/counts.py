@@ -24,7 +24,7 @@ class Counts:
         return max(0, self.states[status])
 
     def outcomes(self) -> Counter[JobStatus]:
-        """How many images ended how in this run, and how many are PENDING."""
+        """The number of images that reached each state in this run, and of those that are PENDING."""
         return self.ended + Counter({JobStatus.PENDING: self.of(JobStatus.PENDING)})
 
     def admitted(self, admitted: Admitted) -> None:

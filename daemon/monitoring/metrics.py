@@ -111,9 +111,7 @@ class Metrics:
         )
         self.out_of_memory = counter("visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"])
         self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
-        self.stage_notice = gauge(
-            "visiond_stage_notice_info", "1 if a stage's weights have a notice of this kind.", ["stage", "notice"]
-        )
+        self.stage_notice = gauge("visiond_stage_notice_info", "1 if a stage has a notice of this kind.", ["stage", "notice"])
         self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
 
     def _begin_at_zero(self) -> None:

@@ -53,12 +53,12 @@ class Chore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SinkState(msgspec.Struct, frozen=True, kw_only=True):
-    """An output beside the sidecars, and how far it has come."""
+    """A sink, and how far it has come."""
 
     name: str
     behind: int  # records that it does not have yet
     succeeded_at: float | None = None  # Unix seconds: when it last took records; None: never
-    problem: str = ""  # why it does not take records at present, in a sentence
+    problem: str = ""  # why it does not take records now, in a sentence
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,14 +31,14 @@ class DamagedRows:
         self._named: set[tuple[bytes, int | None]] = set()  # rows of these that may be damaged
 
     def check(self, destination: Destination | None, record: Record, *, fix: bool) -> Finding:
-        """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is correct; if not, have
-        the image annotated again. destination: None for an inbox that is not configured."""
+        """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is correct; if not, let
+        the next start process the image again. destination: None for an inbox that is not configured."""
         self._note(record.id, record.digest)
         found = self._find_true_sidecar(destination, record) if destination else None
         if found is None:
             if fix:
                 self._annotate_again(record)
-            then = "the next `run` annotates it again" if fix else "`repair` has it annotated again"
+            then = "the next `run` processes it again" if fix else "after `repair` it is processed again"
             what = "no sidecar has an undamaged copy" if destination else "its inbox is not configured"
             detail = f"{record.damage}: damaged in the ledger, and {what}; {then}"
             if destination is None:
@@ -53,7 +53,7 @@ class DamagedRows:
 
     def check_unshown(self, *, fix: bool) -> Iterator[Finding]:
         """Check damaged results that no sidecar has. fix: delete them, so that nothing uses them, and also those of images that
-        are to be annotated again."""
+        are to be processed again."""
         reader = self._reader
         with reader.lend() as connection:
             left = list(find_damaged(connection, reader.models, lambda: True))
@@ -73,7 +73,7 @@ class DamagedRows:
         for record in left:
             self._note(record.id, record.digest)
             then = "it is GONE now" if fix else "`repair` makes it GONE"
-            detail = f"{record.damage}: damaged in the ledger, and a newer version of the file has its place; {then}"
+            detail = f"{record.damage}: damaged in the ledger, and a newer version of the file has replaced it; {then}"
             yield self._of_the_ledger(record, detail)
         if fix and left:
             with self._writing() as connection:

@@ -52,7 +52,7 @@ class Finding:
 
 
 class OtherInbox(ValueError):
-    """A sidecar is of another inbox than the one whose folder it is in."""
+    """A sidecar is in the folder of another inbox than its own."""
 
     def __init__(self, inbox: str, destination: Destination) -> None:
         super().__init__(f"it belongs to the inbox {inbox}, but is in the folder of {os.fsdecode(destination.inbox)}")
@@ -106,8 +106,8 @@ def _moved(destination: Destination, others: Counter[str]) -> InboxMoved:
     return InboxMoved(
         f"No ledger was made: {results} has {were}, which is not in this configuration, and none of {new}. If that folder was "
         "moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
-        f"`{shlex.join(['ln', '-s', new, old])}`. Then run `{command('repair')}` again. To do without these results, move the "
-        f"sidecars out of {results}."
+        f"`{shlex.join(['ln', '-s', new, old])}`. Then run `{command('repair')}` again. "
+        f"If you do not need these results, move the sidecars out of {results}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Chooses images that are DONE and can be annotated again, and those whose results would differ now."""
+"""Chooses images that are DONE and can be processed again, and those whose results would differ now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from daemon.system.gpus import list_gpus
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The numbers of the images to annotate again, and how many must stay as they are for which reason."""
+    """The numbers of the images to process again, and, by reason, how many must stay as they are."""
 
     ids: list[int]
     left: Counter[str]
@@ -79,14 +79,14 @@ def job_of(record: Record) -> Job:
 
 
 def _why_left(record: Record, destination: Destination | None) -> str:
-    """Why the image cannot be annotated again; empty if it can."""
+    """Why the image cannot be processed again; empty if it can."""
     if destination is None:
         return "their inbox is not in the configuration"
     if destination.bins_mode in ("link", "copy") and record.location.startswith(os.path.join(destination.bins, b"")):
-        return f'they are in a bin themselves, and bins = "{destination.bins_mode}" moves no image'
+        return f'their files are in a bin, and bins = "{destination.bins_mode}" moves no image'
     try:
         status = os.lstat(record.location)
     except OSError:
         return "their file is gone"
     same = record.version.is_of(status, moved=record.has_moved)
-    return "" if same else "their file is no longer the one that was annotated"
+    return "" if same else "their file has changed since it was processed"

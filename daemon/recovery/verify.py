@@ -1,4 +1,4 @@
-"""Compares ledger and sidecars, and restores each from the other. No model runs, and no daemon may run meanwhile.
+"""Compares ledger and sidecars, and restores each from the other. No model runs, and no daemon may run at the same time.
 
 Sidecars are made from the ledger, so one that is missing or edited is written again. Each has all data of its result, so a
 ledger that is lost or damaged is made again from them.
@@ -136,7 +136,7 @@ class _Numbered(msgspec.Struct):
 
 
 def _stands(reader: Reader, destinations: Mapping[bytes, Destination], file: bytes) -> bool:
-    """Whether it is the last result of an image that waits to be annotated again."""
+    """Whether it is the last result of an image that waits to be processed again."""
     if stat_regular(file) is None:
         return False
     with open(file, "rb") as opened, contextlib.suppress(msgspec.DecodeError):

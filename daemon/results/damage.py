@@ -1,4 +1,4 @@
-"""Records that are damaged in the ledger: they are not given out; their images are annotated again."""
+"""Records that are damaged in the ledger: they are not used; their images are processed again."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ async def leave_out_damaged(ledger: Ledger, records: Sequence[Record]) -> tuple[
         return list(records), []
     for record in damaged:
         path = os.fsdecode(os.path.join(record.inbox_path, record.path))
-        log.error("result damaged in the ledger; the image is annotated again, not published", path=path, what=record.damage)
+        log.error(
+            "result damaged in the ledger; it is not published, and the image is processed again", path=path, what=record.damage
+        )
     changes = await ledger.annotate_again([record.id for record in damaged])
     return [record for record in records if not record.damage], changes

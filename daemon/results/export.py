@@ -95,7 +95,7 @@ def export_records(
     sizes = embedding_sizes(reader, bin_name) if format == "parquet" else []
     if len(sizes) > 1:
         listed = ", ".join(map(str, sizes))
-        fix = f"`{command('redo', '--stale')}` annotates all images with the current model."
+        fix = f"`{command('redo', '--stale')}` processes all images with the current model."
         warn(f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {fix}")
     writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
         "csv": _write_csv,
@@ -130,7 +130,7 @@ def format_of(file: Path) -> str:
     """The format of the file's suffix; CSV for standard output. Raises WrongArgument."""
     suffix = file.suffix.removeprefix(".").lower()
     if file != STDOUT and suffix not in FORMATS:
-        raise WrongArgument(f"{file} ends in none of {', '.join(f'.{name}' for name in FORMATS)}; name a --format.")
+        raise WrongArgument(f"{file} does not end in any of {', '.join(f'.{name}' for name in FORMATS)}; name a --format.")
     return suffix or "csv"
 
 
@@ -139,9 +139,9 @@ def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float
     if unknown := {bin_name, *ratio} - {"", *bins}:
         raise WrongArgument(f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}.")
     if bin_name and ratio:
-        raise WrongArgument("--bin takes one bin and --ratio mixes several; give one of them.")
+        raise WrongArgument("--bin exports one bin, and --ratio mixes several; use only one of them.")
     if file == STDOUT and format == "parquet":
-        raise WrongArgument("Parquet cannot be written to standard output; name a file, or take --format csv or jsonl.")
+        raise WrongArgument("Parquet cannot be written to standard output; name a file, or use --format csv or jsonl.")
 
 
 def parse_ratio(text: str) -> dict[str, float]:
@@ -149,9 +149,9 @@ def parse_ratio(text: str) -> dict[str, float]:
     try:
         shares = {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(",") if part)}
     except ValueError:
-        raise WrongArgument(f'--ratio "{text}" is no mix; write it like A=0.4,B=0.4,C=0.2.') from None
+        raise WrongArgument(f'--ratio "{text}" is not a list of shares; write it like A=0.4,B=0.4,C=0.2.') from None
     if not all(0 < share < math.inf for share in shares.values()):
-        raise WrongArgument(f'--ratio "{text}": a share must be more than 0; leave out what you do not want.')
+        raise WrongArgument(f'--ratio "{text}": a share must be more than 0; leave out the bins that you do not want.')
     return {name: share / sum(shares.values()) for name, share in shares.items()}
 
 

@@ -92,7 +92,7 @@ class Delivery:
         return self.last - self.place.sequence
 
     def problem(self) -> str:
-        """Why the sink does not get records at present, in a sentence; else empty."""
+        """Why the sink does not take records now, in a sentence; otherwise empty."""
         why = self._failure
         if not why and (silent := time.monotonic() - self._called_at) > SILENT_SECONDS:
             why = f"it has not answered for {silent:.0f} s"
@@ -102,7 +102,7 @@ class Delivery:
         return SinkState(name=self.name, behind=self.behind, succeeded_at=self.place.succeeded_at, problem=self.problem())
 
     def note_last(self, last: int) -> None:
-        """There are records up to this sequence number."""
+        """Note that there are records up to this sequence number."""
         self.last = max(self.last, last)
         if not self._failure:  # else it is tried again when its pause is over
             self._wake.set()
@@ -143,12 +143,12 @@ class Delivery:
                 await self._ended.wait()
 
     def give_up(self) -> None:
-        """Nothing more is delivered by this daemon."""
+        """Note that this daemon delivers nothing more."""
         if self.behind and not self._failure:
             self._failure = "there was no time for the rest"
 
     async def _sleep(self, seconds: float) -> None:
-        """Until there is something to do, or for so long."""
+        """Wait until there is something to do, for at most this long."""
         self._wake = anyio.Event()
         with anyio.move_on_after(seconds):
             await self._wake.wait()
@@ -203,7 +203,7 @@ class Outbox:
         opened = await ledger.run(partial(outbox.follow, names=sinks.keys()))
         for name, records in opened.dropped.items():
             if records:
-                log.warning("sink is no longer configured; it never got its last records", sink=name, records=records)
+                log.warning("sink is no longer configured; it has not received its last records", sink=name, records=records)
         places, recent = opened.places, Recent()
         deliveries = [Delivery(name, sink, places[name], recent, ledger, reader, note_changes) for name, sink in sinks.items()]
         for delivery in deliveries:
@@ -211,13 +211,13 @@ class Outbox:
         return cls(deliveries, recent)
 
     def add(self, records: Mapping[int, Record]) -> None:
-        """Records are in the outbox. records: by sequence number."""
+        """Note that these records are in the outbox. records: by sequence number."""
         self._recent.add(records)
         for delivery in self.deliveries:
             delivery.note_last(max(records))
 
     def problems(self) -> list[str]:
-        """The sinks that do not get records at present, a sentence for each."""
+        """A sentence for each sink that does not take records now."""
         return [problem for delivery in self.deliveries if (problem := delivery.problem())]
 
     async def run(self) -> None:

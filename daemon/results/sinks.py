@@ -1,4 +1,4 @@
-"""Sinks: further outputs besides sidecars and bins. To add one, write a class with `append`, and name it in SINKS.
+"""Sinks: additional outputs of records. To add one, write a class with `append`, and name it in SINKS.
 
 `outbox.py` calls each sink with the records that it does not have yet, and tries again when it fails.
 """

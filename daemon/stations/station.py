@@ -1,7 +1,7 @@
 """A station takes jobs from files on disk to published results, on the workers of its segments.
 
-It asks the coordinator (daemon/pipeline.py) for jobs, and tells it everything that concerns the ledger. A message is about a
-group of jobs and never about one image that went well, because there is one coordinator for all GPUs of the machine.
+It asks the coordinator (daemon/pipeline.py) for jobs, and reports to it everything that concerns the ledger. A report is about
+a group of jobs, never about a single image that succeeded, because there is one coordinator for all GPUs of the machine.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Station:
             await self._queue(lane, job, suspect=True)
             return
         reason = Reason.TIMEOUT if loss.timed_out else Reason.POISON
-        job.failure = Failure(reason, f"{job.deaths} workers were lost on it alone: {loss.cause}")
+        job.failure = Failure(reason, f"{job.deaths} workers died while they ran only this image: {loss.cause}")
         await self._pass_on(job)
 
     async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:

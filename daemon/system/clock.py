@@ -1,4 +1,4 @@
-"""The time of day, without the changes that somebody made to the clock since this process began.
+"""The time of day, without changes of the clock since this process began.
 
 It is used for waiting. A clock may be set back by an hour or forward by a year at any moment; only the monotonic clock knows
 how much time has passed.

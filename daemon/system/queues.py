@@ -10,5 +10,5 @@ T = TypeVar("T")
 
 
 def drain(queue: asyncio.Queue[T], most: int = sys.maxsize) -> list[T]:
-    """What is in the queue now, at most so many items, without waiting."""
+    """The items that are in the queue now, at most this many, without waiting."""
     return [queue.get_nowait() for _ in range(min(most, queue.qsize()))]

@@ -90,7 +90,7 @@ class Upkeep:
         self.pruning = Pruning()
         self._asked = anyio.Event()
         self._before = 0.0
-        self._one_at_a_time = anyio.Lock()  # two prunings at once would not know which bytes came again meanwhile
+        self._one_at_a_time = anyio.Lock()  # of two at once, neither would know which bytes came again
         self._leaving = False
 
     def chores(self) -> list[Chore]:
@@ -134,7 +134,7 @@ class Upkeep:
         try:
             outcome, detail = "done", await self._work[task]()
         except Stopped:
-            outcome, detail = "stopped", "images or a command came, or the daemon was stopping"
+            outcome, detail = "stopped", "stopped because images or a command arrived, or the daemon stopped"
         except Exception as error:  # noqa: BLE001 - of one task; whatever it is, work goes on
             outcome, detail = "failed", str(error) or repr(error)
             self._metrics.upkeep_failures.labels(task).inc()
@@ -242,6 +242,6 @@ def _vacuum(connection: sqlite3.Connection, stop: Stop) -> None:
     disk's speed, may not."""
     with stopping(connection, stop):
         connection.execute("VACUUM")
-    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_MILLISECONDS}")  # a reader is not waited for
+    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_MILLISECONDS}")  # do not wait for readers
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")

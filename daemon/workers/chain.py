@@ -195,7 +195,7 @@ class Chain:
             payload = msgspec.json.encode(answer)
             registry.decode(stage.name, payload)
         except (msgspec.DecodeError, TypeError, ValueError) as error:
-            entry.error = ImageError(Reason.STAGE, f"{stage.name} gave a result that cannot be stored: {error}")
+            entry.error = ImageError(Reason.STAGE, f"{stage.name} returned a result that cannot be stored: {error}")
             return
         image.results[stage.name] = answer
         entry.payloads[stage.name] = payload

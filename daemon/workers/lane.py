@@ -18,7 +18,7 @@ from daemon.workers.worker import Worker
 
 
 class Listener(Protocol):
-    """What is told how each batch ended; the pipeline."""
+    """Gets a report of how each batch ended: the station."""
 
     async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
         """A worker has answered."""

@@ -191,7 +191,7 @@ class Pool:
         seat.worker, worker.shared = worker, bool(shared)
         try:
             if seat.server and shared != seat.server.shared:
-                raise WorkerLost(worker.name, "the sharing of its GPU ended while it started")
+                raise WorkerLost(worker.name, "its GPU stopped being shared while it started")
             ready = await worker.load(self._settings.load_timeout_seconds)
             self._welcome(seat, worker, ready)
             opened.set()

@@ -146,9 +146,9 @@ ROWS: dict[str, list[Panel]] = {
               {"{{reason}}": "sum by (reason) (visiond_retries_total{M})"}, width=6, stacked=True),
         Panel("Upkeep failed", "Tasks that failed since the daemon started; `visiond status` shows why.", "short",
               {"{{task}}": "sum by (task) (visiond_upkeep_failures_total{M})"}, width=6, stacked=True),
-        Panel("Sinks behind", "Published records that a sink does not have yet; `visiond status` says why.", "short",
+        Panel("Sinks behind", "Published records that a sink does not have yet; `visiond status` shows why.", "short",
               {"{{instance}} {{sink}}": "visiond_sink_records_behind{M}"}, width=12),
-        Panel("Last success of each sink", "Seconds since it last took records; 0: it never did.", "s",
+        Panel("Last success of each sink", "Seconds since it last took records; 0: never.", "s",
               {"{{instance}} {{sink}}": "(time() - visiond_sink_last_success_timestamp_seconds{M}) * "
                                         "(visiond_sink_last_success_timestamp_seconds{M} > bool 0)"}, width=12),
     ],

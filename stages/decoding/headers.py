@@ -101,7 +101,7 @@ class Jpeg(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Grey or YCbCr with Huffman coding, which all decoders read in the same way."""
+        """Gray or YCbCr with Huffman coding, which all decoders read in the same way."""
         colors = len(self.components)
         is_rgb = self.transform == 0 or self.components == b"RGB"
         return self.process in SOF_HUFFMAN and (colors == 1 or (colors == 3 and not is_rgb))
@@ -279,7 +279,7 @@ def _webp_orientation(data: memoryview) -> int:
 
 BOXES = 4096  # most boxes that are read on one level
 NOTHING = memoryview(b"")
-# (quarter turns anticlockwise, then mirror: 0 top to bottom, 1 left to right) → EXIF orientation
+# (quarter turns counterclockwise, then mirror: 0 top to bottom, 1 left to right) → EXIF orientation
 TURNS = {
     (0, None): 1, (1, None): 8, (2, None): 3, (3, None): 6,
     (0, 0): 4, (1, 0): 5, (2, 0): 2, (3, 0): 7,

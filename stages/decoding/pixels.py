@@ -135,7 +135,7 @@ def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
 def reduce_depth(image: Image.Image) -> Image.Image:
     """Reduce more than 8 bits a channel to 8. Pillow's own conversion would clip values to 255.
 
-    16-bit grey is scaled from its full range. Wider integers and floats have no standard range: they are scaled from the
+    16-bit gray is scaled from its full range. Wider integers and floats have no standard range: they are scaled from the
     darkest to the brightest value of the picture.
     """
     low: float
@@ -148,10 +148,10 @@ def reduce_depth(image: Image.Image) -> Image.Image:
         return image
     span = high - low
     scale = 255 / span if span > 0 and math.isfinite(span) else 0.0
-    grey = image.convert("I") if image.mode.startswith("I;16") else image
-    grey = grey.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
-    grey.info.pop("transparency", None)  # it is in the old scale
-    return grey
+    gray = image.convert("I") if image.mode.startswith("I;16") else image
+    gray = gray.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
+    gray.info.pop("transparency", None)  # it is in the old scale
+    return gray
 
 
 def _write_strips(image: Image.Image, out: memoryview) -> None:

@@ -1,6 +1,6 @@
 """Checks whether zeros have replaced the compressed pixels of a JPEG, as after a broken download or on a failing disk.
 
-Every decoder reads zeros as codes, makes grey or striped blocks of them, and reports no error. A search for a run of zeros
+Every decoder reads zeros as codes, makes gray or striped blocks of them, and reports no error. A search for a run of zeros
 takes microseconds, and most complete files have none. A flat picture may have long ones. So if one is found, the Huffman
 tables show how many blocks it would be: no encoder writes more blocks than the picture has, and none writes several in a row
 with every coefficient set.

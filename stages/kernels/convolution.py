@@ -1,7 +1,7 @@
 """Triton kernels for convolutions and what surrounds them. launch.py starts them.
 
 Feature maps are contiguous float16 [N, H, W, C] (channels last); sums are accumulated in float32. A program computes a tile
-of BLOCK_H × BLOCK_W pixels of one image, or, where neighbours do not matter, BLOCK_M pixels in row-major order.
+of BLOCK_H × BLOCK_W pixels of one image, or, where neighbors do not matter, BLOCK_M pixels in row-major order.
 widths_ptr: None, or int [N], how many columns of the input belong to each image; columns to the right of them count as zero.
 Each kernel is compiled once for maps of all sizes: `do_not_specialize` stops Triton from compiling it again for every mix
 of sizes that are and are not multiples of 16.
@@ -17,7 +17,7 @@ import triton.language as tl
 @triton.jit
 def tile_offsets(pid, width, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
     """The row and the column of each pixel of tile `pid`: two int32 [BLOCK_H · BLOCK_W]. Tiles are numbered row by row. In a
-    square tile most neighbours of a pixel are in the tile too, so most reads hit the L1 cache."""
+    square tile most neighbors of a pixel are in the tile too, so most reads hit the L1 cache."""
     offs = tl.arange(0, BLOCK_H * BLOCK_W)
     tiles_w = tl.cdiv(width, BLOCK_W)
     return pid // tiles_w * BLOCK_H + offs // BLOCK_W, pid % tiles_w * BLOCK_W + offs % BLOCK_W

@@ -57,7 +57,7 @@ def conv2d(
     shape, size = layer.shape, pixels.shape[1:3]
     is_pointwise = all(shape[side] == 1 for side in ("KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"))
     if is_pointwise and widths is None and pooled is None:
-        pixels = pixels.flatten(1, 2)[:, None]  # without neighbours, all pixels can be one row
+        pixels = pixels.flatten(1, 2)[:, None]  # without neighbors, all pixels can be one row
     count, height, width, _ = pixels.shape
     out_height, out_width = output_size(shape, height, width)
     channels = shape["OUT_CHANNELS"]

@@ -21,7 +21,7 @@ from stages.devices import has_kernels_for
 
 WEIGHT_UNIT = 2048  # a weight of 1 in cv2's integer arithmetic
 SQUARE = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)  # corners, clockwise from top left
-VERTICAL_RATIO = 1.5  # height / width from which a line counts as vertical text and is vertical
+VERTICAL_RATIO = 1.5  # height / width from which a line counts as vertical text and is turned
 
 BLOCK_M, INTERLEAVE_BLOCK_M = 128, 1024  # pixels that one program of a kernel computes
 
@@ -73,7 +73,7 @@ def resize(page: Tensor, width: int, height: int) -> Tensor:
 
 
 def crop_lines(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
-    """The lines vertical upright and resized to `height` rows and their own columns: uint8 [N, height, columns, 3].
+    """The lines, turned upright and resized to `height` rows and their own columns: uint8 [N, height, columns, 3].
 
     The content beyond a line's own columns is undefined. Lines of one page must follow each other.
     """
@@ -120,7 +120,7 @@ def resize_in_torch(page: Tensor, width: int, height: int) -> Tensor:
 def bilinear_taps(source: Tensor, target: Tensor, outputs: int, clamp: bool = False) -> Taps:
     """The two inputs that each output of a bilinear resize blends, in cv2's arithmetic, from `source` to `target` [N] pixels.
 
-    clamp: outputs beyond the outermost centres take one input alone, as cv2 does horizontally. Otherwise they blend that input
+    clamp: outputs beyond the outermost centers take one input alone, as cv2 does horizontally. Otherwise they blend that input
     with itself, as cv2 does vertically. The two round differently.
     """
     scale = 1 / (target / source)[:, None]
@@ -241,7 +241,7 @@ def sample(page: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def resize_packed(pixels: Tensor, sizes: Tensor, height: int, columns: int) -> Tensor:
-    """Bilinear, from crops one behind the other; the tall ones are vertical a quarter counterclockwise on the way."""
+    """Bilinear resize of consecutive crops; the tall ones are turned a quarter counterclockwise at the same time."""
     width, crop_height, resized, start = sizes
     vertical = crop_height >= VERTICAL_RATIO * width
     left, right, *column_weights = bilinear_taps(torch.where(vertical, crop_height, width), resized, columns, clamp=True)

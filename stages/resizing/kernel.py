@@ -25,7 +25,7 @@ def letterbox_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """Images resized as by cv2.resize (bilinear, in the same integer arithmetic) onto grey canvases, divided by 255.
+    """Images resized as by cv2.resize (bilinear, in the same integer arithmetic) onto gray canvases, divided by 255.
 
     table: int64 [7, count], for each image: the address of its uint8 [3, in_height, in_width], that height and width, and the
         top, left, height and width of its place on the canvas.

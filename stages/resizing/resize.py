@@ -64,7 +64,7 @@ def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "
 
     That is _compute_index_ranges_int16_weights in ATen's UpSampleKernel.cpp: the weights have as many bits as the largest
     weight of all outputs allows in 16 bits. Where an axis grows, the largest weight is the first output's, which has no
-    neighbour on one side.
+    neighbor on one side.
     """
     if resized <= size:
         all_weights, inputs = compute_weights(size, resized, np.arange(resized))
@@ -87,17 +87,17 @@ def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "
 def compute_weights(size: int, resized: int, outputs: Integers) -> tuple[Floats, Integers]:
     """The inputs that each output depends on, and their weights, which sum to 1: [outputs, taps] each.
 
-    Output i is a weighted mean of the inputs around its centre, `(i + 0.5) * size / resized`, by Keys' cubic (a = -0.5,
+    Output i is a weighted mean of the inputs around its center, `(i + 0.5) * size / resized`, by Keys' cubic (a = -0.5,
     "Cubic convolution interpolation for digital image processing", 1981), stretched by the scale when shrinking, as
     Pillow and torch (interpolate with antialias=True) do. Terms are added in their order, because rounding depends on it.
     """
     scale = size / resized
     reach = 2 * max(scale, 1.0)
-    centres = scale * (outputs + 0.5)
-    first = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
-    end = np.minimum((centres + reach + 0.5).astype(np.int64), size)
+    centers = scale * (outputs + 0.5)
+    first = np.maximum((centers - reach + 0.5).astype(np.int64), 0)
+    end = np.minimum((centers + reach + 0.5).astype(np.int64), size)
     inputs = first[:, None] + np.arange(2 * math.ceil(reach) + 1)
-    weights = cubic((inputs - centres[:, None] + 0.5) * (2 / reach))
+    weights = cubic((inputs - centers[:, None] + 0.5) * (2 / reach))
     weights[inputs >= end[:, None]] = 0
     return weights / weights.cumsum(axis=1)[:, -1:], inputs
 
@@ -176,7 +176,7 @@ class ImageProcessor:
         if not known or min(self._scale(1, 1)) < max(self.height, self.width):
             raise ValueError(
                 "preprocessor_config.json asks for preprocessing that is not supported: it must be a bicubic resize, to a "
-                "fixed size or to a shortest edge with a centre crop that is not larger."
+                "fixed size or to a shortest edge with a center crop that is not larger."
             )
         mean = torch.tensor(settings.image_mean, device=device) * 255
         deviation = torch.tensor(settings.image_std, device=device) * 255

@@ -31,7 +31,7 @@ from stages.training.truth import TEXT_KINDS, Truth
 
 CHUNK = 64  # scenes that a process makes between two checks of the time
 VALIDATED_EVERY = 100  # one scene in this many is for ultralytics' own validation
-PADDING = 114  # ultralytics' grey
+PADDING = 114  # ultralytics' gray
 
 # The longest side of a drawn scene, and its share; None is full size. The detector gets more large ones, because its images
 # are resized without antialiasing at inference.
@@ -155,7 +155,7 @@ def fit_square(pixels: Pixels, edge: int) -> tuple[Pixels, float, int, int]:
 
 
 def label_line(label: str, box: Iterable[float], width: int, height: int) -> str:
-    """One object in YOLO's text format: class, centre and size as fractions of the image's sides."""
+    """One object in YOLO's text format: class, center and size as fractions of the image's sides."""
     x0, y0, x1, y1 = box
     figures = ((x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height)
     return " ".join([str(LABELS.index(label)), *(f"{figure:.6f}" for figure in figures)])

@@ -23,7 +23,7 @@ TARGETS = (
     ("main_tag_first", "CLIP's first tag is the main one", None),
     ("captions_true", "BLIP's caption is true in every word", 0.90),
     ("captions_true_of_objects", "… of scenes with objects alone", 0.90),
-    ("groups_true_of_objects", "… objects, colours and counts alone", None),
+    ("groups_true_of_objects", "… objects, colors and counts alone", None),
     ("words_read", "OCR words read", 0.95),
     ("bins", "bins equal to the truth", 0.97),
 )
@@ -53,8 +53,8 @@ CARD = """\
 Small models of the four families that visiond runs, so that `visiond demo`, the tests and a first try need no download.
 
 **It knows only its toy world:** the synthetic scenes of `visiond samples`. On real photographs its boxes, tags and
-captions mean nothing; take the standard pack for those (`visiond models pull`). Text is read by PP-OCRv6 small,
-which is no toy and is not part of this folder.
+captions mean nothing; take the standard pack for those (`visiond models pull`). PP-OCRv6 small reads the text;
+it has its real weights and is not part of this folder.
 
 ## What is in it
 
@@ -66,7 +66,7 @@ All weights are safetensors in float16. The tokenizers are WordPiece over the wo
 
 ## Data
 
-Scenes drawn by `stages/training/scenes.py`: sixteen kinds of objects in eleven colours, up to nine at a time, on
+Scenes drawn by `stages/training/scenes.py`: sixteen kinds of objects in eleven colors, up to nine at a time, on
 eighteen backdrops; pages, receipts, slides, signs, posters and charts with text. Nothing else was seen in training, no
 picture of the real world and no other model's weights or answers.
 
@@ -74,7 +74,7 @@ picture of the real world and no other model's weights or answers.
 
 `visiond train mini` (`stages/training/recipe.py`): ultralytics' trainer for YOLO; for CLIP (contrastive, plus tags) and BLIP
 (captioning) a trainer on Hugging Face Accelerate, AdamW, warm-up and cosine, bfloat16. Besides their own losses both
-vision towers had to say which object, of which colour and how many alike is centred in which patch; that head is not kept.
+vision towers had to say which object, of which color and how many alike is centered in which patch; that head is not kept.
 
 | model | scenes | of seed | steps | batch | images seen | minutes | last loss |
 |---|---|---|---|---|---|---|---|
@@ -152,7 +152,7 @@ def describe_groups(scores: Mapping[str, Any]) -> str:
     """The share of true captions by number of groups."""
     marks = {kind.removeprefix("photo of "): marks for kind, marks in scores.get("by_kind", {}).items() if "group" in kind}
     shares = [f"{mark['captions_true']:.2f} of {groups}" for groups, mark in marks.items()]
-    return f"\nTrue captions, by groups of objects alike in kind and colour: {', '.join(shares)}." if shares else ""
+    return f"\nTrue captions, by groups of objects alike in kind and color: {', '.join(shares)}." if shares else ""
 
 
 def list_scores(scores: Mapping[str, Any]) -> list[str]:

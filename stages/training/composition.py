@@ -130,7 +130,7 @@ class Arranger:
     bounds: Box
 
     def arrange(self, members: Sequence[Member], areas: tuple[float, float], *, anchored: bool = False) -> list[Sprite]:
-        """Centres are in a window of areas[0]..areas[1] of the bounds; objects shrink until they fit.
+        """Centers are in a window of areas[0]..areas[1] of the bounds; objects shrink until they fit.
 
         anchored: the first two stand at opposite corners of the window, which makes it the dispersion.
         """

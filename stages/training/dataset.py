@@ -80,6 +80,6 @@ def change(pixels: Tensor, spots: Tensor, mirrors: npt.NDArray[np.bool_], rng: n
     turns = torch.from_numpy(matrix).to(pixels.device)
     field = F.affine_grid(turns, list(pixels.shape), align_corners=False)
     moved = F.grid_sample(pixels, field, mode="bilinear", padding_mode="border", align_corners=False)
-    centres = (spots[..., 3:] * 2 - 1 - turns[:, None, :, 2]) / torch.stack([turns[:, 0, 0], turns[:, 1, 1]], 1)[:, None]
-    spots = torch.cat([spots[..., :3], (centres + 1) / 2], dim=-1)
+    centers = (spots[..., 3:] * 2 - 1 - turns[:, None, :, 2]) / torch.stack([turns[:, 0, 0], turns[:, 1, 1]], 1)[:, None]
+    spots = torch.cat([spots[..., :3], (centers + 1) / 2], dim=-1)
     return {"pixels": (moved * light).clamp_(0, 1), "spots": spots}

@@ -63,7 +63,7 @@ def mix(color: Rgb, other: Rgb, share: float) -> Rgb:
 
 
 def vary(color: Rgb, rng: Random, spread: int = 9) -> Rgb:
-    """Slightly lighter or darker, with a slightly different tint; less near grey, which has no tint."""
+    """Slightly lighter or darker, with a slightly different tint; less near gray, which has no tint."""
     light, tint = rng.randint(-spread, spread), spread if max(color) - min(color) > 20 else spread // 4
     r, g, b = (min(255, max(0, channel + light + rng.randint(-tint, tint))) for channel in color)
     return r, g, b

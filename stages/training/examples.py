@@ -21,7 +21,7 @@ PIXELS, EXAMPLES = "pixels.npy", "examples.jsonl"
 
 
 class Spot(msgspec.Struct, frozen=True, array_like=True):
-    """One object: the numbers of its label and color, the size of its group, and its centre as fractions."""
+    """One object: the numbers of its label and color, the size of its group, and its center as fractions."""
 
     label: int
     color: int

@@ -1,8 +1,8 @@
 """The training of CLIP and BLIP: for each a module that computes losses from a batch, and its batches.
 
 CLIP: Radford et al., 2021, contrastive, image against caption in both directions; besides, image against tag, so that
-the main tag ranks first. BLIP: Li et al., 2022, the language modelling loss alone. Both learn sooner when every
-patch that holds an object's centre also has to predict which object it is (`Grounding`); that head is not saved.
+the main tag ranks first. BLIP: Li et al., 2022, the language modeling loss alone. Both learn sooner when every
+patch that holds an object's center also has to predict which object it is (`Grounding`); that head is not saved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # BLIP's processor uses the sam
 CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 LARGEST_SCALE = 100.0  # of CLIP's logits, as in its paper
 GROUNDING_WEIGHT = 0.5
-CENTRE_WEIGHT = 20.0  # of a patch with a centre, against one without: there are far fewer
+CENTER_WEIGHT = 20.0  # of a patch with a center, against one without: there are far fewer
 
 
 class Learner(nn.Module):
@@ -61,7 +61,7 @@ class Learner(nn.Module):
 
 
 class Grounding(nn.Module):
-    """Predicts for every patch whether an object's centre is in it, and then its label, its color and the size of its group."""
+    """Predicts for every patch whether an object's center is in it, and then its label, its color and the size of its group."""
 
     def __init__(self, hidden: int, labels: int, colors: int) -> None:
         super().__init__()
@@ -75,9 +75,9 @@ class Grounding(nn.Module):
         cells = (spots[..., 3:] * side).long().clamp_(0, side - 1)
         places = cells[..., 1] * side + cells[..., 0]
         present = spots[..., 0] != NO_SPOT
-        centre, *_ = scores.split(self.parts, dim=-1)
+        center, *_ = scores.split(self.parts, dim=-1)
         wanted = (F.one_hot(places, scores.shape[1]) * present[..., None]).amax(1).float()
-        loss = F.binary_cross_entropy_with_logits(centre[..., 0], wanted, pos_weight=wanted.new_tensor(CENTRE_WEIGHT))
+        loss = F.binary_cross_entropy_with_logits(center[..., 0], wanted, pos_weight=wanted.new_tensor(CENTER_WEIGHT))
         found = scores.gather(1, places[..., None].expand(-1, -1, scores.shape[-1])).split(self.parts, dim=-1)[1:]
         for part, answers in enumerate(found):
             targets = spots[..., part].long()

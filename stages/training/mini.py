@@ -44,7 +44,7 @@ PROMPT_WORDS = ("photo", "of", "the", "with", "picture", "image", "object")
 class Vocabulary:
     """The words that the models can use.
 
-    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own; others are spelt in characters.
+    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own; others are spelled in characters.
     """
 
     classes: tuple[str, ...]

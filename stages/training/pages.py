@@ -147,7 +147,7 @@ def _measure_rows(rows: Sequence[str], em: float) -> float:
 
 
 def draw_board(rows: Sequence[str], em: float, rng: Random, room: tuple[float, float]) -> Sheet:
-    """The board of a sign: a frame and centred rows, larger than em if the room (width, height) is large enough."""
+    """The board of a sign: a frame and centered rows, larger than em if the room (width, height) is large enough."""
     ground = rng.choice((*ACCENTS[:4], PAPER, (248, 214, 60), INK))
     ink = INK if luminance(ground) > 120 else PAPER
     widest = _measure_rows(rows, em)
@@ -234,10 +234,10 @@ def _draw_axes(sheet: Sheet) -> Plot:
     ticks, step = rng.randint(4, 6), rng.choice((10, 20, 25, 40, 50, 100, 150, 200, 500))
     top, bottom, right = 3.8 * em, sheet.height - 2.8 * em, sheet.width - 1.5 * em
     left = 2.2 * em + font.getlength(str(ticks * step))
-    thick, grey = max(1, round(em / 16)), (212, 214, 218)
+    thick, gray = max(1, round(em / 16)), (212, 214, 218)
     for tick in range(ticks + 1):
         row = round(bottom - (bottom - top) * tick / ticks)
-        cv2.line(sheet.pixels, (round(left), row), (round(right), row), grey if tick else INK, thick)
+        cv2.line(sheet.pixels, (round(left), row), (round(right), row), gray if tick else INK, thick)
         if tick:
             sheet.write(str(tick * step), left - 0.5 * em, row - 0.62 * em, font, align=1)
     names = _choose_names(rng, font, right - left, em)
@@ -296,7 +296,7 @@ def _draw_pie(sheet: Sheet, colors: list[Rgb]) -> None:
 
 
 def _write_key(sheet: Sheet, place: tuple[float, float, float], color: Rgb, name: str, value: str) -> None:
-    """One row of a legend at x, y, of this width: the colour, the name, the value at the right."""
+    """One row of a legend at x, y, of this width: the color, the name, the value at the right."""
     (x, y, width), em, font = place, sheet.em, load_font("DejaVuSans", sheet.em)
     corner = (round(x + 0.9 * em), round(y + 0.95 * em))
     cv2.rectangle(sheet.pixels, (round(x), round(y + 0.3 * em)), corner, color, -1)

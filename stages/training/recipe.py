@@ -1,4 +1,4 @@
-"""Makes the mini pack from nothing: scenes, three trainings side by side, scores, and the pack with its card.
+"""Makes the mini pack: scenes, three trainings in parallel, scores, and the pack with its card.
 
     python -m stages.training.recipe --out stages/mini
 

@@ -3,8 +3,8 @@
     scene = make_scene(seed=1, index=0)        # pixels and truth
     write_samples(Path("inbox"), 200, seed=1)  # files, and .truth.jsonl beside them
 
-The same seed and index give the same scene on the same library versions, whatever else is made
-before or beside it. Every scene keeps a distance from the thresholds of the binning rule, so that
+The same seed and index give the same scene on the same library versions, whatever else is made before or at the same time.
+Every scene keeps a distance from the thresholds of the binning rule, so that
 a few pixels never decide its bin.
 """
 

@@ -137,8 +137,8 @@ class Sprite:
         turn = math.radians(self.angle)
         matrix = np.array([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]]) * self.radius * scale
         matrix[0] *= self.stretch
-        centre = np.array((self.x, self.y)) * scale
-        return [(tone, tuple(part @ matrix + centre for part in parts)) for tone, parts in SHAPES[self.label]]
+        center = np.array((self.x, self.y)) * scale
+        return [(tone, tuple(part @ matrix + center for part in parts)) for tone, parts in SHAPES[self.label]]
 
     def extent(self) -> tuple[float, float, float, float]:
         """x0, y0, x1, y1 of its outline in pixels."""
@@ -148,7 +148,7 @@ class Sprite:
 
 
 def fixed_point(parts: tuple[Points, ...], shift: tuple[float, float] = (0, 0)) -> list[npt.NDArray[np.int32]]:
-    """Contours for OpenCV's drawing with shift=4; pixel centres are at half pixels here."""
+    """Contours for OpenCV's drawing with shift=4; pixel centers are at half pixels here."""
     return [((part - shift - 0.5) * 16).round().astype(np.int32) for part in parts]
 
 

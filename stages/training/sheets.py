@@ -108,7 +108,7 @@ class Sheet:
         self.pixels = fill_plain(self.width, self.height, color)
 
     def write(self, text: str, x: float, y: float, font: Font, color: Rgb = INK, align: float = 0) -> None:
-        """One line whose top is at y; x is its left end (align 0), centre (0.5) or right end (1)."""
+        """One line whose top is at y; x is its left end (align 0), center (0.5) or right end (1)."""
         left, top, right, bottom = (round(edge) for edge in font.getbbox(text))
         stencil = Image.new("L", (right - left, bottom - top))
         ImageDraw.Draw(stencil).text((-left, -top), text, fill=255, font=font)

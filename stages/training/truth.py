@@ -80,7 +80,7 @@ def choose_bin(width: int, height: int, objects: Sequence[TrueObject], lines: Se
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PLURALS = {label: {"fish": "fish", "cross": "crosses"}.get(label, f"{label}s") for label in LABELS}
-MOST_GROUPS = 3  # in a caption; "and more" stands for the others
+MOST_GROUPS = 3  # in a caption; "and more" means the others
 
 
 def _add_article(noun: str) -> str:

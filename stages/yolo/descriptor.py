@@ -31,7 +31,7 @@ class Objects(msgspec.Struct, frozen=True):
     detections: list[Detection]  # highest score first
     count: int
     unique: int  # distinct labels
-    dispersion: float  # bounding box of the detections' centres / area of the image
+    dispersion: float  # bounding box of the detections' centers / area of the image
 
 
 class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Letterboxing: images of any size onto the grey canvases that YOLO networks take.
+"""Letterboxing: images of any size onto the gray canvases that YOLO networks take.
 
 As ultralytics' LetterBox with auto=True: the longer side becomes the network's size, and the shorter side is padded on both
 sides to the next multiple of the stride. On the CPU cv2 resizes, as in ultralytics. A GPU does cv2's arithmetic in integers,
@@ -17,7 +17,7 @@ from torch import Tensor
 from stages.devices import has_kernels_for
 from stages.ocr.warp import WEIGHT_UNIT, interleave, resize
 
-PADDING = 114  # ultralytics' grey
+PADDING = 114  # ultralytics' gray
 TILE = {"BLOCK_H": 4, "BLOCK_W": 128}  # pixels of a canvas that one program of the kernel computes
 
 

@@ -23,7 +23,7 @@ def test_a_box_is_found_where_one_of_ours_has_its_label_and_nearly_its_place() -
     assert (seen.predicted, seen.boxes, seen.found) == (3, 3, 1)
 
 
-def test_without_any_box_of_ours_none_is_found() -> None:
+def test_without_own_boxes_none_is_found() -> None:
     reference = Reference("", torch.ones(16), torch.ones(2, 4), ["cat", "dog"])
     answers = {
         "yolo": Objects([], 0, 0, 0.0),

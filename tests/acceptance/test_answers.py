@@ -1,4 +1,4 @@
-"""The mini pack's answers on unseen scenes, alone and in a batch, and beside the libraries' own; on a GPU for its dtypes."""
+"""The mini pack's answers on unseen scenes, alone and in a batch, compared with the libraries' own; on a GPU for its dtypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCH = 16
 ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
-    pytest.mark.timeout(900),  # in float32 cuDNN plans each convolution anew for every size of page
+    pytest.mark.timeout(900),  # in float32 cuDNN plans each convolution again for every size of page
 ]
 pytestmark = pytest.mark.parametrize(
     ("references", "answers"),

@@ -24,7 +24,7 @@ def run_bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a benchmark has run."""
+    """A folder in which a benchmark has run."""
     folder = tmp_path_factory.mktemp("bench")
     ended = run_bench(folder, "--count", str(COUNT), *OPTIONS, "--json", "bench.json", "--plot", "bench.png")
     assert ended.returncode == 0, ended.stderr
@@ -67,10 +67,10 @@ def test_workers_hold_the_models_and_the_daemon_does_not(report: dict[str, Any])
 def test_a_single_image_takes_its_work_and_little_more(report: dict[str, Any]) -> None:
     single, work = report["single_image"], sum(report["runs"][0]["stage_seconds"].values())
     assert 0 < single["p50"] <= single["p95"] <= single["p99"]
-    assert single["p50"] < 2 * work + 10  # seconds; a scan, were it needed, comes after 30
+    assert single["p50"] < 2 * work + 10  # seconds; the next scan would come after 30
 
 
-def test_the_machine_and_the_command_are_told(report: dict[str, Any]) -> None:
+def test_the_machine_and_the_command_are_reported(report: dict[str, Any]) -> None:
     assert report["command"][1:] == ["bench", "--folder", *report["command"][3:]]
     assert report["machine"]["cores"] > 0
     assert report["machine"]["torch"][0].isdigit()
@@ -80,10 +80,10 @@ def test_the_picture_can_be_looked_at(folder: Path) -> None:
     with Image.open(folder / "bench.png") as picture:
         picture.load()
         assert picture.format == "PNG"
-        assert len(picture.convert("RGB").getcolors(1 << 24)) > 2  # more than axes on paper
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 2  # more than empty axes
 
 
-def test_a_job_too_small_for_its_samples_is_refused(tmp_path: Path) -> None:
+def test_a_job_with_fewer_images_than_its_samples_is_refused(tmp_path: Path) -> None:
     refused = run_bench(tmp_path, "--count", "10", "--sample", "10", "--single", "2")
     assert refused.returncode == 64
     assert "at least 11;" in refused.stderr

@@ -1,4 +1,4 @@
-"""The whole of it: unseen scenes dropped into the inbox of the real daemon, its sidecars held against the truth."""
+"""End to end: unseen scenes are dropped into the inbox of a real daemon, and its sidecars are compared with the truth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stages.training.scenes import write_samples
 from stages.training.score import count_words, groups_are_true
 from stages.training.truth import TRUTH, Truth, caption_is_true, read_truth
 
-LEAST_OF_OBJECTS = 0.85  # the pack's card has 0.95 of 2,000 scenes; among some thirty that scatters by 0.04
+LEAST_OF_OBJECTS = 0.85  # the pack's card has 0.95 of 2,000 scenes; for some thirty, the standard deviation is 0.04
 UNSEEN = 60_011  # a seed that no pack was trained on
 COUNT = 60
 
@@ -49,7 +49,7 @@ def test_captions_name_what_is_there(answers: Answers) -> None:
     assert share([caption_is_true(sidecar["caption"]["text"], truth) for truth, sidecar in answers]) >= 0.9
 
 
-def test_captions_of_objects_have_their_colours_and_counts(answers: Answers) -> None:
+def test_captions_of_objects_have_their_colors_and_counts(answers: Answers) -> None:
     photos = [(truth, sidecar) for truth, sidecar in answers if truth.kind == "photo"]
     assert len(photos) >= 30
     assert share([groups_are_true(sidecar["caption"]["text"], truth) for truth, sidecar in photos]) >= LEAST_OF_OBJECTS

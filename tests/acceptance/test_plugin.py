@@ -1,4 +1,5 @@
-"""The example of a stage by somebody else: built as a distribution, installed beside visiond, and used with no change here."""
+"""The example of a plug-in: built as a distribution, installed in the same environment as visiond, and used without a change to
+visiond."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ BROKEN = "raise RuntimeError('a stranger\\'s bug')\n"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the example is installed into."""
+    """A folder in which the example is installed."""
     folder = tmp_path_factory.mktemp("site")
     uv = Path(sys.executable).with_name("uv")
     options = ["--no-deps", "--no-build-isolation", "--offline", "--quiet", "--python", sys.executable, "--target", str(folder)]
@@ -34,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Place:
-    """Where it has looked at a sharp image and a blurred one."""
+    """A place where it has processed a sharp image and a blurred one."""
     folder = tmp_path_factory.mktemp("plugin")
     (site / "rules.py").write_text(RULE)
     place = Place(folder, {"pipeline": {"stages": [*STAGES, "quality"]}, "binning": {"rules": "rules:choose"}})
@@ -79,7 +80,7 @@ def test_check_names_it_and_the_reference_has_its_keys(place: Place, site: Path)
     assert "`clipped`" in reference.stdout
 
 
-def test_its_options_are_checked_and_renew_its_results_alone(place: Place, site: Path) -> None:
+def test_its_options_are_checked_and_a_change_repeats_this_stage_alone(place: Place, site: Path) -> None:
     place.configure({"stages": {"quality": {"options": {"clipped": 500}}}})
     refused = run(place, site, "run", "--once")
     assert refused.returncode == os.EX_CONFIG

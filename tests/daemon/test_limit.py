@@ -1,4 +1,4 @@
-"""How `visiond run --once` ends: all of it, some of it, or cut short."""
+"""How `visiond run --once` ends: complete, limited, or stopped by a signal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_a_trial_takes_the_highest_priority_first_and_leaves_the_rest_to_the_nex
     place.assert_kept(DONE=25)
 
 
-def test_an_image_of_a_trial_that_stumbles_has_all_its_tries_and_others_that_wait_for_theirs_have_none(tmp_path: Path) -> None:
+def test_in_a_trial_an_image_with_a_temporary_error_has_all_its_attempts_and_other_postponed_images_have_none(
+    tmp_path: Path,
+) -> None:
     place = Place(
         tmp_path, {"stages": {"ocr": {"options": {"fail": {"STUMBLE": "transient"}}}}, "pipeline": {"max_attempts": 3}}
     )
@@ -93,7 +95,7 @@ def test_the_progress_of_a_trial_counts_its_images_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", [("--limit", "3"), ("--allow-failed",), ("--once", "--limit", "0")])
-def test_what_is_for_once_alone_is_refused_without_it(tmp_path: Path, option: tuple[str, ...]) -> None:
+def test_options_for_once_are_refused_without_it(tmp_path: Path, option: tuple[str, ...]) -> None:
     place = Place(tmp_path)
     assert place.command("run", *option).returncode == os.EX_USAGE
     assert not place.has_ledger()

@@ -1,4 +1,4 @@
-"""The whole pipeline on fake stages, in this process but for its workers; where it must crash, as a process of its own."""
+"""The whole pipeline with fake stages, in this process except for its workers; where it must crash, in a separate process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PASSING = ("id", "timings", "finished_at")  # what differs from run to run
 
 
 def run_once(place: Place) -> Service:
-    """Work off what is there; returns the service for its metrics."""
+    """Process all files; returns the service for its metrics."""
     service = Service(parse(place.settings, place.folder), once=True)
     anyio.run(service.run, backend_options={"use_uvloop": True})
     return service
 
 
 def answers(place: Place) -> dict[bytes, dict[str, Any]]:
-    """Every sidecar without what is of its run and its folder alone."""
+    """Every sidecar, without what differs between runs and folders."""
     documents = {path: document for (_, path), document in place.judge().results.items()}
     for document in documents.values():
         del document["source"]["inbox"], document["source"]["seen_at"]
@@ -49,7 +49,7 @@ def reused(service: Service) -> dict[str, float]:
 
 
 def asked(service: Service) -> dict[str, float]:
-    """How many images each stage answered."""
+    """The number of images that each stage processed."""
     return {stage: service.metrics.value("visiond_stage_images_total", stage=stage) for stage in STAGES}
 
 
@@ -65,7 +65,7 @@ def test_the_inbox_of_the_highest_priority_is_served_first(
     run_once(place)
     place.assert_kept(DONE=310)
     order = [name for (name,) in place.rows("SELECT priority FROM image ORDER BY finished_at, id")]
-    # Low was found first; what had been fed of it by then, 64 images, may come before.
+    # Low was found first; the images of it that were fed by then, at most 64, may come before.
     assert max(index for index, priority in enumerate(order) if priority == 5) < 2 * 64 + 10
 
 
@@ -78,7 +78,7 @@ def test_the_same_bytes_under_the_same_models_cost_no_work(tmp_path: Path) -> No
     second = run_once(place)
     assert reused(second) == dict.fromkeys(STAGES, 12)
     assert asked(second) == dict.fromkeys(STAGES, 0)
-    place.configure({"stages": {"clip": {"dtype": "float16"}}})  # another model: only its stage is asked again
+    place.configure({"stages": {"clip": {"dtype": "float16"}}})  # another model: only its stage runs again
     for number in range(12):
         place.drop(f"more/{number}.ppm", picture(number))
     assert asked(run_once(place)) == {"ocr": 0, "yolo": 0, "clip": 12, "blip": 0}
@@ -130,7 +130,7 @@ def test_in_mode_cascade_the_stages_behind_a_decided_bin_are_skipped(tmp_path: P
         assert asked(service)["blip"] == bins.count("C") < asked(service)["yolo"]
 
 
-def test_a_backlog_larger_than_the_slab_is_worked_off_and_a_file_larger_than_it_fails(tmp_path: Path) -> None:
+def test_a_backlog_larger_than_the_slab_is_processed_and_a_file_larger_than_it_fails(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"slab_bytes": 1 << 20}})
     for number in range(40):
         place.drop(f"{number}.ppm", picture(number, bytes(100_000)))
@@ -199,7 +199,7 @@ def test_retries_wait_and_end_in_failure_after_max_attempts(tmp_path: Path) -> N
     assert service.metrics.value("visiond_retries_total", reason="stage") == 2
 
 
-def test_file_descriptors_that_run_out_hold_up_the_pipeline_and_fail_nothing(
+def test_when_file_descriptors_run_out_the_pipeline_waits_and_nothing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = []
@@ -224,7 +224,7 @@ def test_file_descriptors_that_run_out_hold_up_the_pipeline_and_fail_nothing(
 
 @pytest.mark.anyio
 async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(ledger: Ledger, tmp_path: Path) -> None:
-    """Two stations might else publish the earlier one last."""
+    """Otherwise two stations might publish the earlier one last."""
     watcher: Any = SimpleNamespace(answering=lambda: {1})
     coordinator = Pipeline(ledger, watcher, [], Judge(Thresholds()), {1: open_destination(tmp_path)}, Metrics())
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=1)])

@@ -74,7 +74,7 @@ def test_a_device_has_one_name_however_it_is_written() -> None:
     assert place(*make_gpus(NEED - 1), devices=["cuda"]) == place(*make_gpus(NEED - 1))
 
 
-def test_a_cpu_has_one_worker_whatever_a_gpu_beside_it_has() -> None:
+def test_a_cpu_has_one_worker_however_many_a_gpu_has() -> None:
     placement = place(*make_gpus(LARGE), devices=["cuda:0", "cpu"])
     assert Counter(placement.segments[0].devices) == {"cuda:0": GPU_WORKERS, "cpu": 1}
     assert placement.why == f"every GPU has memory for all stages; workers: {GPU_WORKERS} on cuda:0, 1 on cpu"
@@ -171,7 +171,7 @@ def test_the_stages_are_cut_where_the_dearest_run_is_cheapest() -> None:
 
 
 def test_further_devices_go_to_the_dearest_run_for_its_devices() -> None:
-    """ocr costs 0.60 and blip 0.29 of an image's time: the fifth device halves ocr, the sixth makes three of it, the seventh
+    """ocr costs 0.60 and blip 0.29 of an image's time: the fifth device halves ocr, the sixth divides it by three, the seventh
     halves blip."""
     shares = {
         count: [len(segment.devices) for segment in place(*make_gpus(*[LARGE] * count), placement="pipelined").segments]
@@ -190,7 +190,7 @@ def test_a_part_of_the_stages_is_spread_likewise() -> None:
     assert [(segment.stages, len(segment.devices)) for segment in segments] == [(("ocr",), 2), (("clip",), 1)]
 
 
-def test_explicit_segments_are_taken_as_they_stand() -> None:
+def test_explicit_segments_are_used_unchanged() -> None:
     tables = [
         {"stages": ["ocr"], "devices": ["cuda:1", "cuda:0"], "workers_per_device": 2},
         {"stages": ["yolo", "clip", "blip"], "devices": ["cpu"]},

@@ -18,7 +18,7 @@ def encode(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     "fields", [{"bin": "left out"}, {"caption": {"text": "no model named"}}, {"models": {"blip": "m"}, "caption": {"text": 1}}]
 )
-def test_what_is_no_sidecar_of_ours_is_refused(fields: dict[str, Any]) -> None:
+def test_a_file_that_is_not_a_sidecar_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError)):
         parse_sidecar(encode(**fields))
 

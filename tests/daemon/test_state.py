@@ -1,4 +1,4 @@
-"""What other users may see of the daemon's folders, and that results are where the configuration says."""
+"""Which of the daemon's files other users can read, and that results are where the configuration says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def usual_umask() -> None:
     os.umask(0o022)
 
 
-def test_what_the_daemon_makes_is_closed_to_others(tmp_path: Path) -> None:
+def test_other_users_cannot_read_what_the_daemon_writes(tmp_path: Path) -> None:
     place = Place(tmp_path, {"output": {"bins": "copy", "sinks": ["jsonl"]}, "http": {"listen": "127.0.0.1:0"}})
     place.drop("deep/a.ppm", picture(1)).chmod(0o640)
     place.drop("bad.jpg", b"no image").chmod(0o640)
@@ -54,7 +54,7 @@ def test_a_stricter_umask_stays_and_another_process_time_has_its_own(tmp_path: P
         assert os.umask(0o022) == before
 
 
-def test_the_state_folder_of_an_older_visiond_is_shut_to_others_and_open_to_its_group_as_before(tmp_path: Path) -> None:
+def test_the_state_folder_of_an_older_visiond_is_closed_to_others_and_open_to_its_group_as_before(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o2755)
     with lock_state(tmp_path / "state"):
@@ -80,7 +80,7 @@ def named(*names: str) -> dict[str, object]:
     return {"inbox": [{"path": path, "name": name, "settle_seconds": 0.1} for path, name in tables]}
 
 
-def test_a_state_folder_that_holds_other_things_too_stays_open_and_our_files_in_it_are_shut(tmp_path: Path) -> None:
+def test_a_state_folder_with_other_files_stays_open_and_our_files_in_it_are_closed(tmp_path: Path) -> None:
     place = Place(tmp_path)
     (state := tmp_path / "state").mkdir(mode=0o755)
     (state / "someone-elses").touch()
@@ -158,7 +158,7 @@ def test_an_inbox_without_results_may_have_any_name_and_one_that_has_its_old_nam
     assert place.run_once().returncode == 0
 
 
-def test_torn_names_are_learnt_again(tmp_path: Path) -> None:
+def test_torn_names_are_saved_again(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop("a.ppm", picture(1))
     assert place.run_once().returncode == 0

@@ -1,6 +1,5 @@
-"""A systemd of a test's own: process 1 of new namespaces, with nothing but the unit and the targets that it names.
-
-Whatever it mounts and writes is seen in there alone. It wants root, unshare, and a systemd that need not be running.
+"""A separate systemd for a test: process 1 of new namespaces, with only the unit and the targets that it names. What it mounts
+and writes is visible only there. It needs root, unshare, and an installed systemd.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.daemon_process import PATIENCE, wait_for
 ROOT = Path(__file__).parents[2]
 SYSTEMD = Path("/lib/systemd/systemd")
 TARGETS = ("basic", "sysinit", "shutdown", "network", "remote-fs", "multi-user", "sockets")
-# The interpreter may lie in a home, which the unit cannot see; so all of it goes to /opt, as docs/operations.md wants it.
+# The interpreter may be in a home folder, which the unit cannot see, so all of it goes to /opt, as in docs/operations.md.
 BOOT = """
 set -e
 umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -63,7 +62,7 @@ class Machine:
 
 @contextlib.contextmanager
 def booted(folder: Path, units: Path) -> Iterator[Machine]:
-    """A machine whose units lie in `units`, and that has `folder` as /srv/visiond. Skips where none can be booted."""
+    """A machine with the units in `units`, and with `folder` as /srv/visiond. Skips the test if none can be booted."""
     if os.geteuid() or not SYSTEMD.exists() or not shutil.which("unshare"):
         pytest.skip("booting a systemd wants root, unshare, and systemd installed")
     for name in TARGETS:

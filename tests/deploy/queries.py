@@ -36,7 +36,7 @@ def queries() -> Iterator[Query]:
 
 
 def problems(query: Query, samples: Samples) -> list[str]:
-    """What a query and its legend ask for that is not among the samples: a metric, a label, or a label's value."""
+    """What a query and its legend use that the samples do not have: a metric, a label, or a label's value."""
     found = []
     grouped = {label for labels in re.findall(r"by \(([^)]*)\)", query.text) for label in re.split(r",\s*", labels)}
     shown = set(re.findall(r"\{\{(\w+)\}\}", query.legend))

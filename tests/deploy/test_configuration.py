@@ -25,7 +25,7 @@ def test_daemon_toml_uncommented_is_the_default_configuration() -> None:
     assert config.parse(document, ROOT) == config.parse({}, ROOT)
 
 
-def test_daemon_toml_as_it_lies_is_the_default_configuration() -> None:
+def test_daemon_toml_is_the_default_configuration() -> None:
     assert config.load(ROOT / "daemon.toml") == config.parse({}, ROOT)
 
 
@@ -39,7 +39,7 @@ def test_daemon_toml_shows_every_key_that_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("name", ["daemon.toml", "docs/configuration.md"])
-def test_what_is_made_from_the_descriptions_is_current(name: str) -> None:
+def test_the_generated_documents_are_current(name: str) -> None:
     option, write = (" --toml", reference.write_toml) if name.endswith(".toml") else ("", reference.write_markdown)
     assert (ROOT / name).read_text() == write(), f"run: python -m daemon.config.reference{option} > {name}"
 

@@ -36,7 +36,7 @@ PROMETHEUS = FOLDER.parent / "prometheus" / "prometheus.yml"
 
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[dict[str, str]]]:
-    """What a scrape shows of a daemon in which everything has happened once: name → the labels of each sample."""
+    """The samples of a daemon in which every event has happened once: name → the labels of each sample."""
     monkeypatch.setattr("daemon.monitoring.metrics.list_gpus", lambda: [GPU])
     metrics = Metrics()
     anyio.run(report_everything, metrics, tmp_path / "ledger.sqlite")
@@ -96,7 +96,7 @@ def test_a_query_asks_only_for_what_the_daemon_exports(query: Query, samples: di
     [
         ("visiond_image{}", "", "there is no metric visiond_image"),
         ("visiond_images_total", "", "it asks for no metric"),
-        ("sum by (colour) (visiond_images_total{})", "", "visiond_images_total has no label colour"),
+        ("sum by (color) (visiond_images_total{})", "", "visiond_images_total has no label color"),
         ('visiond_images_total{outcome="lost"}', "", 'visiond_images_total never has outcome="lost"'),
         ("sum by (outcome) (visiond_images_total{})", "{{reason}}", "the legend shows {'reason'}, the query keeps {'outcome'}"),
     ],

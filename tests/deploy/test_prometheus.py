@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Prometheus:
-    """One at work, asked over its HTTP interface."""
+    """A running Prometheus, queried over HTTP."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"
@@ -47,7 +47,7 @@ class Prometheus:
         return False
 
     def ask(self, query: str) -> list[dict[str, Any]]:
-        """The samples that answer a query. A query it does not understand is an AssertionError."""
+        """The samples that answer a query. Raises AssertionError for an invalid query."""
         question = urllib.parse.urlencode({"query": query})
         try:
             with urllib.request.urlopen(f"{self._url}/api/v1/query?{question}", timeout=PATIENCE) as answer:
@@ -67,7 +67,7 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has seen a daemon meet good images, bad ones, and every fault its fake stages can have."""
+    """A Prometheus that has scraped a daemon with good images, bad images, and every fault of the fake stages."""
     folder = tmp_path_factory.mktemp("scraped")
     port, own_port = free_port(), free_port()
     faulty = {"ocr": {"options": {"fail": FAULTS}}}
@@ -87,7 +87,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 @contextlib.contextmanager
 def started(folder: Path, port: int, own_port: int) -> Iterator[Prometheus]:
-    """Prometheus with the configuration of this project, but for the port and a faster pulse."""
+    """Prometheus with the configuration of this project, except for the port and shorter intervals."""
     config = folder / "prometheus.yml"
     config.write_text(CONFIG.read_text().replace(":9464", f":{port}").replace("15s", "1s").replace("10s", "1s"))
     assert f'"127.0.0.1:{port}"' in config.read_text()
@@ -106,7 +106,7 @@ def started(folder: Path, port: int, own_port: int) -> Iterator[Prometheus]:
 
 
 def filled(query: Query) -> str:
-    """As Grafana asks it, over a time that these tests do not outlast."""
+    """As Grafana sends it, over a longer time than these tests take."""
     return query.text.replace("$__rate_interval", "1h").replace("$instance", ".*")
 
 
@@ -123,7 +123,7 @@ def test_a_worker_that_dies_once_and_an_image_that_fails_once_are_an_increase(tm
     port = free_port()
     place = Place(tmp_path, {"http": {"listen": f"127.0.0.1:{port}"}})
     with Daemon(place) as daemon, started(tmp_path, port, free_port()) as prometheus:
-        wait_for(lambda: prometheus.ask("visiond_build_info"), "a scrape")  # what came before it, nobody can see
+        wait_for(lambda: prometheus.ask("visiond_build_info"), "a scrape")  # earlier events are not visible
         (worker,) = daemon.workers()
         os.kill(worker, signal.SIGKILL)
         place.drop("broken.png", b"no image")

@@ -1,4 +1,4 @@
-"""The unit as it is installed, under a systemd that the test boots for itself: start, watchdog, restart, stop."""
+"""The installed unit under a systemd that the test boots: start, watchdog, restart, stop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_systemd_starts_it_restarts_it_when_it_hangs_or_dies_and_stops_it(tmp_pa
         assert machine.property("ActiveState") == "active"
         process(1)
         wait_for(lambda: machine.property("StatusText").startswith("1 done"), "the status text")
-        restart_after("SIGSTOP", WATCHDOG_SECONDS + 5)  # it is alive and says nothing: only the watchdog can tell
+        restart_after("SIGSTOP", WATCHDOG_SECONDS + 5)  # it is alive and silent: only the watchdog notices
         process(2)
         restart_after("SIGKILL", 5)
         process(3)

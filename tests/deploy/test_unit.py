@@ -29,7 +29,7 @@ needs_analyze = pytest.mark.skipif(
 
 
 def read_unit(path: Path) -> dict[str, list[str]]:
-    """Directive → the values of each of its lines, as systemd takes them: a directive may stand there several times."""
+    """Directive → the values of each of its lines, as systemd reads them: a directive may occur several times."""
     found = defaultdict(list)
     for line in path.read_text().splitlines():
         if line and line[0] not in "#;[":
@@ -72,7 +72,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
         "DeviceAllow=char-nvidia* rwm",
     ],
 )
-def test_what_the_daemon_relies_on_is_there(directive: str) -> None:
+def test_the_unit_has_everything_that_the_daemon_relies_on(directive: str) -> None:
     name, _, value = directive.partition("=")
     assert one(name) == value
 
@@ -127,7 +127,7 @@ def test_the_example_configuration_writes_only_where_the_unit_lets_it() -> None:
 
 
 def install(folder: Path, *drop_ins: str) -> Path:
-    """The unit and these examples of drop-ins as systemd would find them, for a program that is there."""
+    """The unit and these examples of drop-ins as systemd would find them, with a program that exists."""
     unit = folder / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/visiond/bin/visiond", sys.executable))
     for name in drop_ins:

@@ -1,8 +1,8 @@
-"""Every fault of the catalogue in full, and a table of what came of it.
+"""Runs every fault of the catalogue in full, and prints a table of the outcomes.
 
     VISIOND_ALONE=1 python -m tests.faults [--only 9,10] [--seed 1]
 
-Exits 1 when a row fails. The same seed gives the same instants, as far as the machine lets it. Without VISIOND_ALONE promised
+Exits 1 if a row fails. The same seed gives the same moments, as far as the machine allows. Without VISIOND_ALONE, promised
 times have the slack of tests that share a machine.
 """
 
@@ -25,7 +25,7 @@ from tests.faults.catalogue import ROWS, Figure, Row
 
 
 def attempt(row: Row, seed: int) -> tuple[Figure, float]:
-    """What came of it, and after how many seconds. A failed assertion is a failed row, not the end of the table."""
+    """The outcome, and the seconds that it took. A failed assertion is a failed row, and the table goes on."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="visiond-faults-", ignore_cleanup_errors=True) as folder:
         try:

@@ -1,6 +1,6 @@
-"""The faults that visiond promises to survive, a row each: what happens, what is promised, and how it is tried.
+"""The faults that visiond promises to survive, one row each: what happens, what is promised, and how it is tested.
 
-`full` are the sizes of `make faults`; `short` those of `make test`, None where a test of its own tries it there.
+`full`: the sizes of `make faults`. `short`: those of `make test`; None if a separate test covers it there.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def beset(folder: Path, _chance: random.Random, sizes: Sizes, begin: bytes = loa
     kept, centiles = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"], begin)
     median, slowest = centiles[49], centiles[98]
     full = kept >= 0.98 and slowest < 0.1
-    short = kept >= 0.2 and median < 1.0  # other tests may hold up anything once: but the work goes on, and most are answered
+    short = kept >= 0.2 and median < 1.0  # other tests may delay anything once, but the work goes on, and most are answered
     passed = full if sizes["windows"] > 5 else short
     return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", passed)
 
@@ -154,7 +154,7 @@ def mix_inputs(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def fuzz(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    """CLIP is no fake here, so that pixels are decoded."""
+    """CLIP is real here, so that pixels are decoded."""
     pipeline = {"max_attempts": 1, "max_pixels": 4_000_000, "decode_seconds": 5}
     place = Place(folder, {"pipeline": pipeline, "stages": {"clip": {"backend": ""}}})
     originals = [item.make() for item in ODD]
@@ -190,7 +190,7 @@ def flip_anywhere(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    """The mini pack in a network namespace of its own; every Python process tells of each IPv4 and IPv6 socket."""
+    """Run the mini pack in a separate network namespace; every Python process reports each IPv4 and IPv6 socket."""
     hook = "import sys, os\ndef told(event, arguments):\n    if event == 'socket.__new__' and arguments[1] in (2, 10):\n"
     hook += f"        open({str(folder / 'sockets')!r}, 'a').write('opened\\n')\nsys.addaudithook(told)\n"
     (folder / "sitecustomize.py").write_text(hook)
@@ -222,7 +222,7 @@ def leave_the_log_unread(folder: Path, _chance: random.Random, sizes: Sizes) -> 
 
 
 def set_the_clock(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    """Back and forth while a daemon lives, and between two lives."""
+    """Set the clock back and forth while a daemon runs, and between two runs."""
     retry, rounds = float(sizes["retry_seconds"]), sizes["rounds"]
     off = clocks.set_in_one_life(folder / "life", retry, [-HOUR, YEAR, *[-HOUR, YEAR] * (rounds - 1)])
     late = [clocks.set_between_two_lives(folder / f"lives-{n}", retry, HOUR, 0) for n in range(rounds)]
@@ -247,7 +247,7 @@ def kill_with_a_worker_that_hangs(folder: Path, _chance: random.Random, sizes: S
 
 
 def by_tests(*names: str) -> Try:
-    """What tests of `make test` try in full already."""
+    """Rows that tests of `make test` cover completely."""
     missing = [name for name in names if name.startswith("tests/") and not (PYTEST_ROOT.parent / name.split("::")[0]).is_file()]
     assert not missing, missing
 

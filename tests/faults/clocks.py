@@ -1,4 +1,4 @@
-"""The clock is set while an image waits for another attempt: Python's time of day is moved, in the daemon only."""
+"""Sets the clock while an image waits for another attempt: only Python's time of day in the daemon changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ time.time_ns = lambda: real_ns() + int(ahead() * 1e9)
 
 
 class Clock:
-    """Of daemons that are run in this `environment`."""
+    """The clock of daemons that are run in this `environment`."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "ahead"

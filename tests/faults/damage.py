@@ -79,8 +79,8 @@ def repair_results(folder: Path, chance: random.Random, count: int) -> tuple[int
 
 
 def flip_anywhere(folder: Path, chance: random.Random, count: int) -> tuple[collections.Counter[str], list[str]]:
-    """What came of so many ledgers with a flipped bit somewhere in the file, and what of it is wrong: half of what such a
-    ledger knows is still to be published, over the sidecars that are there."""
+    """The outcome of this many ledgers with a flipped bit somewhere in the file, and what is wrong. Half of the images of such
+    a ledger must still be published, although their sidecars exist."""
     place = Place(folder)
     place.drop_many(range(IMAGES))
     assert place.run_once().returncode == 0

@@ -1,4 +1,5 @@
-"""One system call after another is made to fail, in a daemon of its own each time: it says so or mends it, and never lies."""
+"""Makes one system call after another fail, each in a separate daemon: it must report the failure or recover, and never report
+anything wrong."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ FAULTS |= dict.fromkeys(("write", "mkdir", "link"), errno.ENOSPC)
 @dataclass
 class Tally:
     failed: collections.Counter[str] = field(default_factory=collections.Counter)  # calls, by name
-    endings: collections.Counter[str] = field(default_factory=collections.Counter)  # what became of the daemon
+    endings: collections.Counter[str] = field(default_factory=collections.Counter)  # how the daemon ended
     problems: list[str] = field(default_factory=list)
 
 
 def count_calls(folder: Path) -> int:
-    """How many calls there are to fail, more or less: the order of threads is not always the same."""
+    """About how many calls can fail: the order of threads is not always the same."""
     place = make_place(folder)
     with Supervisor(folder, lambda call: 0) as supervisor:
         assert place.run_once(prefix=supervisor.prefix).returncode == 0
@@ -33,7 +34,7 @@ def count_calls(folder: Path) -> int:
 
 
 def make_place(folder: Path) -> Place:
-    """An image for each thing that may become of a source."""
+    """An image for each thing that may happen to a source."""
     folder.mkdir()
     inboxes = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in INBOXES]
     place = Place(folder, {"inbox": inboxes, "output": {"bins": "copy"}})
@@ -43,12 +44,12 @@ def make_place(folder: Path) -> Place:
 
 
 def concerns(place: Place, call: Call) -> bool:
-    """Whether it is one on the ledger, the results or the images."""
+    """Whether the call is on the ledger, the results or the images."""
     return call.path.split(os.fsencode(place.folder) + b"/")[1].startswith((b"state", b"results", b"inbox", b"done", b"bins"))
 
 
 def fail_call(folder: Path, number: int, tally: Tally) -> None:
-    """Fail the call of that number, once; then let another daemon do what is left."""
+    """Make the call with this number fail once; then let another daemon do the rest."""
     place = make_place(folder)
     struck: list[Call] = []
 
@@ -85,7 +86,7 @@ def fail_call(folder: Path, number: int, tally: Tally) -> None:
 
 
 def fail_calls(folder: Path, chance: random.Random, most: int) -> Tally:
-    """Fail each call there is or, by chance, so many of them."""
+    """Make each call fail or, if a number is given, a random sample of this size."""
     total = count_calls(folder / "count")
     tally = Tally()
     for number in sorted(chance.sample(range(total), min(most, total))):

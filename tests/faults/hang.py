@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tests.daemon_process import Daemon, Place, picture, wait_for
 
-LOOKS = 8  # in a row that find the image in hand: any other is done after two
+LOOKS = 8  # polls in a row that find the image in flight: any other is done after two
 
 
 def kill_while_a_worker_hangs(folder: Path, rounds: int) -> int:
-    """How many processes were left behind."""
+    """The number of processes that were left behind."""
     place = Place(folder, {"stages": {"ocr": {"options": {"fail": {"HANG": "hang"}}}}, "pipeline": {"max_attempts": 1000}})
     left = 0
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Signals at random instants while images are worked on, and the checker's word on what became of them."""
+"""Sends signals at random moments while images are processed, and lets the checker judge the outcome."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from asyncinotify import Inotify, Mask
 from tests import checker
 from tests.daemon_process import SLACK_SECONDS, Daemon, Place, wait_for
 
-INBOXES = ("keep", "move", "delete")  # one for each thing that may become of a source
-STARTS = 0.25  # share of the kills that may strike while the daemon starts
-SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that there is work to be killed
-LATENCIES = (0.0, SECONDS_PER_IMAGE, 10 * SECONDS_PER_IMAGE)  # of which daemons that are told to drain have any
-SLOWER = 4  # times that, under which workers are killed
+INBOXES = ("keep", "move", "delete")  # one for each thing that may happen to a source
+STARTS = 0.25  # share of the kills that may come while the daemon starts
+SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that kills interrupt work
+LATENCIES = (0.0, SECONDS_PER_IMAGE, 10 * SECONDS_PER_IMAGE)  # delays of the fake model, for daemons that drain
+SLOWER = 4  # times that, while workers are killed
 DRAIN_SECONDS = 10.0
 DONE_PATHS = f"SELECT path FROM image WHERE status = {checker.DONE}"
 
@@ -63,9 +63,9 @@ def open_place(folder: Path, workers: int = 1) -> Place:
 
 
 def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *, group: bool | None = None) -> Outcome:
-    """Drop files a share at a time, kill the daemon in the midst of each, let the last one finish, and judge.
+    """Drop files in shares, kill the daemon during each, let the last one finish, and judge.
 
-    group: whether its children die with it; None: by chance.
+    group: whether its children are killed too; None: at random.
     """
     started = time.monotonic()
     shares = drop_shares(place, kills, files)
@@ -90,8 +90,8 @@ def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *,
 
 
 def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -> Outcome:
-    """The same with SIGTERM, over inboxes of any size from nothing, and models of any speed. Each daemon must exit 0, in time,
-    with nothing half done."""
+    """The same with SIGTERM, with inboxes of any size, also empty ones, and models of any speed. Each daemon must exit 0, in
+    time, with no work half done."""
     started = time.monotonic()
     shares = drop_shares(place, kills, files, chance)
     orphans, slowest, half_done = 0, 0.0, []
@@ -147,8 +147,8 @@ def kill_one(daemon: Daemon, chance: random.Random) -> dict[str, Any]:
 
 
 class Readings:
-    """How often each image of a place is opened, as the kernel tells it. What a kill found in hand may be read again by the
-    next daemon; what was DONE by then may not."""
+    """How often each image of a place is opened, as the kernel reports it. The next daemon may read images again that were in
+    flight at a kill, but not those that were DONE."""
 
     def __init__(self, place: Place) -> None:
         self.times: collections.Counter[str] = collections.Counter()
@@ -160,7 +160,7 @@ class Readings:
             self._inotify.add_watch(place.inbox(name), Mask.OPEN)
 
     def count(self) -> None:
-        """Between two daemons."""
+        """Check between two daemons."""
         opened = [str(event.name) for event in self._inotify if not event.mask & Mask.ISDIR]
         self.times.update(opened)
         self.needless |= self._done.intersection(opened)
@@ -169,7 +169,7 @@ class Readings:
 
 
 class Rate:
-    """Images over time, summed over stretches of a run."""
+    """Images divided by time, summed over parts of a run."""
 
     def __init__(self) -> None:
         self.images = 0
@@ -189,8 +189,8 @@ def all_ready(status: dict[str, Any]) -> bool:
 
 
 def drop_shares(place: Place, kills: int, files: int, chance: random.Random | None = None) -> Iterator[int]:
-    """Drop the files in kills + 1 shares, one at each step, over all inboxes; yields how many each time. The shares are alike
-    or, by chance, of any size."""
+    """Drop the files in kills + 1 shares, one at each step, over all inboxes; yields the number each time. The shares have
+    equal or random sizes."""
     bounds = [files * step // (kills + 1) for step in range(kills + 2)]
     if chance:
         bounds[1:-1] = sorted(chance.choices(range(files + 1), k=kills))
@@ -201,7 +201,7 @@ def drop_shares(place: Place, kills: int, files: int, chance: random.Random | No
 
 
 def let_work(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """A daemon that ends by itself meanwhile is a failure of its own."""
+    """A daemon that ends by itself before that is a separate failure."""
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -210,7 +210,7 @@ def let_work(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def finish(place: Place, files: int) -> None:
-    """The last daemon works off the rest."""
+    """The last daemon processes the rest."""
     with Daemon(place) as daemon:
         daemon.wait_until(lambda status: status["done"] >= files and not status["in_flight"], "the rest of the files", 120)
         assert daemon.stop() == 0
@@ -221,7 +221,7 @@ def count_sidecars(place: Place) -> int:
 
 
 def end_orphans(place: Place) -> int:
-    """How many processes outlived the daemon by five seconds; they are ended now."""
+    """The number of processes that are alive five seconds after the daemon; ends them."""
     orphans = place.orphans()
     for pid in orphans:
         os.kill(pid, signal.SIGKILL)

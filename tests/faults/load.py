@@ -1,4 +1,4 @@
-"""A daemon under load for long, or beside other programs' misbehaviour: what it keeps of its rate, files and memory."""
+"""A daemon under long load, or while other programs misbehave: measures its rate, open files and memory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PAGE_BYTES = resource.getpagesize()
 
 
 def beset_by_slow_clients(folder: Path, clients: int, windows: int, begin: bytes) -> tuple[float, list[float]]:
-    """The pipeline's rate while so many clients have sent the beginning of something, as a share of its rate without
-    them, and the 99 percentiles of /healthz in seconds meanwhile. By HTTPS, if what they begin is a handshake."""
+    """The pipeline's rate while this many clients have sent an incomplete request, as a share of its rate without them, and the
+    99th percentile of /healthz in seconds during that. By HTTPS, if they begin a handshake."""
     place = Place(folder, {"stages": {"blip": {"options": {"latency_per_image_seconds": 1 / IMAGES_PER_SECOND}}}})
     certificate = make_certificate(folder) if begin == HELLO else {}
     place.configure({"http": {"listen": "127.0.0.1:0"} | certificate})
@@ -46,7 +46,7 @@ def beset_by_slow_clients(folder: Path, clients: int, windows: int, begin: bytes
 
 
 def watch(daemon: Daemon, act: Callable[[], object] = bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Its status before and after a window of time, in which something is done again and again."""
+    """Its status before and after a period in which something is done repeatedly."""
     before = daemon.status()
     deadline = time.monotonic() + WINDOW_SECONDS
     while (left := deadline - time.monotonic()) > 0:
@@ -65,7 +65,7 @@ def time_healthz(dial: Callable[[], http.client.HTTPConnection]) -> float:
 
 @contextlib.contextmanager
 def slow_clients(port: int, count: int, begin: bytes) -> Iterator[None]:
-    """Each has sent the beginning of something, and never sends the rest."""
+    """Clients that have sent the beginning of a request, and never send the rest."""
     with contextlib.ExitStack() as clients:
         for _ in range(count):
             client = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -79,8 +79,8 @@ def open_files(daemon: Daemon) -> int:
 
 
 def grow(folder: Path, files: int) -> tuple[int, float]:
-    """How many more files the daemon has open after so many images than after a tenth of them, and by how many bytes an
-    image its memory grew over the second half."""
+    """How many more files the daemon has open after this number of images than after a tenth of them, and by how many bytes per
+    image its memory grew in the second half."""
     place = Place(folder, {"inbox": [{"on_success": "delete", "settle_seconds": 0}]})
     with Daemon(place) as daemon:
         samples = []
@@ -111,7 +111,7 @@ def drop_while_stopped(folder: Path, files: int) -> float:
 
 
 def lose_the_ledger(folder: Path, files: int) -> float:
-    """Seconds until `visiond repair` has the ledger of so many images again, whose sources are gone."""
+    """Seconds that `visiond repair` takes for the ledger of this number of images, without their sources."""
     place = Place(folder, {"inbox": [{"on_success": "delete", "settle_seconds": 0}]})
     with Daemon(place) as daemon:
         place.drop_many(range(files))
@@ -126,7 +126,7 @@ def lose_the_ledger(folder: Path, files: int) -> float:
 
 
 def lose_a_device(folder: Path) -> str:
-    """The workers of one of two seats die until it is closed; the other goes on."""
+    """The workers of one of two seats die until the seat is closed; the other seat goes on."""
     place = Place(folder, {"pipeline": {"workers_per_device": 2}})
     with Daemon(place) as daemon:
         lost = kill_until_closed(daemon, "ocr+yolo+clip+blip/0")
@@ -153,7 +153,7 @@ def kill_until_closed(daemon: Daemon, name: str) -> int:
 
 
 def take_a_worker(folder: Path) -> float:
-    """SIGKILL, as the OOM killer sends it, to the one worker with an image in hand; seconds until that image is done."""
+    """SIGKILL, as the OOM killer sends it, to the one worker with an image in flight; seconds until that image is DONE."""
     place = Place(folder, {"stages": {"blip": {"options": {"latency_seconds": 0.5}}}})
     with Daemon(place) as daemon:
         place.drop("a.ppm", picture(1))

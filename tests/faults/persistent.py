@@ -1,5 +1,5 @@
-"""One kind of system call keeps failing for a while in one folder of a running daemon. The daemon waits, says why once, and
-goes on by itself. Sources that stay where they are because of EACCES (docs/operations.md) are not tested here."""
+"""One kind of system call keeps failing for a while in one folder of a running daemon. The daemon waits, reports the reason
+once, and continues by itself. Sources that stay where they are because of EACCES (docs/operations.md) are not tested here."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ KINDS = {  # by the folder: each call that is made there, and how it can fail
         "rename": (*ROOM, *MOUNT),
     },
 }
-INTERRUPTIONS = 20  # of a call: nothing is interrupted for ever, and each is made again at once
+INTERRUPTIONS = 20  # of a call: no call is interrupted for ever, and each is repeated at once
 OBSERVED_SECONDS = 1.5
-MOST_CALLS = 200  # that fail in that time, and are no busy loop: of each image a few
+MOST_CALLS = 200  # failed calls in that time that are no busy loop: a few for each image
 MOST_LINES = 12  # of the log in that time: each image may have one, and each folder
 GOES_ON_SECONDS = 20.0  # a source that is held is tried again every 5 s or so
-ENDED = os.EX_IOERR  # when the system has lost what it had taken: the next daemon publishes it again
+ENDED = os.EX_IOERR  # the system has lost accepted writes: the next daemon publishes again
 
 
 class Fault(NamedTuple):
@@ -53,7 +53,7 @@ class Fault(NamedTuple):
 
     @property
     def bins(self) -> str:
-        """With which such calls are made: where images are copied into bins, a source that is deleted goes there."""
+        """The settings with which such calls are made: with bins = "copy", a deleted source is moved there."""
         return "none" if self.folder == "inbox-" and self.call != "open" else "copy"
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Tally:
 
 
 class Trial:
-    """A place, and daemons at work there under a supervisor that fails what it is told to."""
+    """A place, and daemons that run there under a supervisor that makes the chosen calls fail."""
 
     def __init__(self, folder: Path, bins: str = "copy") -> None:
         inboxes = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in INBOXES]
@@ -93,7 +93,7 @@ class Trial:
                     ended = not daemon.alive()
                     if not ended and daemon.stop() != 0:
                         self.tally.problems.append("it did not end well")
-        if ended:  # by the last fault: what it owed is published by the next one
+        if ended:  # ended by the last fault: the next daemon publishes the rest
             self.place.run_once()
         self.tally.problems += self.place.judge().problems
 
@@ -131,7 +131,7 @@ class Trial:
             self._dropped += 1
 
     def _observe(self, daemon: Daemon) -> bool:
-        """While it lasts: whether the status names a problem at its end."""
+        """Wait while it lasts; returns whether the status names a problem at its end."""
         started, seen = time.monotonic(), False
         while time.monotonic() - started < OBSERVED_SECONDS and daemon.alive():
             threading.Event().wait(0.1)
@@ -173,7 +173,7 @@ class Trial:
 
 
 def keep_failing(folder: Path, chance: random.Random, most: int) -> Tally:
-    """So many of the faults by chance."""
+    """A random sample of the faults."""
     some, total = chance.sample(FAULTS, min(most, len(FAULTS))), Tally()
     for bins in ("copy", "none"):
         if faults := [fault for fault in some if fault.bins == bins]:

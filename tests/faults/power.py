@@ -1,9 +1,9 @@
-"""Power failures, replayed: at each flush of a real run the disk is written down as a power failure would leave it, and later
-each of these disks is started from, some by a real daemon.
+"""Simulates power failures. At each flush of a real run, the disk is recorded as a power failure would leave it. Later
+something starts from each of these disks, in some cases a real daemon.
 
-Certain to be on the disk is what was flushed before. Of the rest any part may be there: so each moment gives two disks, one
-with none of it and one with files, names, pages and halves by chance. A renaming is there whole or not at all; one that was
-not flushed may be missing though a later one is there.
+What was flushed before is certainly on the disk. Any part of the rest may be there too: so each moment gives two disks, one
+with none of the rest and one with random files, names, pages and halves of it. A rename is complete or missing; one that was
+not flushed may be missing although a later one is there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODES = ("none", "copy", "move")  # of the bins
 
 
 class Identity(NamedTuple):
-    """A file, whatever its name. One that is removed may leave its inode to the next: so its time belongs to it too."""
+    """A file, independent of its name. The inode of a removed file may be used again, so the time is part of the identity."""
 
     inode: int
     mtime_ns: int
@@ -49,7 +49,7 @@ Tree = dict[Path, File]
 
 @dataclass
 class State:
-    """Names and bytes, apart: a file may have its bytes on the disk and not its name, or the other way round."""
+    """Names and bytes, separately: a file's bytes may be on the disk without its name, or the other way round."""
 
     names: dict[Path, Identity] = field(default_factory=dict)
     data: dict[Identity, bytes] = field(default_factory=dict)
@@ -58,24 +58,24 @@ class State:
         return {path for path, other in self.names.items() if other == identity}
 
     def rename(self, identity: Identity, now: State) -> None:
-        """Give it the names that it has now, in place of whatever had them."""
+        """Give the file its current names; other files lose them."""
         for path in self.names_of(identity):
             del self.names[path]
         self.names |= dict.fromkeys(now.names_of(identity), identity)
 
 
 class Disk:
-    """What is certain to be there of a place's files, and what might be."""
+    """Which of a place's files are certainly on the disk, and which may be."""
 
     def __init__(self, place: Place, chance: random.Random) -> None:
         self.disks: list[Tree] = []
         self._place = place
         self._chance = chance
-        self._bytes: dict[bytes, bytes] = {}  # the same ones once, though many disks have them
+        self._bytes: dict[bytes, bytes] = {}  # each once, although many disks have them
         self._held = self._read()  # what was dropped before the run is there
 
     def see(self, call: Call) -> int:
-        """Before each flush the power fails; the flush itself lets it go on."""
+        """Record a power failure before each flush."""
         if call.name not in ("fsync", "syncfs"):
             return 0
         now = self._read()
@@ -106,11 +106,11 @@ class Disk:
         return state
 
     def _calm(self) -> Tree:
-        """With nothing but what is certain."""
+        """The disk with only what is certain."""
         return {path: File(identity, self._held.data.get(identity, b"")) for path, identity in self._held.names.items()}
 
     def _torn(self, now: State) -> Tree:
-        """With any of the rest."""
+        """The disk with a random part of the rest."""
         names = State(dict(self._held.names))
         for identity in _changed(self._held, now):
             if self._chance.random() < 0.5:
@@ -118,7 +118,8 @@ class Disk:
         return {path: File(identity, self._tear(identity, now)) for path, identity in names.names.items()}
 
     def _tear(self, identity: Identity, now: State) -> bytes:
-        """Of the ledger any of the pages written since the last flush; of another file all, none, or a half."""
+        """For the ledger, any of the pages that were written since the last flush; for another file all, none, or half of the
+        bytes."""
         old, new = self._held.data.get(identity), now.data.get(identity, b"")
         if not identity.path:
             return old if old is not None else self._chance.choice((b"", new[: len(new) // 2], new))
@@ -127,7 +128,7 @@ class Disk:
 
 
 def _changed(held: State, now: State) -> list[Identity]:
-    """Files whose names are others now. One whose name another file has taken goes when that comes."""
+    """Files whose names have changed. A file whose name another file has now disappears when that one appears."""
     before, after = _by_file(held), _by_file(now)
     return [
         file
@@ -156,7 +157,7 @@ def _files(place: Place) -> Iterator[Path]:
 
 
 class Failures:
-    """The disks of one run, each started from at the very place of the run."""
+    """The disks of one run, each rebuilt at the place of that run."""
 
     def __init__(self, place: Place, chance: random.Random) -> None:
         self.failures = 0
@@ -166,7 +167,7 @@ class Failures:
         self._chance = chance
 
     def start_from(self, disks: Iterable[Tree], starts: int) -> None:
-        """From each; so many of them are started from by a daemon, the others by what it does first."""
+        """Start from each: a daemon from this many of them, and what a daemon does first from the others."""
         kept = [disk for disk in disks if self._place.site.ledger in disk]
         real = set(self._chance.sample(range(len(kept)), min(starts, len(kept))))
         for number, disk in enumerate(kept):
@@ -184,7 +185,7 @@ class Failures:
             self.problems += [f"disk {number}: {problem}" for problem in found]
 
     def _lay_out(self, disk: Tree) -> dict[Identity, os.stat_result]:
-        """Put a disk's files where they were; what is known of each from before, and what it is now."""
+        """Put a disk's files where they were; returns the identity of each file before and now."""
         for folder in _folders(self._place):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -198,8 +199,7 @@ class Failures:
         return replaced
 
     def _adopt(self, replaced: Mapping[Identity, os.stat_result]) -> None:
-        """The ledger, opened as a daemon opens it, comes to know the files by the inodes and times that they have here: on a
-        real disk they would be what they were."""
+        """Write the new inodes and times of the files into the ledger: on a real disk they would not have changed."""
         with contextlib.closing(connect(self._place.site.ledger)) as connection:
             known = connection.execute("SELECT id, inode, mtime_ns FROM image").fetchall()
             for number, inode, mtime_ns in known:
@@ -222,12 +222,14 @@ class Failures:
 
 
 def fail_power(folder: Path, chance: random.Random, files: int, starts: int, modes: Iterable[str] = MODES) -> Failures:
-    """Work off so many files of inboxes that keep, move and delete, with a power failure at each flush, for each kind of
+    """Process this many files of inboxes that keep, move and delete, with a power failure at each flush, for each kind of
     bins."""
     total = Failures(Place(folder), chance)
     for mode in modes:
         (folder / mode).mkdir()
-        fates = {name: name if mode != "move" else "keep" for name in INBOXES}  # a bin that takes the source is its fate
+        fates = {
+            name: name if mode != "move" else "keep" for name in INBOXES
+        }  # a bin that takes the source decides where it goes
         inboxes = [{"name": name, "on_success": fate, "settle_seconds": 0.1} for name, fate in fates.items()]
         place = Place(folder / mode, {"inbox": inboxes, "output": {"bins": mode}})
         for number in range(files):

@@ -17,8 +17,8 @@ TURNED_AWAY = "HTTP clients are refused, to keep file descriptors for the work"
 
 class Scarce(NamedTuple):
     done: int
-    pauses: int  # of the daemon, for want of descriptors
-    named: bool  # the log says who is turned away and what to raise
+    pauses: int  # of the daemon, for lack of descriptors
+    named: bool  # the log names who is refused and what to raise
     healthy: bool
 
 

@@ -35,7 +35,7 @@ class Tally:
 
 
 def open_place(folder: Path, inboxes: int, entries: int) -> Place:
-    """Inboxes with so many files each, which are the same few images again and again: it is their number that counts."""
+    """Inboxes with this many files each. They are copies of a few images, as only their number matters."""
     folder.mkdir()
     blip = {"latency_per_image_seconds": SECONDS_PER_IMAGE, "load_seconds": LOAD_SECONDS}
     tables = [{"name": f"n{number}", "settle_seconds": 0} for number in range(inboxes)]
@@ -93,11 +93,11 @@ def phase_of(daemon: Daemon) -> str:
 
 
 def stop_at_any_moment(folder: Path, chance: random.Random, stops: int, entries: int) -> Tally:
-    """Half of the stops over one inbox, half over ten."""
+    """Half of the stops with one inbox, half with ten."""
     tally = Tally()
     for inboxes in (1, 10):
         place = open_place(folder / str(inboxes), inboxes, entries)
         stop_daemons(place, stops // 2, chance, tally)
-        if place.has_ledger():  # else every stop came before there was one
+        if place.has_ledger():  # otherwise every stop came before there was one
             tally.problems += place.judge(finished=False).problems[:5]
     return tally

@@ -1,7 +1,7 @@
-"""Every system call by which a process changes files, seen before it happens, and failed where a test wants it to.
+"""Sees every system call by which a process changes files before it happens, and makes it fail if a test wants that.
 
-It is the kernel that asks us (seccomp's user notification, Linux 5.5), so the program under test is the real one, SQLite's
-C code and all. A `Supervisor` gives the command that puts a daemon under it; that command is this module:
+The kernel asks us (seccomp's user notification, Linux 5.5), so the program under test is the real one, including SQLite's C
+code. A `Supervisor` gives the command that puts a daemon under it; that command is this module:
 
     python -m tests.faults.syscalls SOCKET COMMAND…    ask at SOCKET about each call of COMMAND and its children
     python -m tests.faults.syscalls                    exit 0 if that can be done here
@@ -66,7 +66,8 @@ class Call(NamedTuple):
 
 
 class Supervisor:
-    """Asks `decide` about each call on a file below `folder`, one at a time: 0 lets it happen, else it fails so."""
+    """Asks `decide` about each call on a file below `folder`, one at a time: 0 lets it happen; any other value is the error
+    with which it fails."""
 
     def __init__(self, folder: Path, decide: Callable[[Call], int]) -> None:
         self.calls: list[Call] = []
@@ -100,7 +101,7 @@ class Supervisor:
         poll.register(listener, select.POLLIN)
         while poll.poll()[0][1] & select.POLLIN:
             notice = bytearray(80)
-            with contextlib.suppress(FileNotFoundError):  # it was killed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it was killed in the meantime
                 fcntl.ioctl(listener, RECEIVE, notice)
                 number, pid, call, *arguments = struct.unpack("=QI4xi12x6Q", notice)
                 fault = self._judge(pid, call, arguments)
@@ -127,7 +128,7 @@ class Supervisor:
 def _read_string(pid: int, address: int) -> bytes:
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         memory.seek(address)
-        page = 4096 - address % 4096  # what lies behind it may not be there
+        page = 4096 - address % 4096  # its target may not exist
         text = memory.read(page)
         return (text if b"\0" in text else text + memory.read(4096)).split(b"\0")[0]
 
@@ -141,7 +142,7 @@ class _Program(ctypes.Structure):
 
 
 def install() -> int:
-    """Have the kernel ask about this process's calls from now on, and its children's; returns where it asks."""
+    """Let the kernel ask about the calls of this process and its children from now on; returns the descriptor to listen on."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, "the system calls' numbers are those of x86-64")
     checks = [_Instruction(JUMP_IF_EQUAL, len(CALLS) - index, 0, number) for index, number in enumerate(CALLS)]

@@ -1,4 +1,4 @@
-"""The checker would notice: one thing at a time is spoiled in a finished run."""
+"""The checker notices each fault: one thing at a time is spoiled in a finished run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def copy_sidecar(place: Place) -> None:
 
 
 def answer_for_another(place: Place) -> None:
-    """Wrong in the ledger as in the sidecar: only the fakes' rule tells."""
+    """Wrong in the ledger and in the sidecar: only the fakes' rule shows it."""
     caption: dict[str, object] = {"text": "a picture of 99 things", "similarity": None}
     blip = "SELECT id FROM model WHERE stage = 'blip'"
     sql(place, f"UPDATE result SET payload = '{json.dumps(caption)}' WHERE model = ({blip}) AND digest = ({DIGEST})")

@@ -1,4 +1,4 @@
-"""Descriptors: the daemon takes as many as it may have and, when they run out, says so, waits and loses nothing."""
+"""Descriptors: the daemon uses as many as are allowed. When they run out, it reports that, waits and loses nothing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def problems_of(connection: http.client.HTTPConnection) -> str:
     return connection.getresponse().read().decode()
 
 
-def test_it_raises_its_own_limit_as_far_as_it_may(tmp_path: Path) -> None:
+def test_the_daemon_raises_its_own_limit_as_far_as_allowed(tmp_path: Path) -> None:
     with Daemon(Place(tmp_path), prefix=["prlimit", "--nofile=200:3000"]) as daemon:
         assert resource.prlimit(daemon.process.pid, FILES) == (3000, 3000)
 
 
-def test_without_descriptors_it_waits_tells_the_cause_and_the_mend_and_goes_on(tmp_path: Path) -> None:
+def test_without_descriptors_the_daemon_waits_reports_cause_and_fix_and_goes_on(tmp_path: Path) -> None:
     place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "pipeline": {"rescan_seconds": 0.2}})
     with Daemon(place, WATCHDOG_USEC="150000") as daemon:  # which it feeds through a new socket each time
         connection, (_, most) = daemon.dial(), resource.prlimit(daemon.process.pid, FILES)
         assert "[]" in problems_of(connection)
-        resource.prlimit(daemon.process.pid, FILES, (3, most))  # what is open stays so, and nothing more is opened
+        resource.prlimit(daemon.process.pid, FILES, (3, most))  # open files stay open, and no more can be opened
         place.drop_many(range(5))
         cause = "the daemon cannot open more files (EMFILE); raise its limit (LimitNOFILE="
         told = (f'"{cause}', f"inbox {place.inbox()} cannot be read: {cause}")

@@ -1,4 +1,4 @@
-"""A disk that is full or cannot be written pauses the daemon, which says so once, and goes on by itself. Nothing is lost."""
+"""A full or unwritable disk pauses the daemon. It reports that once, and continues by itself. Nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OBSERVED_SECONDS = 2.5  # of a pause, in which it tries again at least twice
 
 
 class Tmpfs:
-    """A small file system of its own, so that it can be full without harm to the machine's."""
+    """A small separate file system, which can be full without harm to the machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ def mounted(folder: Path, size: str) -> Iterator[Tmpfs]:
 
 
 def assert_paused(daemon: Daemon, what: str, why: str) -> None:
-    """It is paused, says why, is alive, and holds no image to blame."""
+    """It is paused, reports why, is alive, and blames no image."""
 
     def told(problems: list[str]) -> bool:
         return any(problem.startswith(f"{what} cannot be written") and why in problem for problem in problems)
@@ -58,7 +58,7 @@ def assert_paused(daemon: Daemon, what: str, why: str) -> None:
 
 
 def assert_says_so_once(daemon: Daemon) -> None:
-    """It does not babble, though it tries again and again."""
+    """It logs little, although it tries again and again."""
     text, started = daemon.log_text(), time.monotonic()
     daemon.wait_until(lambda _: time.monotonic() - started > OBSERVED_SECONDS, "some tries")
     assert daemon.log_text() == text
@@ -97,12 +97,12 @@ def test_images_of_an_inbox_that_is_read_only_have_results_and_leave_it_later_an
     settings = {"inbox": [{"settle_seconds": 0.1} | inbox for inbox in inboxes], "output": {"bins": bins}}
     with mounted(tmp_path / "disk", "4m") as disk:
         place = Place(tmp_path, settings)
-        staging, place.staging = place.staging, place.inbox("card")  # a rename from another file system is none
+        staging, place.staging = place.staging, place.inbox("card")  # a rename from another file system is a copy
         place.drop_many(range(20), "card")
         place.staging = staging
         disk.remount("ro")
         assert f"{place.inbox('card')} cannot be written" in place.command("check").stdout
-        for number in range(20, 60, 20):  # the second time what the first daemon owes is in the way
+        for number in range(20, 60, 20):  # the second time, images that the first daemon did not publish come first
             place.drop_many(range(number, number + 20), "well")
             with Daemon(place) as daemon:
                 daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem")
@@ -132,7 +132,7 @@ def test_images_leave_an_inbox_that_can_be_written_again_while_the_daemon_runs(t
         place.assert_kept(DONE=5)
 
 
-def test_once_does_all_but_a_file_that_cannot_be_moved_and_says_so(tmp_path: Path) -> None:
+def test_once_processes_everything_and_reports_a_file_that_cannot_be_moved(tmp_path: Path) -> None:
     place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.1, "on_success": "move"}]})
     place.drop_many(range(10))
     moved = os.path.join(os.fsencode(place.site.done), b"00003.ppm")
@@ -145,7 +145,7 @@ def test_once_does_all_but_a_file_that_cannot_be_moved_and_says_so(tmp_path: Pat
     place.assert_kept(DONE=10)
 
 
-def test_what_lies_on_other_disks_than_the_results_is_on_them_before_it_is_marked_as_published(tmp_path: Path) -> None:
+def test_files_on_other_disks_than_the_results_are_flushed_before_images_are_marked_as_published(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "4m"), mounted(tmp_path / "other", "4m"):
         place = Place(tmp_path, {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": "delete"}]})
         place.staging = place.inbox()
@@ -159,7 +159,7 @@ def test_what_lies_on_other_disks_than_the_results_is_on_them_before_it_is_marke
         assert os.fsencode(tmp_path / "other") in synced
 
 
-def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_says_nothing_is_done_that_is_not(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_nothing_is_wrongly_reported_as_done(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with mounted(place.folder / "state", "512k") as disk:
         with Daemon(place) as daemon:

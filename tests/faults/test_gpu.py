@@ -1,4 +1,4 @@
-"""What only a real GPU can do to the daemon. Where there is none, fakes stand in for it: test_workers.py and load.py."""
+"""Faults that only a real GPU can have. Without one, fakes replace it: test_workers.py and load.py."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_batch(chain: Chain) -> Batch:
 
 
 def test_a_batch_that_a_real_gpu_has_no_memory_for_is_halved_and_no_image_fails(chain: Chain) -> None:
-    """As if another process held the rest of the card: the memory that there is shrinks until a batch does not fit."""
+    """As if another process used the rest of the GPU: the memory is limited so that a batch does not fit."""
     torch.cuda.reset_peak_memory_stats()
     chain.run(make_batch(chain))
     needed = torch.cuda.max_memory_allocated() / torch.cuda.get_device_properties(0).total_memory
@@ -72,7 +72,7 @@ def test_a_batch_that_a_real_gpu_has_no_memory_for_is_halved_and_no_image_fails(
             break
     assert reply.out_of_memory
     assert {outcome.reason for outcome in reply.outcomes} == {""}
-    assert chain.run(make_batch(chain)).out_of_memory == 0  # what did not fit is not asked for again
+    assert chain.run(make_batch(chain)).out_of_memory == 0  # a size that did not fit is not tried again
 
 
 def test_a_real_device_side_assert_is_a_lost_device_and_stays_one() -> None:
@@ -85,7 +85,7 @@ def test_a_worker_killed_on_a_real_gpu_is_replaced_there_and_its_images_are_done
     pipeline = {"devices": ["cuda:0"], "workers_per_device": workers}
     place = Place(tmp_path, {"stages": {name: {"backend": ""} for name in STAGES}, "pipeline": pipeline})
     place.drop_many(range(40))
-    place.captions.clear()  # which are the fake's
+    place.captions.clear()  # which the fake looks for
     with Daemon(place, ready=False) as daemon:
         daemon.wait_ready(LOADED_SECONDS)
         os.kill(daemon.workers()[0], signal.SIGKILL)

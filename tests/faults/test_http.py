@@ -1,4 +1,4 @@
-"""HTTP of a real daemon: what Prometheus reads, what health says while workers die, and what is refused."""
+"""HTTP of a real daemon: metrics, health while workers die, and refused requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.faults.load import HELLO, open_files, slow_clients
 
 
 class Server:
-    """The TCP side of a daemon; certificate: it speaks HTTPS, and is known by that."""
+    """A daemon's TCP port. certificate: of a daemon with HTTPS."""
 
     def __init__(self, daemon: Daemon, gate: Gate, certificate: Path | None = None) -> None:
         self.daemon = daemon
@@ -74,7 +74,7 @@ def test_prometheus_can_parse_the_metrics_and_they_count_what_happened(server: S
     assert ".ppm" not in body
 
 
-def test_openmetrics_is_answered_to_who_asks_for_it(server: Server) -> None:
+def test_openmetrics_is_sent_to_clients_that_ask_for_it(server: Server) -> None:
     status, headers, body = server.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert status == 200
     assert headers["content-type"].startswith("application/openmetrics-text")
@@ -82,22 +82,22 @@ def test_openmetrics_is_answered_to_who_asks_for_it(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text; version=1.0.0"])
-def test_no_series_tells_when_another_one_began(server: Server, kind: str) -> None:
+def test_no_series_has_the_creation_time_of_another(server: Server, kind: str) -> None:
     assert "_created" not in server.ask("/metrics", Accept=kind)[2]
 
 
-def test_the_line_that_tells_of_readiness_names_the_pages(server: Server, guarded: Server) -> None:
+def test_the_ready_event_names_the_pages(server: Server, guarded: Server) -> None:
     assert server.daemon.wait_event("ready")["pages"] == f"http://127.0.0.1:{server.daemon.port}"
     assert guarded.daemon.wait_event("ready")["pages"] == f"https://0.0.0.0:{guarded.daemon.port}"
 
 
-def test_status_tells_the_counts(server: Server) -> None:
+def test_status_shows_the_counts(server: Server) -> None:
     status, body = server.json("/api/status")
     assert status == 200
     assert (body["running"], body["done"], body["failed"], body["pending"]) == (True, 30, 1, 0)
 
 
-def test_the_first_page_tells_how_things_stand_and_links_to_pages_that_are_there(server: Server) -> None:
+def test_the_first_page_shows_the_state_and_links_to_existing_pages(server: Server) -> None:
     status, headers, page = server.ask("/")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "30 done, 1 failed" in page
@@ -112,7 +112,7 @@ def test_nothing_but_get_is_answered_over_tcp(server: Server, path: str, method:
     assert server.ask(path, method)[0] == 405
 
 
-def test_what_changes_anything_is_not_there_over_tcp(server: Server) -> None:
+def test_requests_that_change_anything_do_not_exist_over_tcp(server: Server) -> None:
     (failed,) = server.daemon.place.rows("SELECT id FROM image WHERE status = 2")[0]
     assert server.ask("/put-back/FAILED", "POST", json.dumps([failed]))[0] == 404
     assert server.json("/api/status")[1]["failed"] == 1
@@ -123,7 +123,7 @@ def test_the_control_socket_is_its_users_alone(server: Server) -> None:
     assert stat.S_IMODE(control.stat().st_mode) == 0o600
 
 
-def test_what_stands_in_a_folders_name_is_text_in_the_page(tmp_path: Path) -> None:
+def test_the_page_escapes_the_names_of_folders(tmp_path: Path) -> None:
     place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "inbox": [{"path": "<script>alert(1)</script>"}]})
     with Daemon(place) as daemon:
         shutil.rmtree(place.inbox().parent)
@@ -162,7 +162,9 @@ def test_no_path_of_a_request_is_ever_opened(server: Server, path: str) -> None:
     ],
     ids=["a version that is no number", "a protocol that is not spoken", "TLS", "a chunk of no length"],
 )
-def test_nonsense_is_refused_and_leaves_the_log_as_it_was(server: Server, request_line: str, headers: str, status: int) -> None:
+def test_invalid_settings_are_refused_and_leave_the_log_unchanged(
+    server: Server, request_line: str, headers: str, status: int
+) -> None:
     before = server.daemon.log_text()
     with socket.create_connection(("127.0.0.1", server.daemon.port), timeout=PATIENCE) as client:
         client.sendall(f"{request_line}\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n\r\n".encode())
@@ -197,7 +199,7 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A daemon that asks for a token and speaks HTTPS, with a certificate of its own."""
+    """A daemon with a token and HTTPS, with a self-signed certificate."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "token").write_text(f"{TOKEN}\n")
     (folder / "token").chmod(0o640)
@@ -219,7 +221,7 @@ def test_without_the_token_no_page_is_shown(guarded: Server, path: str, given: s
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nowhere"])
-def test_every_answer_tells_browsers_to_do_nothing_with_it_and_names_no_server(guarded: Server, path: str) -> None:
+def test_every_answer_forbids_browsers_to_interpret_it_and_names_no_server(guarded: Server, path: str) -> None:
     for token in (TOKEN, "another"):
         _, headers, _ = guarded.ask(path, Authorization=f"Bearer {token}")
         assert headers["x-content-type-options"] == "nosniff"
@@ -228,7 +230,7 @@ def test_every_answer_tells_browsers_to_do_nothing_with_it_and_names_no_server(g
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_with_the_token_everything_is_told(guarded: Server, scheme: str) -> None:
+def test_with_the_token_every_page_is_shown(guarded: Server, scheme: str) -> None:
     status, _, body = guarded.ask("/metrics", Authorization=f"{scheme} {TOKEN}")
     assert status == 200
     assert "visiond_images_pending" in body
@@ -242,14 +244,14 @@ def test_the_commands_need_no_token_and_the_token_is_in_no_process_list(guarded:
     assert TOKEN not in guarded.daemon.log_text()
 
 
-def test_clients_that_never_finish_their_handshake_use_up_no_descriptors_and_hold_up_nobody(guarded: Server) -> None:
+def test_clients_that_never_finish_their_handshake_use_up_no_descriptors_and_delay_nobody(guarded: Server) -> None:
     before = open_files(guarded.daemon)
     with slow_clients(guarded.daemon.port, 300, HELLO):
         assert guarded.ask("/healthz", Authorization=f"Bearer {TOKEN}")[0] == 200
-        assert open_files(guarded.daemon) - before <= MOST_HANDSHAKES + 50  # it is told of a closed one a little later
+        assert open_files(guarded.daemon) - before <= MOST_HANDSHAKES + 50  # it notices a closed one a little later
 
 
-def test_by_http_nothing_is_told_where_https_is_spoken(guarded: Server) -> None:
+def test_a_server_with_https_answers_no_plain_http(guarded: Server) -> None:
     with pytest.raises((http.client.HTTPException, OSError)):
         Server(guarded.daemon, guarded.gate).ask("/healthz", Authorization=f"Bearer {TOKEN}")
 

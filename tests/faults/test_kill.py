@@ -23,7 +23,7 @@ def test_kill_9_of_random_workers_loses_nothing_and_the_others_go_on(tmp_path: P
         for share in drop_shares(place, 3, 500):
             dropped += share
             kill_one(daemon, chance)
-            daemon.wait_idle(dropped)  # by the other alone: the successor may not start before
+            daemon.wait_idle(dropped)  # by the other worker: the replacement may not start before
             gate.let_in()
             daemon.wait_until(all_ready, "its successor")
         assert daemon.stop() == 0

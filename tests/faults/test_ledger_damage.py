@@ -55,7 +55,7 @@ def change(place: Place, statement: str) -> None:
 
 
 def owing_damaged_results(folder: Path) -> tuple[Place, dict[str, bytes]]:
-    """A place whose four results are damaged and to be published again, and its sidecars."""
+    """A place with four damaged results that must be published again, and their sidecars."""
     place = worked(folder, 4)
     before = sidecars(place)
     flip_results(place, seeded(), 4)
@@ -79,7 +79,7 @@ def test_a_ledger_that_was_lost_is_not_taken_for_a_new_one(tmp_path: Path, lose:
     assert sidecars(place) == before
 
 
-def test_who_means_to_begin_anew_removes_the_file_that_the_refusal_names(tmp_path: Path) -> None:
+def test_removing_the_file_that_the_refusal_names_allows_a_new_ledger(tmp_path: Path) -> None:
     place = worked(tmp_path)
     remove(place)
     refusal = json.loads(place.run_once().stderr.splitlines()[-1])["event"]
@@ -104,7 +104,7 @@ def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptie
         assert "run `visiond repair" in daemon.log_text()
 
 
-def test_of_an_emptied_ledger_that_somebody_opened_the_daemon_says_that_it_was_emptied_though_sqlite_deletes_its_wal(
+def test_an_emptied_ledger_is_reported_as_emptied_even_if_sqlite_has_deleted_its_wal(
     tmp_path: Path,
 ) -> None:
     place = Place(tmp_path)
@@ -120,7 +120,7 @@ def test_of_an_emptied_ledger_that_somebody_opened_the_daemon_says_that_it_was_e
 
 def test_a_run_once_whose_ledger_was_deleted_does_not_end_with_success(tmp_path: Path) -> None:
     slow = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
-    place = Place(tmp_path, {"stages": slow, "pipeline": {"rescan_seconds": 3600.0}})  # the last look has to find it
+    place = Place(tmp_path, {"stages": slow, "pipeline": {"rescan_seconds": 3600.0}})  # the last check has to find it
     place.drop_many(range(100))
     with Daemon(place, "--once") as daemon:
         daemon.wait_until(lambda status: status["done"], "work")
@@ -197,7 +197,7 @@ def test_a_wal_that_is_lost_before_the_first_checkpoint_is_noticed(tmp_path: Pat
 # Flipped bits
 
 
-def test_a_damaged_result_is_not_used_again_and_its_model_is_asked_again(tmp_path: Path) -> None:
+def test_a_damaged_result_is_not_reused_and_its_model_runs_again(tmp_path: Path) -> None:
     place = worked(tmp_path, 4)
     before, true = sidecars(place), stored_results(place)
     flip_results(place, seeded(), 4)
@@ -216,7 +216,7 @@ def test_a_damaged_result_is_not_published_but_made_again(tmp_path: Path) -> Non
     place, before = owing_damaged_results(tmp_path)
     run = place.run_once()
     assert run.returncode == 0
-    assert run.stderr.count("result damaged in the ledger; the image is annotated again") == 4
+    assert run.stderr.count("result damaged in the ledger; it is not published") == 4
     after = sidecars(place)
     assert [json.loads(after[name])["caption"] for name in before] == [json.loads(data)["caption"] for data in before.values()]
     place.assert_kept(DONE=4)
@@ -230,7 +230,7 @@ def test_a_damaged_result_of_an_image_that_is_gone_leaves_its_sidecar_alone(tmp_
     assert sidecars(place) == before
 
 
-def test_a_damaged_result_is_shown_and_exported_by_nobody(tmp_path: Path) -> None:
+def test_a_damaged_result_is_neither_shown_nor_exported(tmp_path: Path) -> None:
     place = worked(tmp_path, 4)
     [name] = flip_results(place, seeded(), 1)
     refused = place.command("show", name.removesuffix(".json"))
@@ -244,7 +244,9 @@ def test_a_damaged_result_is_shown_and_exported_by_nobody(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("edit", [lambda data: b"{}\n", lambda data: data.replace(b"picture", b"pikture")])
-def test_what_neither_ledger_nor_sidecar_has_whole_is_annotated_again(tmp_path: Path, edit: Callable[[bytes], bytes]) -> None:
+def test_an_image_that_is_damaged_in_ledger_and_sidecar_is_processed_again(
+    tmp_path: Path, edit: Callable[[bytes], bytes]
+) -> None:
     place = worked(tmp_path, 4)
     before = sidecars(place)
     [name] = flip_results(place, seeded(), 1)
@@ -342,7 +344,7 @@ def test_a_damaged_identity_file_is_written_again_from_a_sound_ledger(tmp_path: 
     place = worked(tmp_path, 5)
     rows = place.rows("SELECT * FROM image")
     for file in list(place.site.results.glob("*.json"))[:2]:
-        file.unlink()  # whoever reads them takes them away
+        file.unlink()  # reading them removes them
     identity = tmp_path / "state" / "identity"
     before = identity.read_bytes()
     identity.write_bytes(content)

@@ -1,4 +1,4 @@
-"""`visiond run` from its start to its end, as systemd and people see it."""
+"""`visiond run` from its start to its end, as systemd and users see it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.faults.syscalls import Call, Supervisor
 
 SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.02}}}}  # 50 images a second
 WATCHDOG_SECONDS = 1.0
-OFTEN = {"WATCHDOG_USEC": "150000"}  # a word every 50 ms
+OFTEN = {"WATCHDOG_USEC": "150000"}  # a message every 50 ms
 
 
-def test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load(tmp_path: Path) -> None:
+def test_the_daemon_reports_ready_and_drains_on_sigterm_under_load(tmp_path: Path) -> None:
     place = Place(tmp_path, SLOW)
     place.drop_many(range(400))
     with Daemon(place) as daemon:
@@ -41,7 +41,7 @@ def test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load(tm
         texts = [notice.text for notice in daemon.notify.notices]
     counts = counts_of(place)
     assert counts["DONE"] > 10
-    assert counts["PENDING"] > 10  # it was under load, and did not work all of it off first
+    assert counts["PENDING"] > 10  # it was under load, and did not process everything first
     assert counts["FAILED"] == 0
     assert place.judge(finished=False).problems == []  # nothing half done
     assert place.rows("SELECT MIN(finished_at) FROM image")[0][0] > ready
@@ -52,7 +52,7 @@ def test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load(tm
     place.assert_kept(DONE=400)
 
 
-def test_a_drain_reads_no_further_file(tmp_path: Path) -> None:
+def test_a_drain_reads_no_more_files(tmp_path: Path) -> None:
     place = Place(tmp_path, SLOW | {"pipeline": {"queue_images": 8}})
     place.drop_many(range(600))
     readings = Readings(place)
@@ -81,7 +81,7 @@ def test_a_run_once_that_is_stopped_is_not_taken_for_one_that_did_all(tmp_path: 
     assert place.judge(finished=False).problems == []
 
 
-def test_files_are_admitted_while_the_models_load_and_it_is_ready_only_then(tmp_path: Path) -> None:
+def test_files_are_admitted_while_the_models_load_and_ready_follows_afterwards(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"clip": {"options": {"load_seconds": 60.0}}}})
     place.drop_many(range(20))
     with Daemon(place, ready=False, **OFTEN) as daemon:
@@ -130,7 +130,7 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
 
 
 def cost_of(place: Place, *arguments: str) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """Seconds of processor time: other programs may keep the machine busy meanwhile."""
+    """Seconds of processor time, as other programs may keep the machine busy."""
     before = os.times()
     done = place.command(*arguments)
     after = os.times()
@@ -147,7 +147,7 @@ def test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_ans
     assert counts_of(place) == {"FAILED": 1}
 
 
-def test_a_second_ctrl_c_does_not_wait_for_what_is_in_hand(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_images_in_flight(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 600.0}}}, "pipeline": {"drain_seconds": 600.0}})
     with Daemon(place) as daemon:
         place.drop("a.ppm", picture(1))
@@ -160,7 +160,9 @@ def test_a_second_ctrl_c_does_not_wait_for_what_is_in_hand(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("once", [[], ["--once"]], ids=["run", "run --once"])
-def test_a_terminal_that_closes_drains_it_though_it_says_so_twice_and_to_the_workers(tmp_path: Path, once: list[str]) -> None:
+def test_closing_the_terminal_drains_the_daemon_although_the_signal_comes_twice_and_also_to_the_workers(
+    tmp_path: Path, once: list[str]
+) -> None:
     place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 1.0}}}})
     place.drop_many(range(200))
     with Daemon(place, *once) as daemon:
@@ -175,7 +177,7 @@ def test_a_terminal_that_closes_drains_it_though_it_says_so_twice_and_to_the_wor
     assert place.judge(finished=False).problems == []
 
 
-def test_under_nohup_a_terminal_that_closes_is_of_no_matter(tmp_path: Path) -> None:
+def test_under_nohup_closing_the_terminal_does_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with Daemon(place, prefix=["nohup"]) as daemon:
         os.killpg(daemon.process.pid, signal.SIGHUP)
@@ -185,14 +187,14 @@ def test_under_nohup_a_terminal_that_closes_is_of_no_matter(tmp_path: Path) -> N
     place.assert_kept(DONE=10)
 
 
-def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_a_thread_that_hangs_in_a_system_call_does_not_delay_the_exit(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"drain_seconds": 0.2}})
     with Daemon(place) as daemon:
         hang_publishing(place, "a.ppm")
         daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
         assert daemon.stop() == 0
         daemon.wait_event(
-            "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without it; nothing is lost"
+            "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost"
         )
     (place.site.results / temporary_of("a.ppm")).unlink()
     assert place.run_once().returncode == 0
@@ -200,7 +202,7 @@ def test_a_thread_that_hangs_in_a_system_call_does_not_hold_up_the_end(tmp_path:
 
 
 @pytest.mark.parametrize(("nth", "status", "said"), [(1, os.EX_CONFIG, "cannot create the socket"), (2, os.EX_OK, "")])
-def test_a_control_socket_that_cannot_be_removed_is_told_at_the_start_and_of_no_matter_at_the_end(
+def test_a_control_socket_that_cannot_be_removed_is_reported_at_the_start_and_ignored_at_the_end(
     tmp_path: Path, nth: int, status: int, said: str
 ) -> None:
     place = Place(tmp_path)
@@ -213,7 +215,7 @@ def test_a_control_socket_that_cannot_be_removed_is_told_at_the_start_and_of_no_
     assert "Traceback" not in run.stderr
 
 
-def test_every_problem_of_the_configuration_is_told_at_once_with_78(tmp_path: Path) -> None:
+def test_all_problems_of_the_configuration_are_reported_at_once_with_78(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.configure({"pipeline": {"max_atempts": 3, "slab_bytes": "1 XB"}, "stages": {"ocr": {"batch_size": -1}}})
     run = place.run_once()
@@ -249,7 +251,7 @@ def test_an_inbox_that_goes_missing_is_in_the_status_until_it_is_back(tmp_path: 
         daemon.wait_until(lambda status: not status["obstacles"], "the end of it")
 
 
-def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_worked_off_once_it_answers(tmp_path: Path) -> None:
+def test_an_inbox_whose_mount_is_dead_at_the_start_delays_no_other_and_is_processed_once_it_answers(tmp_path: Path) -> None:
     inboxes = [
         {"name": "dead", "priority": 1, "on_success": "move", "settle_seconds": 0},
         {"name": "live", "settle_seconds": 0},
@@ -263,7 +265,7 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_holds_up_no_other_and_is_work
     place.drop("late.ppm", picture(3), "dead")
     place.drop_many(range(4, 9), "live")
     with Daemon(place, **environment) as daemon:
-        daemon.wait_event("inbox does not answer, perhaps on a dead mount; the others go on")
+        daemon.wait_event("inbox does not answer; its mount may be dead; other inboxes are processed")
         daemon.wait_until(lambda status: status["done"] == 5, "the images of the other inbox")
         told = f"inbox {place.inbox('dead')} has not answered for "
         daemon.wait_until(lambda status: any(line.startswith(told) for line in status["obstacles"]), "word of it")
@@ -302,7 +304,7 @@ for name in ("stat", "lstat", "scandir", "open", "access", "rename", "unlink"):
 
 
 def hang_system_calls(place: Place, folder: Path) -> dict[str, str]:
-    """An environment in which all that touches the folder hangs, as on a dead mount, while there is a file `hanging`."""
+    """An environment in which every access to the folder hangs, as on a dead mount, while a file `hanging` exists."""
     marker = place.folder / "hanging"
     marker.touch()
     program = HANG.replace("FOLDER", repr(str(folder))).replace("MARKER", repr(str(marker)))
@@ -360,7 +362,7 @@ def fed(notices: list[Notice]) -> int:
 
 
 def longest_silence(notices: list[Notice]) -> int:
-    """How many times in a row it spoke of its status without feeding the watchdog, from READY on."""
+    """The largest number of status messages in a row without feeding the watchdog, from READY on."""
     longest = silent = 0
     for notice in notices:
         silent = 0 if notice.text == "WATCHDOG=1" else silent + notice.text.startswith("STATUS=")
@@ -369,7 +371,7 @@ def longest_silence(notices: list[Notice]) -> int:
 
 
 def longest_silence_amid_progress(notices: list[Notice]) -> int:
-    """The same of those reports that tell of more images done than the last one: a machine that stands still tells of none."""
+    """The same, counting only messages with more DONE images than the last one: a machine that stands still sends none."""
     longest = silent = 0
     before, is_fed = "", False
     for notice in notices:
@@ -394,7 +396,8 @@ def fed_while_hanging(daemon: Daemon) -> int:
 
 
 def hang_publishing(place: Place, path: str) -> None:
-    """Where the sidecar's temporary file will be, a FIFO that nobody reads: to open it hangs, as on a dead network mount."""
+    """Put a FIFO that nobody reads at the path of the sidecar's temporary file: opening it hangs, as on a dead network
+    mount."""
     place.site.results.mkdir(exist_ok=True)
     os.mkfifo(place.site.results / temporary_of(path))
     place.drop(path, picture(2))

@@ -18,14 +18,14 @@ def finished(folder: Path) -> Place:
 
 
 def make_folder(place: Place) -> Path:
-    """One whose own flushes are seen."""
+    """A place whose flushes are seen."""
     folder = place.folder / "out"
     folder.mkdir()
     return folder
 
 
 def watch(place: Place, *command: str | Path) -> list[Call]:
-    """Every call of a command that must succeed."""
+    """Every system call of a command that must succeed."""
     with Supervisor(place.folder, lambda call: 0) as supervisor:
         run = place.command(*command, prefix=supervisor.prefix)
     assert run.returncode == 0, run.stderr
@@ -33,12 +33,12 @@ def watch(place: Place, *command: str | Path) -> list[Call]:
 
 
 def places_of(calls: list[Call], name: str, file: str | Path) -> list[int]:
-    """Where in the order a file was written, flushed or named."""
+    """The positions at which a file was written, flushed or named."""
     return [number for number, call in enumerate(calls) if call == Call(name, os.fsencode(file))]
 
 
 def assert_flushed(calls: list[Call], file: str | Path) -> int:
-    """All that was written to the file was flushed afterwards; returns when."""
+    """Everything written to the file was flushed afterwards; returns the position."""
     written, flushed = places_of(calls, "write", file), places_of(calls, "fsync", file)
     assert written, f"nothing was written to {file}"
     assert flushed, f"{file} was never flushed"
@@ -77,7 +77,7 @@ def test_a_repaired_sidecar_is_on_the_disk_before_the_command_ends(tmp_path: Pat
     assert [call.name for call in calls[named[-1] :]].count("syncfs") == 1
 
 
-def test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
+def test_the_identity_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
     place = finished(tmp_path)
     identity = tmp_path / "state" / "identity"
     identity.write_bytes(b"damaged")

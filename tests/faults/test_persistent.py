@@ -9,7 +9,7 @@ from tests.faults.persistent import Fault, Trial
 from tests.faults.syscalls import Call, Supervisor
 
 
-def test_a_call_that_keeps_failing_is_waited_for_and_told_once(tmp_path: Path) -> None:
+def test_a_call_that_keeps_failing_is_retried_and_reported_once(tmp_path: Path) -> None:
     trial = Trial(tmp_path)
     trial.run(iter([Fault("results", "write", "ENOSPC"), Fault("state", "fsync", "EIO")]))
     assert trial.tally.problems == []

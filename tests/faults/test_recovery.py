@@ -1,4 +1,4 @@
-"""Sidecars and ledger made again from each other, with no model run, and a ledger that cannot be used refused."""
+"""Sidecars and ledger are restored from each other, without running a model, and an unusable ledger is refused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
 from tests.faults.syscalls import Call, Supervisor
 
 ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]  # a name too long for its sidecar, one that is not UTF-8
-NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}  # whatever a model is asked fails
+NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}  # every call of a model fails
 
 
 def finished(folder: Path, images: int, **settings: object) -> Place:
-    """A run at its end: so many images are DONE, and four of odd names of which one FAILED."""
+    """A finished run: this many images are DONE, and there are four more with odd names, one of which FAILED."""
     place = Place(folder, settings)
     place.drop_many(range(images))
     for number, name in enumerate(ODD[:3]):
@@ -39,7 +39,7 @@ def sidecars(place: Place) -> dict[Path, bytes]:
 
 
 def told(place: Place, *arguments: str) -> tuple[int, dict[str, int]]:
-    """Exit status of a command, and how many sidecars it says are of each kind."""
+    """The exit status of a command, and the number of sidecars of each kind that it prints."""
     done = place.command(*arguments, "--json")
     assert not done.stderr
     return done.returncode, json.loads(done.stdout)["counts"]
@@ -49,13 +49,13 @@ def told(place: Place, *arguments: str) -> tuple[int, dict[str, int]]:
 
 
 def edit(file: Path, chance: random.Random) -> None:
-    """Another byte somewhere, so that size and everything but the content stays."""
+    """Change a byte, so that everything except the content stays the same."""
     data = bytearray(file.read_bytes())
     data[chance.randrange(len(data))] ^= 1
     file.write_bytes(data)
 
 
-def test_of_a_thousand_sidecars_deleted_or_edited_each_is_found_and_written_again(tmp_path: Path) -> None:
+def test_each_of_a_thousand_deleted_or_edited_sidecars_is_found_and_written_again(tmp_path: Path) -> None:
     place = finished(tmp_path, 996)
     before, chance = sidecars(place), seeded()
     assert told(place, "verify") == (0, {"whole": 1000})
@@ -69,7 +69,7 @@ def test_of_a_thousand_sidecars_deleted_or_edited_each_is_found_and_written_agai
     assert told(place, "verify") == (0, {"whole": 1000})
 
 
-def test_a_lost_ledger_is_told_with_its_mend_before_a_new_one_takes_its_place(tmp_path: Path) -> None:
+def test_a_lost_ledger_is_reported_with_the_fix_before_a_new_one_replaces_it(tmp_path: Path) -> None:
     place = finished(tmp_path, 1)
     shutil.rmtree(place.folder / "state")
     mend = "there are results: `visiond repair` makes it from them"
@@ -113,11 +113,9 @@ def test_a_sidecar_of_no_image_is_named_and_left_alone(tmp_path: Path, folder: s
 
 
 @pytest.mark.parametrize("on_success", ["keep", "move"])
-def test_what_is_told_of_a_failure_is_not_foreign_while_its_image_waits_for_another_try(
-    tmp_path: Path, on_success: str
-) -> None:
+def test_the_reason_of_an_image_that_waits_for_a_retry_is_not_foreign(tmp_path: Path, on_success: str) -> None:
     place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
-    place.drop("cut.json", b"P6\n8 8\n255\n")  # an image whose own name is like a sidecar's, moved beside its reason
+    place.drop("cut.json", b"P6\n8 8\n255\n")  # an image whose own name is like a sidecar's, moved next to its reason
     place.drop("bad.jpg", b"no picture")
     place.configure({"stages": {"ocr": {"options": {"fail": {"": "error"}}}}, "pipeline": {"max_attempts": 1}})
     assert place.run_once().returncode == 1
@@ -152,7 +150,7 @@ def test_every_version_that_failed_and_was_moved_keeps_its_own_reason(tmp_path: 
     assert sidecars(place) == before
 
 
-def test_what_a_crash_left_between_publishing_and_saying_so_is_not_foreign(tmp_path: Path) -> None:
+def test_sidecars_of_images_that_a_crash_left_unmarked_are_not_foreign(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
         connection.execute("UPDATE image SET emitted = 0 WHERE id = 1")
@@ -222,7 +220,7 @@ def zero_the_pages(ledger: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [zero_the_head, zero_the_pages])
-def test_a_damaged_ledger_is_refused_with_the_mend_named_and_made_again_from_the_sidecars(
+def test_a_damaged_ledger_is_refused_with_the_fix_and_rebuilt_from_the_sidecars(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     place = finished(tmp_path, 40)
@@ -255,11 +253,11 @@ def test_a_lost_ledger_comes_back_from_the_sidecars_and_no_model_runs_again(
     place.assert_kept(DONE=44, FAILED=1)
     assert sidecars(place).items() > before.items()
     assert place.command("retry", "--all").stdout == "1 image pending again\n"
-    assert place.run_once().returncode == 1  # it is read where it lies now, and fails again
+    assert place.run_once().returncode == 1  # it is read where it is now, and fails again
     place.assert_kept(DONE=44, FAILED=1)
 
 
-def test_an_image_that_changed_since_its_sidecar_was_written_is_taken_for_the_new_one_it_is(tmp_path: Path) -> None:
+def test_an_image_that_changed_since_its_sidecar_was_written_is_a_new_version(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     place.site.ledger.unlink()
     place.drop("00000.ppm", picture(100))
@@ -313,7 +311,7 @@ def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_po
     absent: list[Call] = []
 
     def decide(call: Call) -> int:
-        absent.extend([] if place.site.ledger.exists() else [call])  # a daemon that is started now would begin anew
+        absent.extend([] if place.site.ledger.exists() else [call])  # a daemon that is started now would make a new ledger
         return 0
 
     with Supervisor(tmp_path, decide) as supervisor:
@@ -323,7 +321,7 @@ def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_po
     assert Call("fsync", os.fsencode(place.site.ledger.parent)) in supervisor.calls[renamed:]
 
 
-def test_what_is_no_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     whole = place.sidecar("00000.ppm")
     spoiled = {
@@ -356,7 +354,7 @@ def test_what_is_no_sidecar_is_left_out_and_named(tmp_path: Path) -> None:
     place.assert_kept(DONE=5, FAILED=1)
 
 
-def test_a_ledger_that_only_cannot_be_opened_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_opened_is_not_rebuilt(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.site.ledger.mkdir(parents=True)
     for command in ("run", "repair"):
@@ -366,7 +364,7 @@ def test_a_ledger_that_only_cannot_be_opened_is_not_made_anew(tmp_path: Path) ->
     assert place.site.ledger.is_dir()
 
 
-def test_a_rebuilding_that_was_killed_is_begun_afresh(tmp_path: Path) -> None:
+def test_a_rebuild_that_was_killed_starts_again(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     os.rename(place.site.ledger, f"{place.site.ledger}.new")
     Path(f"{place.site.ledger}.new-wal").write_bytes(b"torn")
@@ -428,11 +426,11 @@ def test_a_backup_brings_back_the_results_of_sources_that_are_no_longer_there(tm
     again = place.drop("00000.ppm", picture(0))
     assert place.run_once().returncode == 0
     assert place.rows("SELECT status FROM image ORDER BY id")[-1] == (1,)
-    assert place.rows("SELECT COUNT(*) FROM image WHERE status = 4")[0] == (1,)  # what was to be tried again is not there
+    assert place.rows("SELECT COUNT(*) FROM image WHERE status = 4")[0] == (1,)  # the image to retry is not there
     assert [path.name for path in place.site.bins.rglob("*.ppm")] == [again.name]
 
 
-def test_of_two_sidecars_with_one_number_one_is_named_as_left_out(tmp_path: Path) -> None:
+def test_if_two_sidecars_have_one_number_one_is_reported_as_left_out(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     twin = place.site.results / "00001.ppm.json"
     twin.write_text(json.dumps(place.sidecar("00001.ppm") | {"id": place.sidecar("00000.ppm")["id"]}))

@@ -1,4 +1,4 @@
-"""Workers that die, hang, raise, run out of memory: only the image that is to blame pays, and the others never notice."""
+"""Workers that die, hang, raise errors or run out of memory: only the image that is the cause fails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def failed_as(verdict: Verdict, reason: str) -> set[bytes]:
 
 def test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_full_of_them(tmp_path: Path) -> None:
     place = open_place(tmp_path, {"SEGV": "segfault", "LOST": "lost"})
-    poison = drop_marked(place, "SEGV", 5) | drop_marked(place, "LOST", 1)  # more than a seat forgives in a row
+    poison = drop_marked(place, "SEGV", 5) | drop_marked(place, "LOST", 1)  # more deaths in a row than close a seat
     with Daemon(place) as daemon:
         place.drop_many(range(20))
         daemon.wait_idle(26)
@@ -74,16 +74,16 @@ def test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_q
     assert failed_as(place.assert_kept(FAILED=1), "poison") == poison
 
 
-def test_an_error_costs_one_image_and_a_lack_of_memory_none(tmp_path: Path) -> None:
+def test_an_error_fails_one_image_and_a_lack_of_memory_none(tmp_path: Path) -> None:
     place = open_place(tmp_path, {"RAISE": "raise", "TRANS": "transient", "ERROR": "error", "MEMORY": "oom"})
     bad = drop_marked(place, "RAISE", 2) | drop_marked(place, "TRANS", 1) | drop_marked(place, "ERROR", 1)
     drop_marked(place, "MEMORY", 8)
     place.drop_many(range(20))
     with Daemon(place) as daemon:
         daemon.wait_idle(32)
-        assert daemon.get("/healthz") == (200, {"status": "ok", "problems": []})  # no worker had to go
+        assert daemon.get("/healthz") == (200, {"status": "ok", "problems": []})  # no worker was lost
         assert daemon.metric("visiond_out_of_memory_total", device="cpu") > 0
-        assert daemon.metric("visiond_retries_total", reason="stage") == 3  # of those that may pass, one each
+        assert daemon.metric("visiond_retries_total", reason="stage") == 3  # one for each of the temporary errors
     assert failed_as(place.assert_kept(DONE=28, FAILED=4), "stage") == bad
 
 
@@ -146,7 +146,7 @@ def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_n
     monkeypatch.setattr(pool, "QUICK_DEATHS", 2)
     monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())])
-    lend_when(lambda lending: any(seat.state == "closed" for seat in lending.seats))  # else the others may be done before
+    lend_when(lambda lending: any(seat.state == "closed" for seat in lending.seats))  # otherwise the others may be done before
     place = Place(tmp_path, {"stages": {"clip": {"backend": ""}}, "pipeline": {"devices": ["cuda:0", *others]}})
     place.drop_many(range(12))
     with contextlib.nullcontext() if others else pytest.raises(NoWorkersLeft, match="No worker is left"):

@@ -13,14 +13,14 @@ from tests.daemon_process import PATIENCE, TOKEN, Place
 
 TRAP = "import os, sys\nopen({mark!r}, 'a').write(__name__ + ' in ' + repr(sys.orig_argv) + '\\n')\n"
 CUSTOM = {"sitecustomize", "usercustomize"}  # which Python imports by itself
-# That a library may ask for though they are not installed.
+# Modules that a library may import although they are not installed.
 OPTIONAL = {"pillow_heif", "uvloop", "pyarrow", "pynvml", "tensorrt", "flash_attn", "xformers"}
 MARK = "mark"  # where traps that run leave a line
 VISIOND = Path(sys.executable).with_name("visiond")
 
 
 def module_names() -> set[str]:
-    """Every module of the standard library, every package that is installed, and some that may not be."""
+    """The names of every module of the standard library, every installed package, and some that may not be installed."""
     installed = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()}
     return set(sys.stdlib_module_names) | installed | CUSTOM | OPTIONAL
 
@@ -31,7 +31,7 @@ def lay(folder: Path, names: Iterable[str], mark: Path) -> None:
 
 
 def loaded_by_python() -> set[str]:
-    """The modules that Python imports before any program of ours can do something about it."""
+    """The modules that Python imports before our code can prevent it."""
     command = [sys.executable, "-c", "import sys; print(*sys.modules)"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep}
     run = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=True)
@@ -40,7 +40,7 @@ def loaded_by_python() -> set[str]:
 
 def spring(folder: Path, *, real: bool) -> tuple[int, list[str], int]:
     """Run the commands in a folder of traps, once with an empty entry on PYTHONPATH too. Returns how many traps there were,
-    those that ran, and how many images are DONE. real: CLIP is no fake."""
+    those that ran, and how many images are DONE. real: CLIP is not a fake."""
     settings = {"stages": {"clip": {"backend": ""}}} if real else {}
     place = Place(folder, settings)
     place.drop_many(range(4))
@@ -48,7 +48,7 @@ def spring(folder: Path, *, real: bool) -> tuple[int, list[str], int]:
     lay(folder, names, mark)
     lay(place.inbox(), names, mark)
     run(place, "run", "--once")
-    run(place, "samples", "more", "--count", "200" if real else "2")  # so many are made by several processes
+    run(place, "samples", "more", "--count", "200" if real else "2")  # this many are made by several processes
     for name in loaded_by_python():
         (folder / f"{name}.py").unlink(missing_ok=True)
     place.drop_many(range(4, 6))
@@ -57,7 +57,7 @@ def spring(folder: Path, *, real: bool) -> tuple[int, list[str], int]:
 
 
 def run(place: Place, *arguments: str, **environment: str) -> None:
-    """The command as it is installed, started in the place's folder."""
+    """The installed command, started in the place's folder."""
     ended = subprocess.run(
         [VISIOND, *arguments],
         cwd=place.folder,

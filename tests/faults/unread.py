@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 @contextmanager
 def pipe(*, read: bool) -> Iterator[int]:
-    """The writing end of a pipe that somebody reads, or nobody."""
+    """The writing end of a pipe, with or without a reader."""
     reader, writer = os.pipe()
 
     def drink() -> None:
@@ -52,7 +52,8 @@ def pipe(*, read: bool) -> Iterator[int]:
 
 
 def leave_unread(folder: Path, bad: int, good: int, pairs: int) -> Unread:
-    """Runs with a reader and without in turns: the last one's figures, the median of their rates. No pairs: one run without."""
+    """Runs with and without a reader in turns. Returns the last one's figures and the median ratio of the rates. No pairs: one
+    run without a reader."""
     without = work(folder / "unread", bad, good, read=False)
     rates = [1.0] * (not pairs)
     for number in range(pairs):

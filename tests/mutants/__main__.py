@@ -1,9 +1,9 @@
-"""Bugs planted one at a time, and the test that notices each.
+"""Plants bugs one at a time, and prints the test that notices each.
 
     python -m tests.mutants [--only jsonl-fsync,state-lock] [--list]
 
-Every flush, rename, lock and check that a promise depends on is removed once, in a copy of the tree, and the tests named
-beside it run. Exits 1 if one of them fails without any planted bug, or if a bug is not noticed.
+Every flush, rename, lock and check that a promise depends on is removed once, in a copy of the tree, and the tests that its row
+names run. Exits 1 if one of them fails without any planted bug, or if a bug is not noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.mutants.table import MUTANTS
 TESTS_FAILED = 1  # pytest's exit status
 # A bug may make a test wait for what never comes. By a signal, as elsewhere, an event loop in C would not be ended.
 LIMIT = ("--timeout", "60", "--timeout-method", "thread")
-PATIENCE_SECONDS = 20.0  # with a bug: what has not come by then does not come
+PATIENCE_SECONDS = 20.0  # with a bug; a test that takes longer never ends
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def find_problems(mutant: Mutant) -> list[str]:
-    """Why a row cannot be tried; empty if it can."""
+    """Why a row cannot be used; empty if it can."""
     problems = [f"{mutant.name}: there is no tests/{test}" for test in missing_tests(mutant)]
     try:
         mutant.plant((ROOT / mutant.file).read_text())

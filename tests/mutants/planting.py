@@ -56,7 +56,7 @@ class Mutant:
 
 
 def _extent(source: str, name: str) -> tuple[int, int]:
-    """Where a function stands in the source, in characters. Raises DoesNotApply."""
+    """The start and end of a function in the source, in characters. Raises DoesNotApply."""
     node: ast.AST = ast.parse(source)
     for part in name.split("."):
         kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -82,7 +82,7 @@ def _has_test(file: str, name: str) -> bool:
 
 
 class Copy:
-    """A copy of the tree with an interpreter of its own, which finds the copy first: so do its children, under `-P` too."""
+    """A copy of the tree with a separate interpreter, which finds the copy first. Its children do so too, also with `-P`."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "tree"
@@ -97,7 +97,7 @@ class Copy:
         self._changes = itertools.count(1)
 
     def write(self, file: str, source: str) -> None:
-        """With a time of its own: Python takes a source of the same size and second for the one that it has compiled."""
+        """Sets another time: Python uses its compiled file for a source with the same size and second."""
         path = self.root / file
         path.write_text(source)
         second = 10**9 + next(self._changes)

@@ -36,7 +36,7 @@ DISK = [
     ),
     Mutant(
         "export-file-fsync",
-        "an export is on the disk before it takes its name",
+        "an export is on the disk before it gets its name",
         "daemon/ledger/files.py",
         "sync_file(partial)",
         "pass",
@@ -63,16 +63,16 @@ DISK = [
     ),
     Mutant(
         "export-force",
-        "a file that is there is replaced with --force alone",
+        "an existing file is replaced only with --force",
         "daemon/ledger/files.py",
         "if file.exists() and not force:",
         "if False:",
-        ("daemon/cli/test_cli.py::test_a_file_that_is_there_is_replaced_by_force_alone",),
+        ("daemon/cli/test_cli.py::test_an_existing_file_is_replaced_only_with_force",),
         within="written_whole",
     ),
     Mutant(
         "export-over-ledger",
-        "no copy takes the ledger's place",
+        "no copy replaces the ledger",
         "daemon/ledger/files.py",
         "if file in [",
         "if file in [][:0] and [",
@@ -118,11 +118,11 @@ DISK = [
     ),
     Mutant(
         "syncfs-every-disk",
-        "the same on every file system that an image's files lie on",
+        "the same on every file system with files of an image",
         "daemon/results/destinations.py",
         "if placed.location or self.on_success == ",
         "if placed.location and self.on_success == ",
-        ("faults/test_disk.py::test_what_lies_on_other_disks_than_the_results_is_on_them_before_it_is_marked_as_published",),
+        ("faults/test_disk.py::test_files_on_other_disks_than_the_results_are_flushed_before_images_are_marked_as_published",),
         within="Destination.folders_of",
     ),
     Mutant(
@@ -147,7 +147,7 @@ DISK = [
     ),
     Mutant(
         "ledger-before-sidecar",
-        "nothing is published that the ledger does not hold",
+        "nothing is published that is not in the ledger",
         "daemon/stations/station.py",
         "ended = await self._coordinator.end(endings)",
         "publish_records(self._coordinator.records_of([e for e in endings if e.status == 1]), self._destinations); "
@@ -157,7 +157,7 @@ DISK = [
     ),
     Mutant(
         "ledger-rollback",
-        "a request is done whole or not at all",
+        "a request is done completely or not at all",
         "daemon/ledger/writer.py",
         'execute("ROLLBACK")',
         'execute("COMMIT")',
@@ -199,7 +199,7 @@ DISK = [
     ),
     Mutant(
         "repair-whole",
-        "a ledger is rebuilt beside the old one, and takes its place whole",
+        "a ledger is rebuilt next to the old one, and replaces it when it is complete",
         "daemon/recovery/rebuild.py",
         "keep = os.rename if suffix else os.link",
         "keep = os.rename",
@@ -224,12 +224,12 @@ DISK = [
     ),
 ]
 
-# The source of an image: never lost, never another's
+# The source of an image: never lost, never that of another version
 
 SOURCES = [
     Mutant(
         "move-overwrites",
-        "a file that has the name already is never overwritten",
+        "a file that already has the name is never overwritten",
         "daemon/inbox/sources.py",
         "if not os.path.lexists(path))",
         "if path)",
@@ -265,11 +265,11 @@ SOURCES = [
     ),
     Mutant(
         "copy-check-before",
-        "what is copied is the version that the result is of",
+        "the copy is of the version that has the result",
         "daemon/inbox/sources.py",
         "status = _expect(record, source.fileno())",
         "status = os.fstat(source.fileno())",
-        ("daemon/inbox/test_sources.py::test_a_file_that_takes_the_sources_place_as_it_is_opened_is_not_copied",),
+        ("daemon/inbox/test_sources.py::test_a_file_that_replaces_the_source_while_it_is_opened_is_not_copied",),
         within="copy",
     ),
     Mutant(
@@ -283,20 +283,20 @@ SOURCES = [
     ),
     Mutant(
         "copy-rights",
-        "a copy lends nobody our rights",
+        "a copy gives nobody our rights",
         "daemon/inbox/sources.py",
         "status.st_mode & 0o777",
         "status.st_mode",
-        ("daemon/inbox/test_sources.py::test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours",),
+        ("daemon/inbox/test_sources.py::test_a_copy_has_the_permissions_of_its_source_without_set_user_id",),
         within="copy",
     ),
     Mutant(
         "delete-aside-check",
-        "what lies at the set-aside name is removed only if it is the image",
+        "a file with the temporary name is removed only if it is the image",
         "daemon/inbox/sources.py",
         "if _is_same(record, aside):",
         "if os.path.lexists(aside):",
-        ("daemon/inbox/test_sources.py::test_what_lies_at_the_set_aside_name_and_is_another_file_stays",),
+        ("daemon/inbox/test_sources.py::test_another_file_with_the_temporary_name_stays",),
         within="delete",
     ),
     Mutant(
@@ -310,7 +310,7 @@ SOURCES = [
     ),
     Mutant(
         "take-goes-back",
-        "a newer version that slips in goes back",
+        "a newer version that arrives at the last moment is renamed back",
         "daemon/inbox/sources.py",
         "if not record.version.is_of(os.lstat(target), moved=True):",
         "if False:",
@@ -319,11 +319,11 @@ SOURCES = [
     ),
     Mutant(
         "take-links",
-        "a link laid on the way costs no file elsewhere",
+        "a link on the path loses no file elsewhere",
         "daemon/inbox/sources.py",
         "os.rename(name, target, src_dir_fd=folder)",
         "os.rename(record.location, target)",
-        ("daemon/inbox/test_sources.py::test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhere",),
+        ("daemon/inbox/test_sources.py::test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewhere",),
     ),
     Mutant(
         "read-nofollow",
@@ -331,11 +331,11 @@ SOURCES = [
         "daemon/system/beneath.py",
         "os.O_RDONLY | os.O_NOFOLLOW |",
         "os.O_RDONLY |",
-        ("daemon/inbox/test_intake.py::test_a_link_where_the_daemon_moved_a_file_is_not_followed_even_to_the_very_version",),
+        ("daemon/inbox/test_intake.py::test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version",),
     ),
     Mutant(
         "read-nonblock",
-        "a FIFO that took a file's place holds up nothing",
+        "a FIFO in place of a file blocks nothing",
         "daemon/system/beneath.py",
         "os.O_NONBLOCK | ",
         "",
@@ -343,15 +343,15 @@ SOURCES = [
     ),
     Mutant(
         "read-beneath",
-        "no folder on the way is a link",
+        "no folder on the path is a link",
         "daemon/system/beneath.py",
         "RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)",
         "0)",
-        ("daemon/inbox/test_intake.py::test_a_folder_on_the_way_that_is_a_link_is_not_followed_even_to_the_very_version",),
+        ("daemon/inbox/test_intake.py::test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version",),
     ),
     Mutant(
         "read-check-before",
-        "another file than the ledger's is not read",
+        "only the version in the ledger is read",
         "daemon/inbox/intake.py",
         "if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):",
         "if False:",
@@ -383,7 +383,7 @@ SOURCES = [
     ),
     Mutant(
         "events-lost",
-        "a full queue of the kernel's loses no file",
+        "a full kernel queue loses no file",
         "daemon/inbox/watcher.py",
         "folder.want_scan()\n            elif",
         "pass\n            elif",
@@ -391,7 +391,7 @@ SOURCES = [
     ),
 ]
 
-# The ledger's states, tries and order
+# The ledger's states, attempts and order
 
 STATES = [
     Mutant(
@@ -413,7 +413,7 @@ STATES = [
     ),
     Mutant(
         "retry-lock",
-        "while a daemon starts, none but it writes to its ledger",
+        "while a daemon starts, nothing else writes to its ledger",
         "daemon/control.py",
         "with lock_state(config.state.path), contextlib",
         "with contextlib.nullcontext(), contextlib",
@@ -430,7 +430,7 @@ STATES = [
     ),
     Mutant(
         "publish-ended",
-        "what was replaced meanwhile is not published",
+        "a version that was replaced in the meantime is not published",
         "daemon/stations/station.py",
         "and e.job.id in ended]",
         "]",
@@ -439,7 +439,7 @@ STATES = [
     ),
     Mutant(
         "supersede",
-        "a new version ends the waiting of the old one, not its result",
+        "a new version ends the wait of the old one and keeps its result",
         "daemon/ledger/ledger.sql",
         "AND old.id <= :last AND old.status = 0",
         "AND old.id <= :last",
@@ -467,31 +467,31 @@ STATES = [
     ),
     Mutant(
         "held-order",
-        "an earlier version that is held never takes a later one's place",
+        "an earlier version that is held never replaces a later one",
         "daemon/results/publisher.py",
         "superseding=bool(self._held)",
         "superseding=False",
-        ("daemon/results/test_publisher.py::test_an_earlier_version_that_is_held_never_takes_a_later_ones_place",),
+        ("daemon/results/test_publisher.py::test_an_earlier_version_that_is_held_never_replaces_a_later_one",),
     ),
     Mutant(
         "busy",
-        "what is in hand is not handed out again",
+        "images in flight are not handed out again",
         "daemon/ledger/ledger.py",
         'rows += [row for row in found if row["id"] not in busy]',
         "rows += found",
-        ("daemon/ledger/test_ledger.py::test_rows_of_an_inbox_that_was_left_out_are_handed_out_once_it_is_asked_of",),
+        ("daemon/ledger/test_ledger.py::test_rows_of_an_inbox_that_was_left_out_are_returned_once_it_is_included",),
     ),
     Mutant(
         "busy-again",
-        "the same of what is tried again",
+        "the same for postponed images",
         "daemon/ledger/ledger.py",
         'if row["id"] not in busy and (only',
         "if (only",
-        ("daemon/ledger/test_ledger.py::test_what_is_in_hand_is_not_handed_out_again",),
+        ("daemon/ledger/test_ledger.py::test_jobs_in_flight_are_not_handed_out_again",),
     ),
     Mutant(
         "retry-back-off",
-        "each try comes twice as late as the last",
+        "each pause is twice as long as the last",
         "daemon/results/judge.py",
         "* 2.0 ** (attempts - 1)",
         "* 1.0",
@@ -507,7 +507,7 @@ STATES = [
     ),
     Mutant(
         "retry-attempts",
-        "tries have an end",
+        "the number of attempts is limited",
         "daemon/results/judge.py",
         "if failure.transient and attempts < self._max_attempts:",
         "if failure.transient:",
@@ -527,22 +527,22 @@ STATES = [
         "daemon/ledger/ledger.py",
         "stages = {number: stage for stage, number in self._model_ids.items()}",
         "stages = {number: model.stage for number, model in self._models.items()}",
-        ("daemon/ledger/test_ledger.py::test_a_changed_model_is_asked_again_and_only_it",),
+        ("daemon/ledger/test_ledger.py::test_only_a_changed_model_runs_again",),
         within="Ledger.recall",
     ),
     Mutant(
         "reuse-kept",
-        "of two answers to the same bytes the ledger's is published",
+        "of two results of the same bytes, the one in the ledger is published",
         "daemon/ledger/ledger.py",
         "changed = [] if self._keep(connection, jobs) else self._take_kept(connection, jobs)",
         "changed = [] if self._keep(connection, jobs) else []",
         (
-            "daemon/ledger/test_ledger.py::test_of_the_same_bytes_answered_twice_at_once_both_are_published_as_the_ledger_has_them",
+            "daemon/ledger/test_ledger.py::test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger",
         ),
     ),
     Mutant(
         "segment-keep",
-        "a crash resumes at the segment that was reached",
+        "after a crash, work resumes at the segment that was reached",
         "daemon/pipeline.py",
         'await self.retry("ledger", self.ledger.keep, jobs)',
         "pass",
@@ -550,49 +550,49 @@ STATES = [
     ),
     Mutant(
         "drain-lets-go",
-        "a drain does not wait for what no worker has begun",
+        "a drain does not wait for images that no worker has begun",
         "daemon/stations/station.py",
         "for job in lane.empty():",
         "for job in ():",
-        ("faults/test_lifecycle.py::test_it_says_ready_before_its_first_work_and_drains_on_sigterm_under_load",),
+        ("faults/test_lifecycle.py::test_the_daemon_reports_ready_and_drains_on_sigterm_under_load",),
         within="Station.drain",
     ),
     Mutant(
         "drain-feeds-no-more",
-        "a drain takes nothing more in",
+        "a drain takes no more images",
         "daemon/pipeline.py",
         "while not self._draining:",
         "while True:",
-        ("faults/test_lifecycle.py::test_a_drain_reads_no_further_file",),
+        ("faults/test_lifecycle.py::test_a_drain_reads_no_more_files",),
         within="Pipeline._next_jobs",
     ),
     Mutant(
         "pause",
-        "a failing disk is no busy loop",
+        "a failing disk causes no busy loop",
         "daemon/system/retry.py",
         "await anyio.sleep(PAUSE_SECONDS)",
         "await anyio.sleep(0)",
-        ("faults/test_persistent.py::test_a_call_that_keeps_failing_is_waited_for_and_told_once",),
+        ("faults/test_persistent.py::test_a_call_that_keeps_failing_is_retried_and_reported_once",),
     ),
     Mutant(
         "pause-once",
-        "a trouble is logged once",
+        "a problem is logged once",
         "daemon/system/retry.py",
         "if what not in self.failing:",
         "if True:",
-        ("faults/test_persistent.py::test_a_call_that_keeps_failing_is_waited_for_and_told_once",),
+        ("faults/test_persistent.py::test_a_call_that_keeps_failing_is_retried_and_reported_once",),
     ),
     Mutant(
         "away-attempts",
-        "a mount that is away costs no image a try",
+        "a mount that is away costs no image an attempt",
         "daemon/results/judge.py",
         "if failure.away:",
         "if False:",
-        ("daemon/results/test_judge.py::test_an_image_whose_inbox_is_away_is_tried_as_often_as_it_takes",),
+        ("daemon/results/test_judge.py::test_an_image_whose_inbox_is_away_is_tried_until_it_can_be_read",),
     ),
     Mutant(
         "away-inbox",
-        "a mount that is away is told from a file that cannot be read",
+        "a mount that is away is distinguished from a file that cannot be read",
         "daemon/inbox/intake.py",
         "away = error.errno in AWAY or",
         "away = not error and",
@@ -600,7 +600,7 @@ STATES = [
     ),
     Mutant(
         "away-disk",
-        "a disk that fails as a whole is told from one sector",
+        "a disk that fails as a whole is distinguished from one sector",
         "daemon/inbox/intake.py",
         "and not _answers(roots[job.inbox])",
         "and False",
@@ -616,7 +616,7 @@ STATES = [
     ),
     Mutant(
         "away-rest",
-        "an inbox that is away is not asked again and again",
+        "an inbox that is away is not read all the time",
         "daemon/inbox/absence.py",
         "if now < absence.until",
         "if False",
@@ -624,7 +624,7 @@ STATES = [
     ),
     Mutant(
         "away-once",
-        "that it is away is logged once",
+        "an inbox that is away is logged once",
         "daemon/inbox/absence.py",
         "if inbox not in self._absent:",
         "if True:",
@@ -632,7 +632,7 @@ STATES = [
     ),
     Mutant(
         "flush-not-asked",
-        "a folder that cannot be opened for now ends no daemon",
+        "a folder that cannot be opened for a while ends no daemon",
         "daemon/results/publisher.py",
         "except NotSynced as error:",
         "except OSError as error:",
@@ -644,15 +644,15 @@ STATES = [
         "daemon/stations/station.py",
         "self.slab.release(job.extent)",
         "pass",
-        ("daemon/test_pipeline.py::test_a_backlog_larger_than_the_slab_is_worked_off_and_a_file_larger_than_it_fails",),
+        ("daemon/test_pipeline.py::test_a_backlog_larger_than_the_slab_is_processed_and_a_file_larger_than_it_fails",),
     ),
     Mutant(
         "slab-merge",
-        "gaps in the slab become one again",
+        "adjacent gaps in the slab are merged",
         "daemon/workers/slab.py",
         "end += self._free.pop(index).length",
         "pass",
-        ("daemon/workers/test_slab.py::test_free_neighbours_become_one_gap_in_whatever_order_they_are_released",),
+        ("daemon/workers/test_slab.py::test_free_neighbors_become_one_gap_in_whatever_order_they_are_released",),
     ),
 ]
 
@@ -681,7 +681,7 @@ PROCESSES = [
         "daemon/cli/__init__.py",
         'leave_at_once(once="--once" in sys.argv)',
         "pass",
-        ("daemon/system/test_signals.py::test_orders_have_handlers_before_anything_slow_is_imported",),
+        ("daemon/system/test_signals.py::test_signals_have_handlers_before_anything_slow_is_imported",),
     ),
     Mutant(
         "orders-late",
@@ -689,7 +689,7 @@ PROCESSES = [
         "daemon/system/signals.py",
         "signal.SIG_IGN if ours else handler",
         "signal.SIG_DFL",
-        ("daemon/system/test_signals.py::test_during_the_work_orders_are_handed_over_and_after_it_they_change_nothing",),
+        ("daemon/system/test_signals.py::test_during_the_work_signals_are_passed_on_and_after_it_they_change_nothing",),
     ),
     Mutant(
         "ledger-lost",
@@ -713,7 +713,7 @@ PROCESSES = [
         "daemon/ledger/checksums.py",
         "return stored is None or compute(*fields) == stored",
         "return True",
-        ("faults/test_ledger_damage.py::test_a_damaged_result_is_shown_and_exported_by_nobody",),
+        ("faults/test_ledger_damage.py::test_a_damaged_result_is_neither_shown_nor_exported",),
     ),
     Mutant(
         "outputs-claimed",
@@ -743,7 +743,7 @@ PROCESSES = [
     ),
     Mutant(
         "poison-remembered",
-        "a restart does not begin to count a file's deaths again",
+        "a restart does not reset the count of a file's worker deaths",
         "daemon/pipeline.py",
         'await self.retry("ledger", self.ledger.blame, job)',
         "pass",
@@ -787,7 +787,7 @@ PROCESSES = [
         "daemon/workers/worker.py",
         "if length > LONGEST_MESSAGE:",
         "if False:",
-        ("daemon/workers/test_pool.py::test_a_message_too_long_to_be_one_costs_the_worker_its_seat_and_no_memory",),
+        ("daemon/workers/test_pool.py::test_a_message_that_is_too_long_ends_the_worker_and_uses_no_memory",),
     ),
     Mutant(
         "seat-closed",
@@ -905,7 +905,9 @@ PROCESSES = [
         "stages/processes.py",
         "die_with(int(sys.argv[1]), signal.SIGTERM)",
         "pass",
-        ("daemon/workers/test_mps.py::test_a_server_does_not_outlive_a_daemon_that_is_killed_nor_its_folder_the_next_start",),
+        (
+            "daemon/workers/test_mps.py::test_after_a_daemon_is_killed_its_server_ends_and_the_next_start_removes_the_servers_folder",
+        ),
     ),
     Mutant(
         "mps-folder-lock",
@@ -925,7 +927,7 @@ PROCESSES = [
     ),
     Mutant(
         "children-of-children",
-        "nor does what a child starts",
+        "neither does a child of a child",
         "stages/processes.py",
         '"PYTHONSAFEPATH": "1", ',
         "",
@@ -933,34 +935,34 @@ PROCESSES = [
     ),
 ]
 
-# Which ledger belongs here, what in it is damaged, and whose folders are whose
+# Which ledger belongs here, what in it is damaged, and which daemon owns which folders
 
 LEDGERS = [
     Mutant(
         "identity-fsync",
-        "what says which ledger belongs here is on the disk before it has its name",
+        "the file `identity` is on the disk before it has its name",
         "daemon/ledger/identity.py",
         "os.fsync(out.fileno())",
         "pass",
-        ("faults/test_order.py::test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name",),
+        ("faults/test_order.py::test_the_identity_file_is_on_the_disk_before_it_has_its_name",),
         within="write",
     ),
     Mutant(
         "identity-whole",
-        "nobody reads half of it",
+        "nobody reads half of the file `identity`",
         "daemon/ledger/identity.py",
         "os.replace(partial, file)",
         "file.write_bytes(partial.read_bytes())",
-        ("faults/test_order.py::test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name",),
+        ("faults/test_order.py::test_the_identity_file_is_on_the_disk_before_it_has_its_name",),
         within="write",
     ),
     Mutant(
         "identity-folder-fsync",
-        "its name outlives a power failure",
+        "the name of the file `identity` outlives a power failure",
         "daemon/ledger/identity.py",
         "sync_folder(folder)",
         "pass",
-        ("faults/test_order.py::test_which_ledger_belongs_here_is_on_the_disk_before_it_has_its_name",),
+        ("faults/test_order.py::test_the_identity_file_is_on_the_disk_before_it_has_its_name",),
         within="write",
     ),
     Mutant(
@@ -1014,7 +1016,7 @@ LEDGERS = [
         "daemon/ledger/soundness.py",
         "if current and (missing :=",
         "if not current and (missing :=",
-        ("daemon/ledger/test_schema.py::test_what_is_not_as_visiond_makes_it_is_found_when_it_is_opened",),
+        ("daemon/ledger/test_schema.py::test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened",),
         within="find_fault",
     ),
     Mutant(
@@ -1023,7 +1025,7 @@ LEDGERS = [
         "daemon/ledger/soundness.py",
         'for scope in ("1",) if small else',
         "for scope in () if small else",
-        ("daemon/ledger/test_schema.py::test_what_is_not_as_visiond_makes_it_is_found_when_it_is_opened",),
+        ("daemon/ledger/test_schema.py::test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened",),
         within="find_fault",
     ),
     Mutant(
@@ -1045,17 +1047,15 @@ LEDGERS = [
     ),
     Mutant(
         "ledger-emptied",
-        "so does one that is emptied",
+        "a ledger that is emptied under the daemon ends it",
         "daemon/upkeep/guard.py",
         "if file == self._ledger and not os.stat(file).st_size:",
         "if False:",
-        (
-            "faults/test_ledger_damage.py::test_of_an_emptied_ledger_that_somebody_opened_the_daemon_says_that_it_was_emptied_though_sqlite_deletes_its_wal",
-        ),
+        ("faults/test_ledger_damage.py::test_an_emptied_ledger_is_reported_as_emptied_even_if_sqlite_has_deleted_its_wal",),
     ),
     Mutant(
         "ledger-last-look",
-        "what went into a ledger that is gone is not called done",
+        "images written to a deleted ledger do not count as done",
         "daemon/service.py",
         "await to_thread.run_sync(files.check)",
         "pass",
@@ -1102,7 +1102,7 @@ LEDGERS = [
         "daemon/results/export.py",
         "if record.damage:",
         "if False:",
-        ("faults/test_ledger_damage.py::test_a_damaged_result_is_shown_and_exported_by_nobody",),
+        ("faults/test_ledger_damage.py::test_a_damaged_result_is_neither_shown_nor_exported",),
         within="_whole",
     ),
     Mutant(
@@ -1111,16 +1111,16 @@ LEDGERS = [
         "daemon/ledger/stored.py",
         "if _is_whole_result(row, models):",
         "if True:",
-        ("faults/test_ledger_damage.py::test_a_damaged_result_is_not_used_again_and_its_model_is_asked_again",),
+        ("faults/test_ledger_damage.py::test_a_damaged_result_is_not_reused_and_its_model_runs_again",),
         within="read_stored",
     ),
     Mutant(
         "repair-true",
-        "of ledger and sidecar the one whose checksum holds is kept",
+        "of ledger and sidecar, the one that matches its checksum is kept",
         "daemon/recovery/damaged_rows.py",
         "if self._is_true(sidecar, record):",
         "if True:",
-        ("faults/test_ledger_damage.py::test_what_neither_ledger_nor_sidecar_has_whole_is_annotated_again",),
+        ("faults/test_ledger_damage.py::test_an_image_that_is_damaged_in_ledger_and_sidecar_is_processed_again",),
     ),
     Mutant(
         "repair-other-ledger",
@@ -1210,11 +1210,11 @@ LEDGERS = [
     ),
     Mutant(
         "backup-checked",
-        "a copy of a damaged ledger takes no good one's place",
+        "a copy of a damaged ledger replaces no good one",
         "daemon/upkeep/backups.py",
         'if found != "ok":',
         "if False:",
-        ("daemon/upkeep/test_schedule.py::test_a_copy_of_a_damaged_ledger_takes_no_good_ones_place",),
+        ("daemon/upkeep/test_schedule.py::test_a_copy_of_a_damaged_ledger_replaces_no_good_one",),
     ),
     Mutant(
         "backup-moment",
@@ -1235,7 +1235,7 @@ LEDGERS = [
     ),
     Mutant(
         "scrape-waits",
-        "a scrape waits for no long work of the ledger's",
+        "a scrape does not wait for long work of the ledger",
         "daemon/web/status.py",
         "anyio.move_on_after(ASK_SECONDS)",
         "anyio.move_on_after(None)",
@@ -1243,7 +1243,7 @@ LEDGERS = [
     ),
     Mutant(
         "silence-named",
-        "a daemon that is slow to answer is not called another one",
+        "a daemon that is slow to answer is not taken for another one",
         "daemon/control.py",
         "    except NotAnswering:\n        raise\n",
         "",
@@ -1251,19 +1251,21 @@ LEDGERS = [
     ),
     Mutant(
         "state-umask",
-        "others cannot read what the daemon makes",
+        "other users cannot read what the daemon writes",
         "daemon/state.py",
         "os.umask(before | 0o027)",
         "os.umask(before)",
-        ("daemon/test_state.py::test_what_the_daemon_makes_is_closed_to_others",),
+        ("daemon/test_state.py::test_other_users_cannot_read_what_the_daemon_writes",),
     ),
     Mutant(
         "state-shut",
-        "nor what an older one made in the state folder",
+        "other users cannot read what an older daemon wrote to the state folder",
         "daemon/state.py",
         "path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)",
         "pass",
-        ("daemon/test_state.py::test_the_state_folder_of_an_older_visiond_is_shut_to_others_and_open_to_its_group_as_before",),
+        (
+            "daemon/test_state.py::test_the_state_folder_of_an_older_visiond_is_closed_to_others_and_open_to_its_group_as_before",
+        ),
     ),
     Mutant(
         "waits-bounded",
@@ -1275,11 +1277,11 @@ LEDGERS = [
     ),
     Mutant(
         "prune-checked-again",
-        "what something needs again since it was found is not pruned",
+        "a row that is needed again since it was found is not pruned",
         "daemon/ledger/ledger.sql",
         "AND :is_spare RETURNING id, status",
         "RETURNING id, status",
-        ("daemon/upkeep/test_pruning.py::test_what_is_needed_again_since_it_was_found_stays",),
+        ("daemon/upkeep/test_pruning.py::test_rows_that_are_needed_again_since_they_were_found_stay",),
     ),
     Mutant(
         "log-bounded",
@@ -1295,11 +1297,11 @@ LEDGERS = [
         "daemon/config/sections.py",
         "if isinstance(value, int | float) and not -most <= value <= most:",
         "if False:",
-        ("daemon/config/test_loading.py::test_what_cannot_be_counted_with_is_refused_by_name",),
+        ("daemon/config/test_loading.py::test_infinite_and_too_large_numbers_are_refused_by_name",),
     ),
     Mutant(
         "slab-memory",
-        "more memory than there is is refused",
+        "more memory than the machine has is refused",
         "daemon/layout.py",
         "if size > memory:",
         "if False:",
@@ -1308,7 +1310,7 @@ LEDGERS = [
     ),
     Mutant(
         "inbox-missing",
-        "an inbox that is missing is refused and not made",
+        "a missing inbox is refused and not created",
         "daemon/inbox/absence.py",
         "if missing := [path for path, answer in there.items() if answer is False]:",
         "if missing := [path for path, answer in there.items() if answer is None]:",
@@ -1317,7 +1319,7 @@ LEDGERS = [
     ),
 ]
 
-# Sinks: each gets every record, and none holds up another or the work
+# Sinks: each gets every record, and none delays another or the work
 
 SINKS = [
     Mutant(
@@ -1332,7 +1334,7 @@ SINKS = [
     ),
     Mutant(
         "sink-errors",
-        "whatever goes wrong in one sink stops nothing else",
+        "an error in one sink stops nothing else",
         "daemon/results/outbox.py",
         "except Exception as error:",
         "except OSError as error:",
@@ -1344,7 +1346,7 @@ SINKS = [
         "daemon/ledger/ledger.sql",
         "UPDATE sink SET place = ?, succeeded_at = ? WHERE name = ?;",
         "UPDATE sink SET place = ?, succeeded_at = ? WHERE true OR name = ?;",
-        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+        ("daemon/results/test_outbox.py::test_records_that_every_sink_has_leave_the_outbox",),
     ),
     Mutant(
         "sink-outbox-kept",
@@ -1352,7 +1354,7 @@ SINKS = [
         "daemon/ledger/ledger.sql",
         "(SELECT MIN(place) FROM sink)",
         "(SELECT MAX(place) FROM sink)",
-        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+        ("daemon/results/test_outbox.py::test_records_that_every_sink_has_leave_the_outbox",),
     ),
     Mutant(
         "sink-outbox-emptied",
@@ -1360,7 +1362,7 @@ SINKS = [
         "daemon/ledger/outbox.py",
         ('    connection.execute(SQL["drop_delivered"])\n    return place\n'),
         "    return place\n",
-        ("daemon/results/test_outbox.py::test_what_every_sink_has_leaves_the_outbox",),
+        ("daemon/results/test_outbox.py::test_records_that_every_sink_has_leave_the_outbox",),
         within="move",
     ),
     Mutant(
@@ -1373,7 +1375,7 @@ SINKS = [
     ),
     Mutant(
         "sink-removed",
-        "a sink that is no longer configured holds no records back",
+        "a sink that is no longer configured keeps no records in the outbox",
         "daemon/ledger/outbox.py",
         'connection.execute(SQL["drop_sinks"], (msgspec.json.encode(list(names)).decode(),)).fetchall()',
         "[]",
@@ -1459,7 +1461,7 @@ SINKS = [
     ),
     Mutant(
         "version-order",
-        "two versions of a file are never with two stations at once",
+        "two stations never have versions of the same file at the same time",
         "daemon/pipeline.py",
         "return (inbox, path) in self._paths",
         "return False",
@@ -1493,12 +1495,12 @@ SINKS = [
     ),
 ]
 
-# What others may see and do
+# What other users may see and do
 
 PAGES = [
     Mutant(
         "token",
-        "nothing is told without the token",
+        "without the token nothing is answered",
         "daemon/web/app.py",
         "hmac.compare_digest(token.strip(), self._token)",
         "True",
@@ -1506,7 +1508,7 @@ PAGES = [
     ),
     Mutant(
         "token-file-rights",
-        "a token that all may read is refused",
+        "a token that every user can read is refused",
         "daemon/web/app.py",
         "if mode & stat.S_IRWXO:",
         "if False:",
@@ -1514,7 +1516,7 @@ PAGES = [
     ),
     Mutant(
         "host",
-        "no page can rebind its name to us",
+        "no web page can rebind its name to the daemon",
         "daemon/web/app.py",
         "if http.is_loopback:",
         "if False:",
@@ -1527,20 +1529,20 @@ PAGES = [
         "daemon/web/app.py",
         "Starlette(routes=self._reading(), middleware=guards)",
         "Starlette(routes=self.control().routes, middleware=guards)",
-        ("faults/test_http.py::test_what_changes_anything_is_not_there_over_tcp",),
+        ("faults/test_http.py::test_requests_that_change_anything_do_not_exist_over_tcp",),
         within="Pages.public",
     ),
     Mutant(
         "escaping",
-        "a folder's name is no markup in the page",
+        "a folder's name is escaped in the page",
         "daemon/web/app.py",
         "html.escape(snapshot.sentence())",
         "snapshot.sentence()",
-        ("faults/test_http.py::test_what_stands_in_a_folders_name_is_text_in_the_page",),
+        ("faults/test_http.py::test_the_page_escapes_the_names_of_folders",),
     ),
     Mutant(
         "control-rights",
-        "the control socket is the daemon's user's alone",
+        "only the daemon's user can use the control socket",
         "daemon/web/app.py",
         "path.chmod(0o600)",
         "pass",
@@ -1556,7 +1558,7 @@ PAGES = [
     ),
     Mutant(
         "request-deadline",
-        "half a request is not waited for",
+        "an incomplete request is closed after some seconds",
         "daemon/web/connections.py",
         "self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)",
         "self._deadline = None",
@@ -1610,27 +1612,27 @@ PAGES = [
         "daemon/web/app.py",
         "msgspec.structs.replace(self._status.snapshot(), unread=[])",
         "self._status.snapshot()",
-        ("faults/test_unread.py::test_a_daemon_names_them_wherever_it_is_asked_and_takes_their_files_once_it_can",),
+        ("faults/test_unread.py::test_unread_folders_are_named_everywhere_and_read_once_they_can_be",),
     ),
     Mutant(
         "page-headers",
-        "browsers do nothing with an answer",
+        "browsers may not interpret an answer",
         "daemon/web/connections.py",
         "headers=HEADERS",
         "headers=[]",
-        ("faults/test_http.py::test_every_answer_tells_browsers_to_do_nothing_with_it_and_names_no_server",),
+        ("faults/test_http.py::test_every_answer_forbids_browsers_to_interpret_it_and_names_no_server",),
     ),
     Mutant(
         "tls-spoken",
-        "where a certificate is named nothing is said without TLS",
+        "with a certificate, nothing is answered without TLS",
         "daemon/web/app.py",
         "Server(pages.public(http), listener, tls)",
         "Server(pages.public(http), listener)",
-        ("faults/test_http.py::test_by_http_nothing_is_told_where_https_is_spoken",),
+        ("faults/test_http.py::test_a_server_with_https_answers_no_plain_http",),
     ),
     Mutant(
         "tls-key-rights",
-        "a TLS key that all may read is refused",
+        "a TLS key that every user can read is refused",
         "daemon/web/app.py",
         'read_secret("http.tls_key" if http.tls_key else',
         'str("http.tls_key" if http.tls_key else',
@@ -1651,15 +1653,15 @@ PAGES = [
         "daemon/web/connections.py",
         "if self._may_stay(client):",
         "if True:",
-        ("daemon/web/test_connections.py::test_where_descriptors_are_few_who_has_waited_longest_makes_room",),
+        ("daemon/web/test_connections.py::test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected",),
     ),
     Mutant(
         "waiting-clients",
-        "clients that ask nothing make room for who asks",
+        "clients that send nothing make room for those that send a request",
         "daemon/web/connections.py",
         "if len(self.waiting) > MOST_WAITING:",
         "if False:",
-        ("daemon/web/test_connections.py::test_who_has_waited_longest_makes_room_for_who_asks",),
+        ("daemon/web/test_connections.py::test_the_client_that_waited_longest_is_disconnected_for_one_that_sends_a_request",),
     ),
 ]
 

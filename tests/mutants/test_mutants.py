@@ -39,7 +39,7 @@ def test_a_piece_is_planted_in_its_function_alone() -> None:
         dataclasses.replace(ROW, within="take").plant(SOURCE)
 
 
-def test_what_is_no_python_is_not_planted() -> None:
+def test_a_bug_that_is_not_valid_python_is_not_planted() -> None:
     with pytest.raises(DoesNotApply, match="no Python"):
         dataclasses.replace(ROW, within="Store.take", after="pass(").plant(SOURCE)
 

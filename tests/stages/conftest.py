@@ -1,4 +1,4 @@
-"""A small pack of random weights, and pictures to run on it."""
+"""A small pack of random weights, and pictures to run through it."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def blank_pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 @pytest.fixture
 def mixed_images() -> list[Image]:
-    """Ten images of nine sizes, upright and flat, tiny and thin."""
+    """Ten images of nine sizes: portrait and landscape, tiny and thin."""
     return [draw_image(height, width, seed) for seed, (height, width) in enumerate(SIZES)]

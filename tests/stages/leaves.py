@@ -1,4 +1,4 @@
-"""A plug-in that ends the process which imports it."""
+"""A plug-in that ends the process that imports it."""
 
 import sys
 

@@ -18,7 +18,7 @@ def wrap_pixels(pixels: np.ndarray) -> Image:
 
 
 def draw_image(height: int, width: int, seed: int = 0) -> Image:
-    """Random blotches of one colour on another, so that resizing keeps something of them and no two look alike."""
+    """Random blotches of one color on another: resizing keeps some of them, and no two are alike."""
     random = np.random.default_rng(seed)
     cells = random.integers(0, 256, (-(-height // 16), -(-width // 16), 3)) * random.uniform(0.2, 1, 3)
     shade = cells + random.uniform(-120, 120, 3)
@@ -27,7 +27,7 @@ def draw_image(height: int, width: int, seed: int = 0) -> Image:
 
 
 def draw_noise(height: int, width: int, seed: int = 0) -> Image:
-    """Every pixel anything, half of them black or white: what rounds one way and the other, and overshoots."""
+    """Random pixels, half of them black or white: values that round up, round down and overshoot."""
     random = np.random.default_rng(seed)
     pixels = random.integers(-128, 384, (height, width, 3)).clip(0, 255).astype(np.uint8)
     return wrap_pixels(pixels)

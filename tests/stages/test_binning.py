@@ -156,7 +156,7 @@ def test_a_bin_that_cannot_be_a_folder_name_is_refused(name: Any) -> None:
         ([(0, 0, 20, 20), (40, 0, 60, 20)], 0.0),
     ],
 )
-def test_dispersion_is_the_area_that_the_centres_span(
+def test_dispersion_is_the_area_that_the_centers_span(
     boxes: list[tuple[float, float, float, float]], dispersion: float
 ) -> None:
     assert measure_dispersion(boxes, 100 * 60) == pytest.approx(dispersion)

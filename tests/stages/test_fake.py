@@ -45,8 +45,8 @@ def test_fake_answers_are_consistent() -> None:
         assert isinstance(answer, Objects)
         assert answer.count == len(answer.detections)
         assert answer.unique == len({found.label for found in answer.detections})
-        centres = [((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) for box in (found.box for found in answer.detections)]
-        spread = [max(axis) - min(axis) for axis in zip(*centres, strict=True)] or [0.0, 0.0]
+        centers = [((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) for box in (found.box for found in answer.detections)]
+        spread = [max(axis) - min(axis) for axis in zip(*centers, strict=True)] or [0.0, 0.0]
         assert answer.dispersion == pytest.approx(spread[0] * spread[1] / (640 * 480))
     for answer in make_stage("ocr").run(IMAGES):
         assert isinstance(answer, Ocr)

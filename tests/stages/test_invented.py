@@ -14,7 +14,7 @@ from stages.invented import invent
 from stages.registry import STAGES
 
 
-class Colour(enum.StrEnum):
+class Color(enum.StrEnum):
     RED = "red"
     BLUE = "blue"
 
@@ -28,7 +28,7 @@ class Whole(msgspec.Struct, frozen=True):
     text: str
     count: Annotated[int, Meta(ge=100)]
     share: Annotated[float, Meta(le=0.5)]
-    colour: Colour
+    color: Color
     kind: Literal["a", "b"]
     parts: list[Part]
     missing: str | None

@@ -68,7 +68,7 @@ def test_stages_of_plug_ins_run_after_visionds_own_and_after_those_that_they_use
         ("leaves", "tests.stages.leaves:STAGE", "SystemExit: 3"),
     ],
 )
-def test_what_cannot_be_used_is_named_and_stops_nothing_else(
+def test_a_plug_in_that_cannot_be_used_is_named_and_stops_nothing_else(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
 ) -> None:
     found = gather(monkeypatch, **{name: value}, second=f"{__name__}:SECOND")

@@ -17,7 +17,7 @@ PRINT_PATH = "import sys; print(*sys.path, sep='\\n')"
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the tests change is put back."""
+    """Restores what the tests change."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONSAFEPATH", "")
     monkeypatch.chdir(tmp_path)

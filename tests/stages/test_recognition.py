@@ -22,7 +22,7 @@ from stages.yolo.network import convert_checkpoint, load_network, read_structure
 
 
 def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> Path:
-    """A narrow model of that class, as ultralytics' trainer saves it."""
+    """A narrow model of this class, as ultralytics' trainer saves it."""
     described = read_structure(structure)
     scale = next(iter(described["scales"]))
     described |= {"scales": {scale: [0.33, width, 1024]}, "scale": scale}

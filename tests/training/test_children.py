@@ -1,4 +1,4 @@
-"""No training outlives the recipe that has started it, and no two work in one folder."""
+"""No training outlives the recipe that started it, and no two use the same folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from stages.training.children import InUse, end_children, locked, start_child
 from tests.daemon_process import wait_for
 
-# A process that heeds no SIGTERM, and one of its own group.
+# A process that ignores SIGTERM, and another one of its group.
 STUBBORN = ["sh", "-c", "trap '' TERM; sleep 600 & echo $! $$; while true; do sleep 600; done"]
 # A recipe with one training.
 RECIPE = """
@@ -35,7 +35,7 @@ def read_pids(file: Path) -> list[int]:
 
 
 def lives(pid: int) -> bool:
-    """A zombie that nobody has waited for does not."""
+    """Whether a process is alive; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,5 @@
-"""The detector's training goes on where it was, whatever lies about, and ends when it has ended."""
+"""The detector's training resumes at its own checkpoint, whatever other files exist, and does not restart when it is
+finished."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # ultralytics' own
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing tidies up."""
+    """Like SIGKILL: no cleanup runs."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_a_training_goes_on_with_its_own_checkpoint_wherever_it_is_started(
     assert Path(another.folder, LAST).read_bytes() == before
 
 
-def test_a_training_begun_anew_has_nothing_of_the_one_before_it(job: DetectorJob) -> None:
+def test_a_new_training_uses_nothing_of_the_earlier_one(job: DetectorJob) -> None:
     kill_after_an_epoch(job)
     anew = msgspec.structs.replace(job, resume=False, dataset="there is none")
     with pytest.raises(RuntimeError, match="there is none"):

@@ -1,4 +1,4 @@
-"""A job on somebody's own images, as docs/training.md tells it, and what it says of those that do not fit."""
+"""A job with the user's own images, as in docs/training.md, and its messages about images that do not fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ LONG = "a golden retriever asleep on a red leather sofa"
         ("blip", Example("", ["a car"]), 224, "are 224 pixels wide, but the models take 192"),
     ],
 )
-def test_what_the_models_cannot_learn_is_refused(kind: str, example: Example, edge: int, said: str, tmp_path: Path) -> None:
+def test_examples_that_the_models_cannot_learn_are_refused(
+    kind: str, example: Example, edge: int, said: str, tmp_path: Path
+) -> None:
     write_examples(tmp_path / "examples", [np.zeros((9, 9, 3), np.uint8)], [example], edge)
     job = Job(
         kind=kind,  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def test_the_models_are_those_of_the_sizes_and_names(blank: Path) -> None:
     assert blip.config.text_config.sep_token_id == tokenizer.sep_token_id
 
 
-def test_every_caption_of_the_scenes_is_told_word_for_word_and_fits(blank: Path) -> None:
+def test_every_caption_of_the_scenes_is_tokenized_word_for_word_and_fits(blank: Path) -> None:
     blip, clip = (load_tokenizer(str(blank / name)) for name in ("blip", "clip"))
     for index in range(30):
         [caption, *_] = make_scene(3, index, max_side=64).truth.captions
@@ -72,7 +72,7 @@ def test_every_caption_of_the_scenes_is_told_word_for_word_and_fits(blank: Path)
         assert len(clip(caption)["input_ids"]) <= TINY.clip_tokens
 
 
-def test_a_word_that_is_unknown_is_spelt(blank: Path) -> None:
+def test_a_word_that_is_unknown_is_spelled(blank: Path) -> None:
     tokenizer = load_tokenizer(str(blank / "blip"))
     tokens = tokenizer("a Zebra!")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(tokens) == ["[CLS]", "a", "z", "##e", "##b", "##r", "##a", "!", "[SEP]"]

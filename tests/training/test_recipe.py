@@ -1,4 +1,4 @@
-"""What was trained is what the stages run: the same pixels, the same tokens, the same weights."""
+"""The stages run exactly what was trained: the same pixels, the same tokens, the same weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STAGES = ("yolo", "clip", "blip")
 
 @pytest.fixture(scope="module")
 def scenes() -> list[tuple[np.ndarray, Truth]]:
-    """Of unlike captions and first tags."""
+    """Scenes with different captions and first tags."""
     found: dict[str, tuple[np.ndarray, Truth]] = {}
     for index in range(300):
         pixels, truth = draw(5, index, ((160, 1.0),))
@@ -117,7 +117,7 @@ def test_the_cache_holds_the_scenes_of_its_seed(tmp_path: Path) -> None:
     assert 8 <= len(images) <= 20
 
 
-def test_a_cache_made_anew_is_unfinished_until_it_is_whole(tmp_path: Path) -> None:
+def test_a_cache_that_is_made_again_is_unfinished_until_it_is_complete(tmp_path: Path) -> None:
     plan = Plan(tmp_path, seed=3, scenes=20, edge=16, detector_scenes=0, detector_edge=64)
     write_cache(plan)
 
@@ -179,7 +179,7 @@ def test_a_number_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"argument {option}: it must be 1 or more" in capsys.readouterr().err
 
 
-def test_a_failed_training_is_told_with_the_end_of_its_output(tmp_path: Path) -> None:
+def test_a_failed_training_is_reported_with_the_end_of_its_output(tmp_path: Path) -> None:
     import subprocess
     import sys
 
@@ -208,7 +208,7 @@ def test_the_card_states_scores_sizes_and_limits(pack: Pack, tmp_path: Path) -> 
     assert "| YOLO mAP50 | 0.876 | ≥ 0.90 |" in text
     assert "knows only its toy world" in text
     assert "| blip | 1,234 | 1 | 150 | 12 | 1,800 |" in text
-    assert "alike in kind and colour: 0.95 of 1 group." in text
+    assert "alike in kind and color: 0.95 of 1 group." in text
     verify(pack)
     draw_curves({"blip": log}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -265,6 +265,6 @@ def test_a_pack_survives_a_kill_while_it_is_replaced(tmp_path: Path, monkeypatch
     assert (tmp_path / "pack" / MANIFEST).read_text() == left
 
 
-def test_training_one_model_alone_wants_a_pack_with_the_others(tmp_path: Path) -> None:
+def test_training_one_model_needs_a_pack_with_the_others(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"manifest\.json cannot be read"):
         train_mini(Options(out=tmp_path, workdir=tmp_path, only=("blip",)))

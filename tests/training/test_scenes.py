@@ -84,7 +84,7 @@ def find_box(mask: np.ndarray) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_what_is_drawn_is_what_the_mask_says_and_nothing_more(label: str) -> None:
+def test_only_the_pixels_of_the_mask_are_drawn(label: str) -> None:
     canvas, owners = np.full((300, 400, 3), 255, np.uint8), np.zeros((300, 400), np.uint8)
     draw_object(canvas, owners, 5, Sprite(label, "blue", 180, 140, 90, 12, 1), COLORS["blue"], PLAIN)
     changed = canvas.min(axis=2) < 200
@@ -162,8 +162,8 @@ def draw_mask(sprite: Sprite) -> np.ndarray:
 
 
 def measure_dispersion(truth: Truth) -> float:
-    centres = np.array([((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in (thing.box for thing in truth.objects)])
-    return float(np.prod(np.ptp(centres, axis=0))) / (truth.width * truth.height) if len(centres) else 0.0
+    centers = np.array([((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in (thing.box for thing in truth.objects)])
+    return float(np.prod(np.ptp(centers, axis=0))) / (truth.width * truth.height) if len(centers) else 0.0
 
 
 def measure_text(truth: Truth) -> float:
@@ -195,7 +195,7 @@ def test_bins_and_kinds_are_well_represented(truths: list[Truth]) -> None:
     assert min(kinds.values()) >= 0.03 * COUNT
 
 
-def test_labels_and_colours_are_balanced(truths: list[Truth]) -> None:
+def test_labels_and_colors_are_balanced(truths: list[Truth]) -> None:
     for names, known in (
         (Counter(thing.label for truth in truths for thing in truth.objects), LABELS),
         (Counter(thing.color for truth in truths for thing in truth.objects), COLORS),
@@ -223,14 +223,14 @@ def test_every_caption_parses_to_the_truth(truths: list[Truth]) -> None:
             assert caption.split(" and ")[-1].startswith("more ") == (len(groups) > 3), caption
 
 
-def test_the_captions_are_all_that_can_be_said(truths: list[Truth]) -> None:
+def test_the_captions_are_all_true_captions_of_the_grammar(truths: list[Truth]) -> None:
     expected = {0: 1, 1: 1, 2: 2, 3: 6, 4: 24, 5: 60}
     for truth in truths:
         groups = len(count_groups(truth)) if truth.kind == "photo" else 0
         assert len(set(truth.captions)) == len(truth.captions) == expected[groups]
 
 
-def test_a_caption_is_judged_by_what_it_says_and_not_by_its_order_case_or_spacing() -> None:
+def test_a_caption_is_judged_by_its_meaning_and_not_by_order_case_or_spacing() -> None:
     truth = next(truth for index in range(99) if len(count_groups(truth := make_scene(5, index, 64).truth)) == 3)
     for caption in truth.captions:
         assert caption_is_true(caption.replace(",", " ,").upper(), truth)
@@ -270,7 +270,7 @@ def test_captions_are_read(caption: str, groups: set[tuple[int, str, str]]) -> N
         "an empty receipt",
     ],
 )
-def test_what_is_no_sentence_of_the_grammar_is_refused(caption: str) -> None:
+def test_a_sentence_outside_the_grammar_is_refused(caption: str) -> None:
     with pytest.raises(ValueError, match="not a caption"):
         parse_caption(caption)
 
@@ -281,7 +281,7 @@ def test_the_vocabulary_holds_every_word_of_every_caption(truths: list[Truth]) -
     assert len(VOCABULARY) < 150
 
 
-def test_tags_are_known_and_lead_with_the_main_thing(truths: list[Truth]) -> None:
+def test_tags_are_known_and_the_main_one_is_first(truths: list[Truth]) -> None:
     for truth in truths:
         assert set(truth.tags) <= set(TAGS)
         assert len(truth.tags) == len(set(truth.tags))
@@ -297,7 +297,7 @@ def test_tags_are_known_and_lead_with_the_main_thing(truths: list[Truth]) -> Non
 # Files.
 
 
-def test_a_viewer_that_heeds_exif_shows_the_truth(scenes: list[Scene]) -> None:
+def test_a_viewer_that_applies_exif_shows_the_truth(scenes: list[Scene]) -> None:
     seen = set()
     for scene in scenes + [make_scene(6, index, max_side=200) for index in range(60)]:
         name, data = encode_scene(scene)

@@ -1,4 +1,4 @@
-"""Scoring tells right answers from wrong ones."""
+"""Scoring distinguishes right answers from wrong ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_caption_that_leaves_a_group_out_is_wrong(photo: Truth) -> None:
     assert not groups_are_true(first + place + photo.captions[0].split(place)[-1], photo)
 
 
-def test_a_tag_that_is_true_but_not_the_main_one_is_told_apart(photo: Truth) -> None:
+def test_a_tag_that_is_true_but_not_the_main_one_is_distinguished(photo: Truth) -> None:
     marks, _ = mark(photo, answer(photo, photo.captions[0], photo.tags[-1]))
     assert (marks["tag_first"], marks["main_tag_first"]) == (True, False)
     assert not mark(photo, answer(photo, photo.captions[0], "receipt"))[0]["tag_first"]

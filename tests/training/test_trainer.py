@@ -173,7 +173,7 @@ def test_another_seed_does_not_resume_a_run(tmp_path: Path) -> None:
         Trainer(Dropped(), Values(), msgspec.structs.replace(SETTINGS, seed=2), tmp_path).run(resume=True)
 
 
-def test_a_run_begun_anew_is_resumed_and_not_the_one_before_it(tmp_path: Path) -> None:
+def test_after_a_new_start_the_new_run_is_resumed_and_not_the_earlier_one(tmp_path: Path) -> None:
     Trainer(Dropped(), Values(), SETTINGS, tmp_path).run()
     Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=5)
     last = find_checkpoint(tmp_path)
@@ -181,7 +181,7 @@ def test_a_run_begun_anew_is_resumed_and_not_the_one_before_it(tmp_path: Path) -
     assert last.name == "step-00000003"
 
 
-def test_a_training_begun_anew_forgets_the_weights_of_the_one_before_it(tmp_path: Path) -> None:
+def test_a_new_training_removes_the_weights_of_the_earlier_one(tmp_path: Path) -> None:
     for name in (FINAL, WEIGHTS, CHECKPOINTS):
         (tmp_path / name / "deep").mkdir(parents=True)
     forget_training(tmp_path)
@@ -219,7 +219,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(examples: Examples, 
 
 @dataclass
 class Unchanged:
-    """The same random changes whatever pass an example is in."""
+    """An example has the same random changes in whichever pass it is."""
 
     batches: BlipBatches
 
@@ -333,7 +333,7 @@ def test_a_spot_follows_its_pixel_when_the_image_is_changed() -> None:
     assert (changed["spots"][:, 0, 3] - spots[:, 0, 3]).abs().max() > 0.2  # some are mirrored
 
 
-def test_no_more_spots_are_told_than_a_model_can_take() -> None:
+def test_no_more_spots_are_passed_than_a_model_can_take() -> None:
     packed = pack_spots([Example("", [""], {}, [Spot(1, 2, 12, 0.5, 0.5)] * 12), Example("", [""])])
     assert packed.shape == (2, MOST_SPOTS, 5)
     assert (packed[0, :, 0] == 1).all()
@@ -362,7 +362,7 @@ def test_images_of_the_same_captions_have_the_same_key() -> None:
 # Learners.
 
 
-def test_grounding_is_free_where_every_patch_says_what_is_there() -> None:
+def test_grounding_has_no_loss_if_every_patch_is_right() -> None:
     head = Grounding(hidden=37, labels=16, colors=11)
     head.head = nn.Identity()  # type: ignore[assignment]
     patches, spots = torch.full((1, 16, 37), -20.0), torch.zeros(1, MOST_SPOTS, 5)

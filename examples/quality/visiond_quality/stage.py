@@ -2,7 +2,7 @@
 
 Sharpness: J. L. Pech-Pacheco et al., "Diatom autofocusing in brightfield microscopy", ICPR 2000. Noise: J. Immerkær, "Fast
 noise variance estimation", CVIU 64 (1996). The hash is dHash: for each of 8 × 8 fields, whether it is
-darker than its neighbour on the right.
+darker than its neighbor on the right.
 """
 
 from __future__ import annotations

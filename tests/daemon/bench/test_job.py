@@ -1,4 +1,4 @@
-"""What a benchmark keeps for the next one, and what it does not. tests/acceptance/test_benchmark.py runs one."""
+"""What a benchmark keeps for the next run, and what it removes. tests/acceptance/test_benchmark.py runs one."""
 
 from __future__ import annotations
 

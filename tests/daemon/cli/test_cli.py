@@ -1,4 +1,4 @@
-"""Every command as a process of its own, on a small finished run: its output, its exit status, its help."""
+"""Every command in a separate process, on a small finished run: its output, exit status and help."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVIL = f"evil{ESCAPE}[2J{OVERRIDE}[bold]\n.ppm"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Six images are done, one of them of an evil name and with an evil text; one has failed."""
+    """Six images are DONE, one of them with a hostile name and a hostile text; one has FAILED."""
     place = Place(tmp_path_factory.mktemp("cli"))
     place.drop_many(range(5))
     place.drop(EVIL, picture(7))  # a variant with lines of text
@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def say(place: Place, *arguments: str | Path) -> str:
-    """The command's output; it must have gone well."""
+    """The output of a command that must succeed."""
     done = place.command(*arguments)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -89,7 +89,7 @@ def test_show_prints_why_an_image_failed_and_accepts_its_number(place: Place) ->
     told = say(place, "show", str(number))
     assert "broken.jpg  FAILED" in told
     assert "reason  not-an-image: the bytes are plain text\nattempts  1\n" in told
-    assert "×" not in told  # of what is no image, no size is known
+    assert "×" not in told  # a file that is not an image has no size
 
 
 def test_a_bug_in_visiond_has_its_own_exit_status(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,7 @@ def test_list_shows_which_files_failed_and_why(place: Place) -> None:
     told = say(place, "list", "--status", "failed")
     assert told.endswith(f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n")
     assert "00001.ppm" not in told
-    assert told == say(place, "list", "--status", "FAILED")  # as the list itself writes it
+    assert told == say(place, "list", "--status", "FAILED")  # as the list prints it
     [document] = json.loads(say(place, "list", "--status", "failed", "--json"))
     assert (document["source"]["path"], document["reason"]) == ("broken.jpg", "not-an-image")
     assert document["source"]["inbox"] == str(place.inbox())
@@ -157,7 +157,7 @@ def test_a_name_in_two_inboxes_is_refused_with_both(tmp_path: Path) -> None:
     assert json.loads(say(place, "show", paths[1], "--json"))["source"]["inbox"] == str(place.inbox("two"))
 
 
-def test_what_files_and_images_say_reaches_the_terminal_escaped(place: Place) -> None:
+def test_names_and_texts_of_images_are_escaped_on_the_terminal(place: Place) -> None:
     told = say(place, "show", place.inbox() / EVIL)
     assert ESCAPE not in told
     assert OVERRIDE not in told
@@ -195,7 +195,7 @@ def test_export_by_ratio_reports_how_many_images_it_leaves_out(place: Place, tmp
 
 
 @pytest.mark.parametrize("command", ["export", "backup"])
-def test_a_file_that_is_there_is_replaced_by_force_alone(place: Place, tmp_path: Path, command: str) -> None:
+def test_an_existing_file_is_replaced_only_with_force(place: Place, tmp_path: Path, command: str) -> None:
     file = tmp_path / "mine.csv"
     file.write_bytes(b"mine")
     refused = place.command(command, file)
@@ -213,7 +213,7 @@ PRINTING = (
 
 
 @pytest.mark.parametrize("command", PRINTING)
-def test_what_cannot_be_printed_ends_a_command_with_a_sentence(place: Place, command: str) -> None:
+def test_a_command_whose_output_cannot_be_written_ends_with_a_message(place: Place, command: str) -> None:
     with open("/dev/full", "wb") as full:
         done = place.command(*command.split(), stdout=full)
     assert done.returncode == os.EX_IOERR
@@ -307,7 +307,7 @@ def test_check_lists_each_problem_with_its_fix_and_what_is_ok(tmp_path: Path) ->
     assert as_json.returncode == os.EX_CONFIG
     errors = [finding["text"] for finding in json.loads(as_json.stdout) if finding["grade"] == "error"]
     assert [line.removeprefix("error   ") for line in told.stdout.splitlines() if line.startswith("error")] == errors != []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it made nothing
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it created nothing
 
 
 def test_check_reports_a_refused_configuration_as_json_too(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     assert f"models: pack mini in {MINI}; the digests of all files in use are as recorded." in say(place, "check", "--quick")
 
 
-def test_models_list_names_a_manifest_that_is_none(tmp_path: Path) -> None:
+def test_models_list_names_an_invalid_manifest(tmp_path: Path) -> None:
     place = Place(tmp_path)
     (tmp_path / "models" / "broken").mkdir(parents=True)
     (tmp_path / "models" / "broken" / "manifest.json").write_text("{")
@@ -496,7 +496,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
         (["list", "--status", "lost"], os.EX_USAGE, "failed"),
         (["retry"], os.EX_USAGE, "not both"),
         (["retry", "--all", "broken.jpg"], os.EX_USAGE, "not both"),
-        (["export", "all.json"], os.EX_USAGE, "ends in none of .csv, .jsonl, .parquet"),
+        (["export", "all.json"], os.EX_USAGE, "does not end in any of .csv, .jsonl, .parquet"),
         (["backup", "-"], os.EX_USAGE, "name a file"),
         (["samples", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml cannot be written: File exists"),
         (["demo", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml/inbox cannot be written: Not a directory"),

@@ -51,7 +51,7 @@ def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
 
 @pytest.fixture
 def well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stage answers its page, without being built."""
+    """Every stage passes its trial, without being built."""
     monkeypatch.setattr(making, "try_stages", lambda layout: [Tryout(stage) for stage in layout.specs])
 
 
@@ -81,7 +81,7 @@ def test_a_pickle_of_transformers_is_converted_only_where_that_is_allowed(tmp_pa
 
 
 @pytest.mark.usefixtures("well")
-def test_what_is_there_is_replaced_only_by_force_and_only_where_it_is_a_pack(tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced_only_with_force_and_only_if_it_is_a_pack(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "photos"
     make(mine, yolo=MINI / "yolo.safetensors")
     with pytest.raises(NotWritable, match=r"mine already exists.*--force"):
@@ -109,7 +109,9 @@ def test_all_sources_are_checked_before_anything_is_converted_and_each_that_is_w
 
 
 @pytest.mark.parametrize("source", ["nothing.pt", "no-folder", "torn"])
-def test_what_cannot_be_used_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_a_checkpoint_that_cannot_be_used_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     monkeypatch.setattr(making, "try_stages", lambda _: [Tryout("clip", "cpu", problem=f"{MINI} fails.")])
     torn = shutil.copytree(MINI / "clip", tmp_path / "torn")
     (torn / "model.safetensors").write_bytes(b"torn")

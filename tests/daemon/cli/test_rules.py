@@ -23,7 +23,7 @@ def no_name(record):
 
 
 def check(place: Place, rule: str, module: str = RULES) -> tuple[int, list[str]]:
-    """The exit status of `visiond check`, and what it says of the rule."""
+    """The exit status of `visiond check`, and its findings about the rule."""
     (place.folder / "my_rules.py").write_text(module)
     place.configure({"binning": {"rules": f"my_rules:{rule}"}})
     checked = place.command("check", "--json", prefix=["env", f"PYTHONPATH={place.folder}"])
@@ -55,7 +55,7 @@ def test_a_rule_that_would_fail_images_is_an_error_with_its_file_and_line(tmp_pa
 
 
 @pytest.mark.parametrize("module", ["def good(record:\n", "import math\n1 / 0\n"])
-def test_a_module_that_cannot_be_imported_is_one_too_whatever_it_raises(tmp_path: Path, module: str) -> None:
+def test_a_module_that_cannot_be_imported_is_reported_whatever_it_raises(tmp_path: Path, module: str) -> None:
     status, [text] = check(Place(tmp_path), "good", module)
     assert status == os.EX_CONFIG
     assert "cannot be loaded: " in text

@@ -135,7 +135,7 @@ def test_a_notice_is_shown_wherever_results_are(tmp_path: Path) -> None:
         assert line in getattr(place.command(*command), shown), command
     resting = json.loads(place.command("status", "--json").stdout)
     with Daemon(place) as daemon:
-        daemon.wait_event("models carry a notice", notice=line)
+        daemon.wait_event("models have a notice", notice=line)
         assert line in daemon.fetch("/")[1].decode()
         assert json.loads(daemon.fetch("/api/status")[1])["notices"] == resting["notices"] == {"yolo": NOTICE, "clip": NOTICE}
         metrics = daemon.fetch("/metrics")[1].decode()

@@ -107,7 +107,7 @@ def test_sizes_have_units(text: object, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["much", "", "12 TB", "MiB", "1 2 MB", "nan", "inf"])
-def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_size_is_refused_with_an_example(text: str) -> None:
     [problem] = problems_of({"pipeline": {"slab_bytes": text}})
     assert problem.startswith(
         f'pipeline.slab_bytes: "{text}" is not a size; write a number of bytes or, for example, "256 MiB"'
@@ -144,7 +144,7 @@ def all_keys(kinds: Collection[type] = ()) -> list[tuple[str, ...]]:
 
 
 def document_of(path: tuple[str, ...], value: object) -> dict[str, Any]:
-    """Where the key has this value."""
+    """The document with this value of the key."""
     document: Any = value
     for name in reversed(path):
         document = {name: document}
@@ -157,7 +157,7 @@ def document_of(path: tuple[str, ...], value: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", number_keys(), ids=".".join)
 @pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)[:8])
-def test_what_cannot_be_counted_with_is_refused_by_name(path: tuple[str, ...], value: float) -> None:
+def test_infinite_and_too_large_numbers_are_refused_by_name(path: tuple[str, ...], value: float) -> None:
     problems = problems_of(document_of(path, value))
     assert [path[-1] in problem for problem in problems] == [True]
 
@@ -296,14 +296,14 @@ def test_a_value_out_of_range_is_refused(document: dict[str, Any]) -> None:
     assert len(problems_of(document)) == 1
 
 
-def test_what_is_no_address_and_no_name_is_refused_with_an_example() -> None:
+def test_invalid_addresses_and_names_are_refused_with_an_example() -> None:
     listen, name = problems_of({"http": {"listen": "9464"}, "inbox": [{"name": "a/b"}]})[::-1]
     assert listen.startswith('http.listen: "9464" is not an address; write a host and a port, for example "127.0.0.1:9464"')
     assert name.startswith('inbox[0].name: "a/b" is not a valid name; write letters, digits, - and _')
 
 
 @pytest.mark.parametrize("name", ["gpu0", "cuda:x", "cuda:-1", "cuda:", "cuda:²"])
-def test_what_is_no_device_is_refused_with_an_example(name: str) -> None:
+def test_an_invalid_device_is_refused_with_an_example(name: str) -> None:
     [problem] = problems_of({"pipeline": {"devices": ["cpu", name]}})
     assert problem.startswith(f'pipeline.devices[1]: "{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists')
 
@@ -395,7 +395,7 @@ def test_stages_run_in_their_own_order_whatever_the_file_says() -> None:
     assert pipeline(stages=["blip", "ocr", "blip"]).stage_names == ["ocr", "blip"]
 
 
-def test_an_unknown_stage_is_refused_with_those_there_are() -> None:
+def test_an_unknown_stage_is_refused_with_a_list_of_the_known_ones() -> None:
     [problem] = problems_of({"pipeline": {"stages": ["ocr", "yodo"]}})
     assert problem == 'pipeline.stages: no stage "yodo" is installed; did you mean "yolo"?'
 
@@ -435,7 +435,7 @@ def test_a_priority_beyond_all_bounds_is_refused_by_name(priority: int) -> None:
 
 @pytest.mark.parametrize("number", [math.inf, math.nan])
 @pytest.mark.parametrize("key", ["rescan_seconds", "retry_seconds", "drain_seconds", "batch_timeout_seconds"])
-def test_a_number_that_is_none_is_refused_by_name(key: str, number: float) -> None:
+def test_a_value_that_is_not_a_number_is_refused_by_name(key: str, number: float) -> None:
     with pytest.raises(ConfigError, match=rf"pipeline\.{key}: "):
         parse({"pipeline": {key: number}}, Path("/srv"))
 

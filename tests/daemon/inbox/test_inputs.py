@@ -1,4 +1,4 @@
-"""Whatever is in a drop folder, each file ends in the expected state, and no good image next to it fails.
+"""Each file in an inbox, whatever it is, ends in the expected state, and no good image next to it fails.
 
 The stages are fakes, so only what a header shows is found here; what decoding finds is in
 tests/stages/decoding/test_decoder.py.
@@ -18,7 +18,7 @@ from tests.checker import Verdict
 from tests.daemon_process import Place, picture
 from tests.inputs import BAD, CATALOGUE, ODD, Input, jpeg, png
 
-COPIES = 3  # of each input, each at another place among the good images
+COPIES = 3  # of each input, at different places among the good images
 GOOD = 200
 
 NAMES = {
@@ -50,14 +50,14 @@ def name_of(item: Input, copy: int) -> str:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Verdict]:
-    """Every input of the catalogue a few times over, good images, odd names and things that are no files, in one run."""
+    """Every input of the catalogue a few times over, good images, odd names and things that are not files, in one run."""
     place = mix(tmp_path_factory.mktemp("mixed"), COPIES, GOOD, random.Random(1))
     assert place.run_once().returncode == 1
     return place, place.judge()
 
 
 def mix(folder: Path, copies: int, good: int, chance: random.Random) -> Place:
-    """CLIP is no fake here: a stage that looks at pixels has everything decoded."""
+    """CLIP is real here: a stage that uses pixels needs everything decoded."""
     place = Place(folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}, "stages": {"clip": {"backend": ""}}})
     drops = [(name_of(item, copy).encode(), data) for item in CATALOGUE for data in [item.make()] for copy in range(copies)]
     drops += [(b"good-%04d.ppm" % number, picture(number)) for number in range(good)]
@@ -88,7 +88,7 @@ def drop_what_is_no_image(place: Place) -> None:
         place.expect(path)
     with (place.inbox() / "sparse.jpg").open("wb") as sparse:
         os.truncate(sparse.fileno(), 100 << 30)
-    place.expect("sparse.jpg")  # nobody wants to digest it
+    place.expect("sparse.jpg")  # too large to digest
 
 
 def test_the_checker_finds_the_promise_kept(mixed: tuple[Place, Verdict]) -> None:
@@ -116,7 +116,7 @@ def test_an_odd_name_is_done_and_has_its_own_sidecar(name: str, mixed: tuple[Pla
     assert ("", NAMES[name]) in mixed[1].results
 
 
-def test_what_does_not_claim_to_be_an_image_is_skipped_and_so_is_what_is_no_regular_file(
+def test_files_that_do_not_claim_to_be_images_and_irregular_files_are_skipped(
     mixed: tuple[Place, Verdict],
 ) -> None:
     not_regular = dict.fromkeys((b"out.jpg", b"loop.jpg", b"folder-link", b"fifo.jpg", b"socket.jpg"), Reason.NOT_REGULAR.value)
@@ -128,7 +128,7 @@ def test_a_sparse_file_of_100_gigabytes_fails_before_it_is_read(mixed: tuple[Pla
     assert mixed[1].reasons("FAILED")[b"sparse.jpg"] == Reason.BYTES
 
 
-def test_a_file_that_may_not_be_read_fails_and_is_not_tried_again(tmp_path: Path, humble: list[str]) -> None:
+def test_a_file_that_cannot_be_read_fails_and_is_not_tried_again(tmp_path: Path, humble: list[str]) -> None:
     place = Place(tmp_path)
     place.drop("closed.png", png()).chmod(0)
     assert place.run_once(prefix=humble).returncode == 1
@@ -137,7 +137,8 @@ def test_a_file_that_may_not_be_read_fails_and_is_not_tried_again(tmp_path: Path
 
 @pytest.mark.parametrize(("on_success", "retries"), [("keep", False), ("keep", True), ("move", True)])
 def test_a_file_whose_permissions_were_fixed_is_done(tmp_path: Path, humble: list[str], on_success: str, retries: bool) -> None:
-    """In the inbox by itself; among the failed, or before it has been seen again, by `visiond retry`."""
+    """A file in the inbox without further action; one in the failed folder, or one that was not seen again yet, by `visiond
+    retry`."""
     place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
     file = place.drop("closed.png", png())
     file.chmod(0)

@@ -24,7 +24,7 @@ def slab() -> Iterator[Slab]:
 
 
 def drop(inbox: Path, path: bytes = b"a.jpg", data: bytes = b"bytes of an image") -> Job:
-    """A file in the inbox, and the job of the version it is now."""
+    """A file in the inbox, and the job of its current version."""
     location = os.path.join(os.fsencode(inbox), path)
     with open(location, "wb") as file:
         file.write(data)
@@ -32,7 +32,7 @@ def drop(inbox: Path, path: bytes = b"a.jpg", data: bytes = b"bytes of an image"
 
 
 def moved(inbox: Path) -> Job:
-    """The job of a file that the daemon has moved among the failed."""
+    """The job of a file that the daemon has moved to the failed folder."""
     job = drop(inbox)
     job.location = os.fsencode(inbox.parent / "failed.jpg")
     os.rename(inbox / "a.jpg", job.location)
@@ -59,9 +59,7 @@ def test_a_files_bytes_are_in_the_slab_with_their_digest(inbox: Path, slab: Slab
     assert (job.gone, job.failure) == (False, None)
 
 
-def test_where_no_file_can_be_opened_for_now_no_file_is_to_blame(
-    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_no_file_can_be_opened_no_file_is_blamed(inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [drop(inbox, b"a.jpg"), drop(inbox, b"b.jpg")]
     with monkeypatch.context() as patch:
 
@@ -76,7 +74,7 @@ def test_where_no_file_can_be_opened_for_now_no_file_is_to_blame(
     assert all(job.digest for job in jobs)
 
 
-def test_what_could_not_be_read_before_all_had_to_wait_is_read_with_them(
+def test_images_that_failed_to_be_read_just_before_a_pause_are_read_again_with_the_others(
     inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [drop(inbox, name) for name in (b"failing.jpg", b"missing.jpg", b"last.jpg")]
@@ -112,7 +110,7 @@ def test_a_file_the_daemon_moved_is_read_where_it_lies_now(inbox: Path, slab: Sl
     assert content(slab, job) == b"bytes of an image"
 
 
-def test_a_file_that_cannot_be_read_spoils_none_of_its_mates(inbox: Path, slab: Slab) -> None:
+def test_a_file_that_cannot_be_read_affects_no_other_file_of_its_group(inbox: Path, slab: Slab) -> None:
     jobs = [drop(inbox, name) for name in (b"1.jpg", b"2.jpg", b"3.jpg")]
     os.unlink(inbox / "2.jpg")
     take_in(slab, inbox, *jobs)
@@ -198,14 +196,14 @@ def test_another_file_where_the_daemon_moved_one_is_not_taken_for_it(
     assert (job.gone, job.digest) == (True, b"")
 
 
-def test_a_link_where_the_daemon_moved_a_file_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
+def test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
     job = moved(inbox)
     replace_by_link(Path(os.fsdecode(job.location)))
     take_in(slab, inbox, job)
     assert (job.gone, job.digest) == (True, b"")
 
 
-def test_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
+def test_a_link_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
     job = drop(inbox)
     replace_by_link(inbox / "a.jpg")
     job.version = Version.of(os.stat(inbox / "elsewhere"))
@@ -214,7 +212,7 @@ def test_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab
     assert job.digest == b""
 
 
-def test_a_folder_on_the_way_that_is_a_link_is_not_followed_even_to_the_very_version(inbox: Path, slab: Slab) -> None:
+def test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
     secret = inbox.parent / "secret"
     secret.mkdir()
     job = drop(secret)

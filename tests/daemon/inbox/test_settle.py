@@ -14,7 +14,7 @@ NOON = 1_000_000.0  # Unix seconds
 
 @dataclass
 class Watch:
-    """A settling with its clocks: both are at 0 seconds after noon until `at` says otherwise."""
+    """A Settling with its clocks: both are at 0 seconds after noon until `at` sets them."""
 
     settling: Settling = field(default_factory=lambda: Settling(limit=10))
     patience: Patience = LOCAL
@@ -55,7 +55,7 @@ def test_a_file_that_arrived_by_rename_is_whole_at_once() -> None:
     assert Watch().sees(renamed=True)
 
 
-def test_what_is_no_regular_file_need_not_settle() -> None:
+def test_an_irregular_file_need_not_settle() -> None:
     assert Watch().sees(regular=False)
 
 
@@ -73,7 +73,7 @@ def test_a_change_time_in_the_future_delays_no_file_for_ever(patience: Patience)
     assert watch.at(2.0).sees(changed=3600)
 
 
-def test_without_patience_every_file_is_whole() -> None:
+def test_with_settle_seconds_0_every_file_is_whole() -> None:
     assert Watch(patience=Patience(0.0, trusts_clock=False)).sees()
 
 
@@ -98,7 +98,7 @@ def test_a_whole_or_vanished_file_is_waited_for_no_longer() -> None:
     assert len(watch.settling) == 0
 
 
-def test_what_does_not_fit_is_left_to_the_next_scan_and_said() -> None:
+def test_files_that_do_not_fit_are_left_to_the_next_scan_and_that_is_reported() -> None:
     watch = Watch(Settling(limit=2))
     watch.sees(b"1.jpg")
     watch.sees(b"2.jpg")
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_left_to_the_next_scan_and_said() -> None:
     assert not watch.sees(b"3.jpg")
     assert watch.settling.overflowed
     assert len(watch.settling) == 2
-    assert watch.sees(b"3.jpg", changed=-2.0)  # whole at first sight needs no place
+    assert watch.sees(b"3.jpg", changed=-2.0)  # a file that is whole at first sight takes no room
 
 
 def test_there_is_room_again_for_what_did_not_fit_once_half_has_settled_or_gone() -> None:

@@ -1,4 +1,4 @@
-"""What happens to a source: no file of the user is lost, and no other version takes its place."""
+"""Moving, copying and deleting sources: no file of the user is lost, and no other version is moved or deleted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_file_that_has_the_second_name_too_is_not_overwritten(tmp_path: Path) 
     assert sorted(file.read_bytes() for file in (tmp_path / "done").iterdir()) == [b"another image"] * 2 + [b"image"]
 
 
-def test_a_source_that_cannot_be_moved_stays_and_it_is_said(tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_moved_stays_and_is_reported(tmp_path: Path) -> None:
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
     (tmp_path / "done").write_bytes(b"no folder")
     with capture_logs() as logs:
@@ -133,7 +133,8 @@ def test_a_source_goes_once_its_copy_is_on_the_disk(tmp_path: Path, elsewhere: P
     monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
     monkeypatch.setattr(os, "rename", noted("rename", os.rename))
     sources.move(record, os.path.join(destination.done, b"a.jpg"))
-    # What cannot be renamed is copied, given its name, and that is on the disk before the source is put aside.
+    # A source that cannot be renamed is copied. The copy and its name are on the disk before the source is renamed to delete
+    # it.
     assert calls == ["rename", "fsync", "rename", "fsync", "rename"]
 
 
@@ -171,7 +172,7 @@ def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(0o640, 0o640), (0o6755, 0o755)])
-def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Path, mode: int, kept: int) -> None:
+def test_a_copy_has_the_permissions_of_its_source_without_set_user_id(tmp_path: Path, mode: int, kept: int) -> None:
     record = drop(tmp_path)
     os.chmod(record.location, mode)
     record = dataclasses.replace(record, version=Version.of(os.stat(record.location)))
@@ -179,7 +180,7 @@ def test_a_copy_has_the_rights_of_its_source_but_lends_nobody_ours(tmp_path: Pat
     assert stat.S_IMODE((tmp_path / "bins" / "A" / "a.jpg").stat().st_mode) == kept
 
 
-# Another version in the source's place
+# Another version has replaced the source
 
 
 def test_a_source_that_is_written_to_while_it_is_copied_is_not_taken_for_its_copy(
@@ -194,12 +195,12 @@ def test_a_source_that_is_written_to_while_it_is_copied_is_not_taken_for_its_cop
         Path(os.fsdecode(record.location)).write_bytes(b"IMAGE")
 
     monkeypatch.setattr(shutil, "copyfileobj", write_meanwhile)
-    with pytest.raises(OSError, match="replaced meanwhile"):
+    with pytest.raises(OSError, match="another file has replaced it"):
         sources.copy(record, os.fsencode(target))
     assert tree(tmp_path) == {"inbox/a.jpg": b"IMAGE"}
 
 
-def test_a_file_that_takes_the_sources_place_as_it_is_opened_is_not_copied(
+def test_a_file_that_replaces_the_source_while_it_is_opened_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, opened = drop_beside_a_newer(tmp_path), os.open
@@ -212,7 +213,7 @@ def test_a_file_that_takes_the_sources_place_as_it_is_opened_is_not_copied(
     read = list[object]()
     monkeypatch.setattr(os, "open", replace_first)
     monkeypatch.setattr(shutil, "copyfileobj", lambda *given: read.append(given))
-    with pytest.raises(OSError, match="replaced meanwhile"):
+    with pytest.raises(OSError, match="another file has replaced it"):
         sources.copy(record, os.fsencode(tmp_path / "bins" / "a.jpg"))
     assert read == []
     assert tree(tmp_path) == {"inbox/a.jpg": b"IMAGE"}
@@ -250,7 +251,7 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
 
 
 def drop_beside_a_newer(root: Path) -> Record:
-    """And a file `newer` of its size and time."""
+    """And a file `newer` with the same size and time."""
     record = drop(root, data=b"image")
     (root / "newer").write_bytes(b"IMAGE")
     os.utime(root / "newer", ns=(record.version.mtime_ns,) * 2)
@@ -283,7 +284,7 @@ def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_mo
 
 
 @pytest.mark.parametrize("on_success", ["delete", "move"])
-def test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhere(
+def test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
     destination, record = open_destination(tmp_path, on_success=on_success), drop(tmp_path, b"sub/a.jpg")
@@ -304,7 +305,7 @@ def test_a_link_laid_in_a_folders_place_at_the_last_moment_costs_no_file_elsewhe
 
 
 @pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("copy", "delete")])
-def test_a_source_that_vanished_has_its_result_all_the_same(tmp_path: Path, bins: str, on_success: str) -> None:
+def test_a_source_that_vanished_still_gets_its_result(tmp_path: Path, bins: str, on_success: str) -> None:
     (tmp_path / "bins").mkdir()
     record = drop(tmp_path)
     os.unlink(record.location)
@@ -345,7 +346,7 @@ def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(
 
 
 @pytest.mark.parametrize("on_success", ["delete", "move"])
-def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
+def test_a_crash_while_a_source_is_deleted_leaves_no_temporary_file_in_the_inbox(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
     destination, record = open_destination(tmp_path, on_success=on_success, done=str(elsewhere)), drop(tmp_path)
@@ -364,7 +365,7 @@ def test_a_crash_while_a_source_is_deleted_leaves_no_scrap_in_the_inbox(
 
 
 @pytest.mark.parametrize("source", ["vanished", "newer"])
-def test_what_lies_at_the_set_aside_name_and_is_another_file_stays(tmp_path: Path, source: str) -> None:
+def test_another_file_with_the_temporary_name_stays(tmp_path: Path, source: str) -> None:
     record = drop(tmp_path)
     aside = Path(os.fsdecode(sources.temporary_name(record.location)))
     aside.write_bytes(b"another image")

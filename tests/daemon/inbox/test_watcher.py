@@ -1,4 +1,4 @@
-"""The real Watcher on real folders with real inotify: whatever way a file comes, it is found once it is whole."""
+"""The real Watcher on real folders with real inotify: a file is found once it is whole, however it arrives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MANY = 9000  # each is created and closed: more events than the kernel's queue o
 
 
 class Found:
-    """What the watcher has handed over, and the ledger knows since."""
+    """The files that the watcher has admitted and the ledger knows."""
 
     def __init__(self, inbox: Path, ledger: Ledger) -> None:
         self.inbox = inbox
@@ -71,7 +71,7 @@ class Found:
     async def news(self) -> None:
         news = self._news
         await news.wait()
-        if self._news is news:  # nobody else who waited for it was here before
+        if self._news is news:  # nothing else has taken it
             self._news = anyio.Event()
 
     def write(self, path: str | bytes, data: bytes = b"data") -> Path:
@@ -153,7 +153,7 @@ async def move_a_folder_in(found: Found, outside: Path) -> list[str]:
 
 
 async def rename_a_folder(found: Found, _outside: Path) -> list[str]:
-    """Its files have other paths then; and what is dropped into it later is found under the new one too."""
+    """Its files then have other paths, and files that are dropped into it later are found under the new path too."""
     found.write("old/sub/a.jpg")
     await found.until(["old/sub/a.jpg"])
     (found.inbox / "old").rename(found.inbox / "new")
@@ -209,7 +209,7 @@ async def test_a_file_is_found_by_events_alone(
 async def test_a_file_that_is_written_slowly_is_found_when_it_is_whole(
     watch: Watch, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is moved in is whole at once: it shows that the events before it have been looked at."""
+    """A file that is moved in is whole at once, so it shows that the events before it were processed."""
     seconds = NEVER
     async with watch() as found:
         monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(seconds, trusts_clock=True)))
@@ -237,7 +237,7 @@ async def test_names_that_are_ignored_are_passed_over_and_so_are_folders_where_n
         await found.until([*passed_over, "h.jpg"])
 
 
-async def test_what_is_no_regular_file_is_skipped_and_never_opened(watch: Watch, outside: Path) -> None:
+async def test_an_irregular_file_is_skipped_and_never_opened(watch: Watch, outside: Path) -> None:
     (outside / "secret.jpg").write_bytes(b"data")
     async with watch() as found:
         (found.inbox / "link.jpg").symlink_to(outside / "secret.jpg")
@@ -252,7 +252,7 @@ async def test_what_is_no_regular_file_is_skipped_and_never_opened(watch: Watch,
         assert reader.counts()[JobStatus.PENDING] == 1  # "first"
 
 
-def test_what_is_no_regular_file_is_counted_and_listed_once_however_often_it_is_seen(tmp_path: Path) -> None:
+def test_an_irregular_file_is_counted_and_listed_once_however_often_it_is_seen(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"rescan_seconds": 0.1}})
     os.mkfifo(place.inbox() / "fifo.jpg")
     (place.inbox() / "folder.jpg").mkdir()
@@ -266,7 +266,7 @@ def test_what_is_no_regular_file_is_counted_and_listed_once_however_often_it_is_
 async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> None:
     names = [f"{number}.jpg" for number in range(MANY)]
     async with watch() as found:
-        for name in names:  # without a pause: nobody reads events meanwhile
+        for name in names:  # without a pause, so nobody reads events during it
             os.close(os.open(found.inbox / name, os.O_CREAT | os.O_WRONLY))
         await found.until(names)
         assert found.metrics.value("visiond_watch_overflows_total") >= 1
@@ -283,7 +283,7 @@ async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monk
 
 @pytest.fixture
 def unsettled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Files of which only a few can be waited for at a time; all have to be."""
+    """More unsettled files than there is room for: all of them have to settle."""
     monkeypatch.setattr("daemon.inbox.folder.UNSETTLED", 4)
     monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(SETTLE_SECONDS, trusts_clock=False)))
     return [f"{number}.jpg" for number in range(11)]
@@ -382,7 +382,7 @@ def test_run_once_ends_no_sooner_than_all_that_had_no_room_is_done(tmp_path: Pat
     place.assert_kept(DONE=len(unsettled))
 
 
-async def test_a_folder_that_comes_while_another_is_scanned_is_not_overslept(
+async def test_a_folder_that_appears_while_another_is_scanned_is_not_missed(
     watch: Watch, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watch(settle_seconds=0) as found:
@@ -442,7 +442,7 @@ async def test_an_inbox_that_does_not_answer_delays_no_other_and_is_reported(
 async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
     inbox: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the time to answer is over at one look, and at the next one the answer is there."""
+    """Then the time to answer is over at one check, and the answer is there at the next."""
     silence, looked_again = iter([3.0, 0.0]), threading.Event()
 
     def silent_seconds(_folder: watching.Folder) -> float:
@@ -497,17 +497,17 @@ async def test_a_scan_that_saw_a_file_just_before_the_daemon_moved_it_does_not_t
 
 
 async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch, outside: Path) -> None:
-    """As a mount does that is lost for a while."""
+    """Like a mount that is lost for a while."""
     async with watch(rescan_seconds=0.1) as found:
         found.inbox.rename(outside / "gone")
         found.inbox.mkdir()
         (outside / "a.jpg").touch()
-        (outside / "a.jpg").rename(found.inbox / "a.jpg")  # whole, at whatever instant a scan comes by
+        (outside / "a.jpg").rename(found.inbox / "a.jpg")  # whole at every moment of a scan
         await found.until(["a.jpg"])
 
 
-def test_without_watches_left_it_polls_says_so_once_and_finds_all(tmp_path: Path) -> None:
-    """The limit is of a user namespace of the daemon's own."""
+def test_without_watches_left_the_watcher_polls_warns_once_and_finds_all(tmp_path: Path) -> None:
+    """The limit is that of a separate user namespace."""
     limited = ["unshare", "-Ur", "sh", "-c", 'echo 1 > /proc/sys/user/max_inotify_watches && exec "$@"', "sh"]
     if subprocess.run([*limited, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespace with a limit of its own may be made here")

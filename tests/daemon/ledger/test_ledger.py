@@ -47,7 +47,7 @@ HOUR = 3600.0
 
 
 def counts(ledger: Ledger) -> dict[str, int]:
-    """How many images are in each state, as another connection sees it; states without any left out."""
+    """The number of images by state, as another connection sees it, without empty states."""
     reader = Reader(ledger.path)
     try:
         return {status.name: count for status, count in reader.counts().items() if count}
@@ -92,7 +92,7 @@ async def test_a_version_is_admitted_once(ledger: Ledger) -> None:
     assert counts(ledger) == {"PENDING": 2}
 
 
-async def test_a_version_that_has_its_end_is_not_admitted_again(ledger: Ledger) -> None:
+async def test_a_version_that_is_finished_is_not_admitted_again(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"done.jpg", b"failed.jpg")
     await complete(ledger, done(jobs[0]), failed(jobs[1]))
     assert await ledger.admit([make_file(job.path) for job in jobs]) == Admitted(0, 0, 0)
@@ -148,7 +148,7 @@ async def test_a_version_that_was_gone_and_is_there_again_is_pending_again(ledge
     assert [job.path for job in await ledger.next_jobs(9, ())] == [b"a.jpg"]
 
 
-async def test_what_is_no_regular_file_is_skipped_and_never_handed_out(ledger: Ledger) -> None:
+async def test_an_irregular_file_is_skipped_and_never_handed_out(ledger: Ledger) -> None:
     assert await ledger.admit([make_file(regular=False)]) == Admitted(pending=0, skipped=1, replaced=0)
     assert await ledger.next_jobs(9, ()) == []
     assert find(ledger, "a.jpg").reason == Reason.NOT_REGULAR
@@ -210,7 +210,9 @@ async def test_after_a_restart_nothing_waits_longer_than_its_own_pause(ledger: L
     assert [row[0] - now for row in rows] == pytest.approx([100, 300, 1], abs=30)
 
 
-async def test_what_is_put_back_is_due_whatever_the_clock_says(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_images_that_are_put_back_are_due_independent_of_the_clock(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await ledger.end([failed(job)])
     await ledger.mark_emitted([Placed(job.id)])
@@ -220,14 +222,14 @@ async def test_what_is_put_back_is_due_whatever_the_clock_says(ledger: Ledger, m
     assert paths(await ledger.next_jobs(9, ())) == [b"a.jpg"]
 
 
-async def test_what_is_in_hand_is_not_handed_out_again(ledger: Ledger) -> None:
+async def test_jobs_in_flight_are_not_handed_out_again(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"1.jpg", b"2.jpg")
     await ledger.end([postponed(job, 1.0) for job in jobs])
     [first] = await ledger.next_jobs(1, ())
     assert paths(await ledger.next_jobs(9, {first.id})) == [b"2.jpg"]
 
 
-async def test_rows_of_an_inbox_that_was_left_out_are_handed_out_once_it_is_asked_of(
+async def test_rows_of_an_inbox_that_was_left_out_are_returned_once_it_is_included(
     ledger: Ledger, inbox: Path, tmp_path: Path
 ) -> None:
     _, other = await ledger.register([(inbox, 0), (tmp_path / "other", 0)], MODELS)
@@ -254,7 +256,7 @@ async def test_without_anything_to_try_again_there_is_no_time_to_wait_for(ledger
     assert await ledger.seconds_to_next_try() is None
 
 
-async def test_retry_brings_failed_images_back_with_all_their_tries(ledger: Ledger) -> None:
+async def test_retry_makes_failed_images_pending_with_a_fresh_set_of_attempts(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"failed.jpg", b"done.jpg")
     await complete(ledger, failed(jobs[0]), done(jobs[1]))
     await ledger.mark_emitted([Placed(job.id) for job in jobs])
@@ -264,7 +266,7 @@ async def test_retry_brings_failed_images_back_with_all_their_tries(ledger: Ledg
     assert find(ledger, "failed.jpg").reason == ""
 
 
-async def test_what_failed_is_not_tried_again_before_its_file_is_where_it_belongs(ledger: Ledger) -> None:
+async def test_a_failed_image_is_not_retried_before_its_file_has_been_moved(ledger: Ledger) -> None:
     (job,) = await admit(ledger, b"a.jpg")
     await ledger.end([failed(job)])
     assert await ledger.put_back(JobStatus.FAILED, [job.id]) == 0
@@ -290,7 +292,7 @@ async def publish(ledger: Ledger, path: bytes = b"a.jpg") -> Record:
     return find(ledger, os.fsdecode(path))
 
 
-async def test_an_image_that_is_annotated_again_has_its_results_at_once_and_is_published_again(ledger: Ledger) -> None:
+async def test_an_image_that_is_processed_again_reuses_its_results_and_is_published_again(ledger: Ledger) -> None:
     before = await publish(ledger)
     assert await ledger.put_back(JobStatus.DONE, [before.id, 12345]) == 1
     [again] = await ledger.next_jobs(9, ())
@@ -300,7 +302,7 @@ async def test_an_image_that_is_annotated_again_has_its_results_at_once_and_is_p
     assert [(record.id, record.bin) for record in await ledger.owed(0, 9)] == [(before.id, "receipts")]
 
 
-async def test_a_result_whose_file_is_gone_before_it_is_annotated_again_stays(ledger: Ledger) -> None:
+async def test_a_result_whose_file_is_gone_before_it_is_processed_again_stays(ledger: Ledger) -> None:
     before = await publish(ledger)
     await ledger.put_back(JobStatus.DONE, [before.id])
     [again] = await ledger.next_jobs(9, ())
@@ -310,14 +312,14 @@ async def test_a_result_whose_file_is_gone_before_it_is_annotated_again_stays(le
     assert await ledger.owed(0, 9) == []
 
 
-async def test_a_result_whose_file_is_replaced_before_it_is_annotated_again_stays(ledger: Ledger) -> None:
+async def test_a_result_whose_file_is_replaced_before_it_is_processed_again_stays(ledger: Ledger) -> None:
     before = await publish(ledger)
     await ledger.put_back(JobStatus.DONE, [before.id])
     assert await ledger.admit([make_file(size=99)]) == Admitted(pending=1, skipped=0, replaced=0, results_kept=1)
     assert find(ledger, str(before.id)).sidecar == before.sidecar
 
 
-async def test_only_the_newest_version_of_a_file_is_annotated_again_once_it_is_published(ledger: Ledger) -> None:
+async def test_only_the_newest_version_of_a_file_is_processed_again_once_it_is_published(ledger: Ledger) -> None:
     old = await publish(ledger)
     await ledger.admit([make_file(size=99)])
     [job] = await ledger.next_jobs(9, ())
@@ -375,7 +377,7 @@ async def test_a_file_that_is_no_image_or_was_deleted_is_not_done_and_not_publis
     assert await ledger.owed(0, 9) == []
 
 
-async def test_what_is_not_yet_published_is_owed_until_it_is(ledger: Ledger, inbox: Path) -> None:
+async def test_an_unpublished_image_is_returned_until_it_is_published(ledger: Ledger, inbox: Path) -> None:
     jobs = await admit(ledger, b"1.jpg", b"2.jpg", b"3.jpg")
     records = await complete(ledger, done(jobs[0]), failed(jobs[1]), done(jobs[2]))
     assert sidecars(await ledger.owed(0, 9)) == sidecars(records)
@@ -429,7 +431,7 @@ async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger
     assert (stranger.outputs, stranger.width) == ({}, 0)
 
 
-async def test_of_the_same_bytes_answered_twice_at_once_both_are_published_as_the_ledger_has_them(ledger: Ledger) -> None:
+async def test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger(ledger: Ledger) -> None:
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
     records = [
         record for job, variant in ((first, 3), (second, 4)) for record in await complete(ledger, done(job, variant, b"x"))
@@ -448,7 +450,7 @@ async def test_the_bin_is_judged_by_the_answers_that_are_published(ledger: Ledge
     assert find(ledger, "b.jpg").bin == endings[0].bin != own
 
 
-async def test_a_changed_model_is_asked_again_and_only_it(ledger: Ledger, inbox: Path) -> None:
+async def test_only_a_changed_model_runs_again(ledger: Ledger, inbox: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job, data=b"bytes"))
     models = [Model("clip", "clip-2", "") if model.stage == "clip" else model for model in MODELS]
@@ -478,7 +480,7 @@ async def test_outputs_of_an_unfinished_image_survive_a_crash(ledger: Ledger, in
         assert paths(await again.next_jobs(9, ())) == [b"a.jpg"]
 
 
-async def test_a_failed_image_keeps_what_its_other_stages_said(ledger: Ledger) -> None:
+async def test_a_failed_image_keeps_the_results_of_its_other_stages(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
     job.outputs = make_outputs(stages=["ocr"])
     await ledger.end([failed(job)])
@@ -516,7 +518,7 @@ async def test_requests_that_come_together_share_a_commit(ledger: Ledger, commit
     assert counts(ledger) == {"PENDING": GROUP + 1}
 
 
-async def test_a_request_that_cannot_be_done_harms_none_of_its_group(ledger: Ledger, commits: Commits) -> None:
+async def test_a_request_that_fails_affects_no_other_request_of_its_group(ledger: Ledger, commits: Commits) -> None:
     gate = threading.Event()
     commits.observe = lambda seconds: gate.wait() and None
     outcomes: list[object] = []
@@ -570,7 +572,7 @@ async def test_closing_finishes_what_was_asked_for(ledger: Ledger) -> None:
 # Opening
 
 
-async def test_what_was_pending_is_pending_after_a_restart(ledger: Ledger, inbox: Path) -> None:
+async def test_pending_images_are_pending_after_a_restart(ledger: Ledger, inbox: Path) -> None:
     jobs = await admit(ledger, b"1.jpg", b"2.jpg", b"3.jpg")
     await complete(ledger, done(jobs[1]))
     async with reopened(ledger, inbox) as again:
@@ -610,7 +612,7 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path, ver
     assert path.read_bytes() == content
 
 
-# What it said is durable is durable: kill -9.
+# What was reported as durable is durable, also after kill -9.
 
 WRITER = """
 import anyio, itertools, sys
@@ -634,7 +636,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("lines", [1, 2, 7, 40])
-def test_what_was_reported_as_written_survives_kill_9(tmp_path: Path, lines: int) -> None:
+def test_rows_that_were_reported_as_durable_survive_kill_9(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "ledger.sqlite"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None

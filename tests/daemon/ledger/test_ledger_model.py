@@ -38,7 +38,7 @@ class Row:
     not_before: float = 0.0
     handed: bool = False  # out for the first time since the ledger was opened
     emitted: bool = False
-    has_result: bool = False  # and is PENDING all the same
+    has_result: bool = False  # and is still PENDING
 
 
 class LedgerModel(RuleBasedStateMachine):
@@ -91,12 +91,12 @@ class LedgerModel(RuleBasedStateMachine):
         assert self.run(self.ledger.admit(files)) == Admitted(len(new), 0, len(old) - len(kept), failures, len(kept))
 
     def drop(self, row: Row) -> None:
-        """There is nothing left to read."""
+        """The file is gone."""
         row.status = JobStatus.DONE if row.has_result else JobStatus.GONE
         row.has_result = False
 
     def versions(self, key: Key) -> list[Row]:
-        """Of the file that a key is of, oldest first."""
+        """The versions of a key's file, oldest first."""
         return sorted((row for other, row in self.rows.items() if other[:2] == key[:2]), key=lambda row: row.number)
 
     @rule(limit=st.integers(1, 8))
@@ -166,7 +166,7 @@ class LedgerModel(RuleBasedStateMachine):
             row.handed = False
         self.open()
 
-    # What holds at any time
+    # What is true at any time
 
     @invariant()
     def every_image_is_in_the_state_it_should_be_in(self) -> None:

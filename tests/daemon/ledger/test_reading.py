@@ -52,7 +52,7 @@ async def test_closing_under_threads_that_read_ends_no_process(ledger: Ledger) -
     assert run.returncode == 0
 
 
-async def test_a_lent_connection_is_closed_as_it_comes_back(ledger: Ledger) -> None:
+async def test_a_lent_connection_is_closed_when_it_is_given_back(ledger: Ledger) -> None:
     connections = Connections(ledger.path)
     with connections.lend() as connection:
         connections.close()

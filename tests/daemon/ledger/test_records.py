@@ -51,7 +51,7 @@ def test_a_sidecar_has_the_published_keys_in_their_published_order() -> None:
     assert set(document["bin"]["criteria"]["A"]["text_boxes"]) == {"value", "threshold", "passed"}
 
 
-def test_a_sidecar_says_what_the_record_holds() -> None:
+def test_a_sidecar_contains_the_record() -> None:
     document = parsed(make_record(INBOX, b"sub/a.jpg"))
     assert document["source"] == {
         "inbox": "/inbox",
@@ -120,14 +120,14 @@ def test_an_image_that_was_never_read_has_no_digest_and_no_size() -> None:
     assert (document["status"], document["finished_at"]) == ("PENDING", None)
 
 
-def test_a_path_that_is_not_utf8_stands_there_readable_and_exact() -> None:
+def test_a_path_that_is_not_utf8_is_readable_and_exact() -> None:
     source = parsed(make_record(INBOX, b"caf\xe9.jpg"))["source"]
     assert source["path"] == "caf�.jpg"
     assert base64.b64decode(source["path_base64"]) == b"caf\xe9.jpg"
     assert "path_base64" not in parsed(make_record(INBOX, "café�.jpg".encode()))["source"]
 
 
-def test_what_its_models_want_said_is_said_once() -> None:
+def test_the_notices_of_the_models_are_printed_once() -> None:
     models = [dataclasses.replace(model, notice="random weights") for model in MODELS[:2]] + MODELS[2:]
     assert parsed(make_record(INBOX, models=models))["notice"] == "random weights"
     assert "notice" not in parsed(make_record(INBOX))
@@ -261,7 +261,7 @@ async def test_a_failure_counts_until_a_newer_version_of_its_file_is_known(ledge
     assert (reader.counts()[JobStatus.FAILED], reader.failed_ids()) == (1, [2])
     assert [record.path for record in reader.newest(JobStatus.FAILED, 9)] == [b"b.jpg"]
     await ledger.mark_emitted([Placed(1), Placed(2)])
-    assert await ledger.put_back(JobStatus.FAILED, [1, 2]) == 1  # of what was replaced there is nothing to try again
+    assert await ledger.put_back(JobStatus.FAILED, [1, 2]) == 1  # versions that were replaced cannot be retried
     reader.close()
 
 
@@ -309,7 +309,7 @@ async def test_a_record_names_the_models_that_made_it(ledger: Ledger) -> None:
     reader.close()
 
 
-def test_what_cannot_be_opened_as_a_ledger_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_as_a_ledger_is_named(tmp_path: Path) -> None:
     with pytest.raises(LedgerUnusable, match="cannot be used"):
         Reader(tmp_path)
 
@@ -339,7 +339,7 @@ async def test_a_file_named_by_odd_digits_is_found(ledger: Ledger, name: str) ->
 
 
 @pytest.mark.parametrize("ending", [done, failed])
-async def test_what_is_read_has_the_checksum_that_was_written(ledger: Ledger, ending: Any) -> None:
+async def test_rows_have_the_same_checksum_when_read_as_when_written(ledger: Ledger, ending: Any) -> None:
     [job] = await admit(ledger, b"a.jpg")
     [record] = await complete(ledger, ending(job))
     [again] = await ledger.owed(0, 9)
@@ -378,7 +378,7 @@ async def test_a_change_of_the_reason_of_a_failure_is_found_as_damage(ledger: Le
     assert record.damage == "its row"
 
 
-async def test_a_check_ends_early_when_it_is_not_to_go_on(ledger: Ledger) -> None:
+async def test_a_check_ends_early_when_it_is_stopped(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job))
     with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:

@@ -1,4 +1,4 @@
-"""What an earlier version left can be used: its ledger is migrated, and no image is annotated again."""
+"""The state folder of an earlier version can be used: its ledger is migrated, and no image is processed again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from daemon.layout import resolve_models
 from tests.daemon_process import STAGES, Place, picture
 
 RELEASED = sorted(Path(__file__).parent.glob("released-*"))  # frozen; one for each version with a ledger of another form
-# What lay there, and lies there still, by the row's number.
+# The files that were there and must still be there, by the row's number.
 FILES = {8: ("kept/a.ppm", 1), 5: ("kept/sub/b.ppm", 7), 2: ("kept/third.ppm", 8), 10: ("kept/waiting.ppm", 4)}
 OTHERS = {3: ("kept/broken.jpg", b"no picture"), 4: ("kept/notes.txt", b"words")}
 MOVED = {7: ("done/moved/c.ppm", picture(3)), 6: ("failed/moved/cut.jpg", b"not one")}
 KNOWN = {"pending": 1, "done": 5, "failed": 2, "skipped": 1, "gone": 1}
-NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # whatever a model is asked fails
+NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # every call of a model fails
 
 
 def restore(released: Path, folder: Path) -> Place:
@@ -60,14 +60,16 @@ def states(place: Place) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("released", RELEASED, ids=lambda folder: folder.name)
-def test_all_that_an_earlier_version_left_is_there_and_nothing_is_annotated_again(released: Path, tmp_path: Path) -> None:
+def test_everything_that_an_earlier_version_left_is_there_and_nothing_is_processed_again(
+    released: Path, tmp_path: Path
+) -> None:
     place = restore(released, tmp_path)
     assert states(place) == KNOWN
     assert counted(place, "verify")["counts"] == {"whole": 6}
     sidecars = {file: file.read_bytes() for file in place.site.results.rglob("*.json")}
     rows = place.rows("SELECT id, path, digest, bin, criteria, reason, finished_at, location FROM image ORDER BY id")
     place.configure({"stages": NO_MODEL, "pipeline": {"max_attempts": 1}})
-    assert place.run_once().returncode == 1  # what was waiting asks a model
+    assert place.run_once().returncode == 1  # pending images run a model
     assert states(place) == KNOWN | {"pending": 0, "failed": 3}
     assert {file: file.read_bytes() for file in place.site.results.rglob("*.json")} == sidecars
     kept = place.rows("SELECT id, path, digest, bin, criteria, reason, finished_at, location FROM image WHERE id < 10")
@@ -84,12 +86,12 @@ def test_all_that_an_earlier_version_left_is_there_and_nothing_is_annotated_agai
     assert {file: file.read_bytes() for file in place.site.results.rglob("*.json")} == sidecars
 
 
-RENEWED = {"released-0.1.0": {"ocr"}}  # stages whose answers have changed since, by intention: the changelog says how
+RENEWED = {"released-0.1.0": {"ocr"}}  # stages whose answers were changed since; the changelog describes the changes
 
 
 @pytest.mark.parametrize("released", RELEASED, ids=lambda folder: folder.name)
 def test_the_mini_packs_models_are_the_same_ones(released: Path, tmp_path: Path) -> None:
-    """Otherwise `redo --stale` would annotate all images again, and every model would run again for equal bytes."""
+    """Otherwise `redo --stale` would process all images again, and every model would run again for equal bytes."""
     specs = resolve_models(parse({}, tmp_path), [])
     fingerprints = json.loads((released / "fingerprints.json").read_text())
     changed = {stage for stage, spec in specs.items() if spec.fingerprint != fingerprints[stage]}

@@ -44,8 +44,8 @@ def tables_of(path: Path) -> list[str]:
     return sorted(re.sub(r"--.*|\s", "", sql) for (sql,) in made)
 
 
-def test_an_older_ledger_comes_to_have_the_very_tables_of_a_new_one_and_keeps_its_rows(older: Path, tmp_path: Path) -> None:
-    """Whoever changes the schema must add what brings older ledgers there."""
+def test_an_older_ledger_gets_exactly_the_tables_of_a_new_one_and_keeps_its_rows(older: Path, tmp_path: Path) -> None:
+    """A change of the schema needs a migration of older ledgers."""
     schema.connect(older).close()
     schema.connect(tmp_path / "new.sqlite").close()
     assert tables_of(older) == tables_of(tmp_path / "new.sqlite")
@@ -55,7 +55,7 @@ def test_an_older_ledger_comes_to_have_the_very_tables_of_a_new_one_and_keeps_it
 
 
 @pytest.mark.anyio
-async def test_an_older_ledger_knows_its_files_whatever_number_their_disk_had(older: Path) -> None:
+async def test_an_older_ledger_knows_its_files_although_their_device_number_has_changed(older: Path) -> None:
     with closing(Ledger(older)) as ledger:
         assert await ledger.register([(Path("/srv/inbox"), 0)], []) == [1]
         assert await ledger.admit([make_file(b"a.jpg"), make_file(b"b.jpg", inode=3)]) == Admitted(0, 0, 0)
@@ -117,7 +117,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_not_as_visiond_makes_it_is_found_when_it_is_opened(
+def test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened(
     older: Path, monkeypatch: pytest.MonkeyPatch, damage: str, small: bool
 ) -> None:
     if not small:
@@ -195,7 +195,7 @@ def test_a_newer_ledger_is_refused_by_every_command_and_left_untouched(older: Pa
         Reader(older)
 
 
-def test_a_ledger_that_cannot_be_opened_for_want_of_descriptors_says_so(tmp_path: Path) -> None:
+def test_the_message_says_when_the_ledger_cannot_be_opened_for_lack_of_descriptors(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:

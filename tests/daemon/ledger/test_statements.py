@@ -42,7 +42,7 @@ def test_few_different_statements_serve_any_number_of_rows(connection: sqlite3.C
     assert len(statements._expanded) <= 5
 
 
-def test_rows_of_one_column_are_a_list_and_other_parameters_stand_before_them(connection: sqlite3.Connection) -> None:
+def test_rows_of_one_column_are_a_list_and_other_parameters_come_before_them(connection: sqlite3.Connection) -> None:
     run_rows(connection, "test_insert", [(number, "even" if number % 2 == 0 else "odd") for number in range(50)])
     found = run_rows(connection, "test_select", [(number,) for number in range(10, 20)], "odd")
     assert sorted(found) == [(11,), (13,), (15,), (17,), (19,)]
@@ -69,8 +69,8 @@ def test_every_statement_is_one_that_sqlite_accepts(name: str) -> None:
     ("name", "index"),
     [("fresh", "fresh"), ("again", "again"), ("next_again", "again"), ("owed", "owed"), ("oldest_pending", "fresh")],
 )
-def test_what_is_asked_again_and_again_does_not_look_at_what_is_done(name: str, index: str) -> None:
-    """Of a million images, each would be looked at for each batch."""
+def test_repeated_queries_do_not_read_finished_images(name: str, index: str) -> None:
+    """Otherwise each batch would read all of a million images."""
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SQL["schema"])
         plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", (7,) * SQL[name].count("?")).fetchall()

@@ -23,7 +23,7 @@ def test_an_image_leaves_pending_once_and_not_when_it_is_to_be_tried_again() -> 
     assert counts.outcomes() == {PENDING: 1, DONE: 1, FAILED: 1}
 
 
-def test_what_was_there_at_the_start_is_no_outcome_of_this_run() -> None:
+def test_images_that_had_ended_before_do_not_count_as_ended_in_this_run() -> None:
     counts = begun(PENDING=1, DONE=1000, FAILED=2)
     assert counts.outcomes() == {PENDING: 1}
 

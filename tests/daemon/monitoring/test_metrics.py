@@ -1,4 +1,4 @@
-"""Counters are there before their first event: Prometheus sees no increase in one that is born at 1."""
+"""Counters exist before their first event: Prometheus sees no increase in one that starts at 1."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_event_gives_birth_to_a_label_set(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_killed_once_has_made_the_counter_rise_by_one(tmp_path: Path) -> None:
-    """What increase() reckons: the last sample less the first one, each with the same labels."""
+    """What increase() computes: the last sample minus the first one with the same labels."""
     with Daemon(Place(tmp_path)) as daemon:
         before = counted(daemon)
         os.kill(daemon.workers()[0], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Annotates finished images again, by real processes: they go through the stages under another configuration."""
+"""Processes finished images again with real processes and another configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from daemon.state import CONTROL, lock_state, socket_address
 from tests.daemon_process import STAGES, Daemon, Place, counts_of, picture
 
-NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # whatever a model is asked fails
+NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # every call of a model fails
 NO_TEXT = {"text_boxes_threshold": 100}
 ANY_TEXT = {"text_boxes_threshold": 0}
 
@@ -30,7 +30,7 @@ def annotated(folder: Path, images: int = 6, **settings: Any) -> Place:
 
 
 def redo(place: Place, *arguments: str | Path) -> tuple[str, str]:
-    """What the command says, on either output."""
+    """What the command prints, on both outputs."""
     done = place.command("redo", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
@@ -86,7 +86,7 @@ def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Pat
     place.assert_kept(DONE=6)
 
 
-def test_what_has_no_file_any_more_or_another_one_stays_as_it_is_and_is_counted(tmp_path: Path) -> None:
+def test_images_whose_file_is_gone_or_replaced_stay_as_they_are_and_are_counted(tmp_path: Path) -> None:
     tables = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "move", "keep")]
     place = Place(tmp_path, {"inbox": tables, "binning": NO_TEXT})
     for table in tables:
@@ -98,14 +98,14 @@ def test_what_has_no_file_any_more_or_another_one_stays_as_it_is_and_is_counted(
     printed, left = redo(place, "--all")
     assert printed == "1 image pending again\n"
     assert sorted(left.splitlines()) == [
-        "1 image not queued: their file is no longer the one that was annotated.",
+        "1 image not queued: their file has changed since it was processed.",
         "2 images not queued: their file is gone.",
         "2 images not queued: their inbox is not in the configuration.",
     ]
     assert counts_of(place) == {"DONE": 5, "PENDING": 1}
 
 
-def test_a_running_daemon_annotates_again_and_its_counts_stay_right(tmp_path: Path) -> None:
+def test_a_running_daemon_processes_images_again_and_its_counts_stay_right(tmp_path: Path) -> None:
     place = Place(tmp_path, {"inbox": [{"on_success": "move", "settle_seconds": 0.1}]})
     place.drop_many(range(3))
     with Daemon(place) as daemon:
@@ -152,7 +152,7 @@ def test_a_file_that_goes_before_it_is_read_once_more_leaves_its_result(tmp_path
     assert place.judge(deleted=frozenset([b"00000.ppm"])).problems == []
 
 
-def test_what_fails_this_time_is_failed_and_its_last_sidecar_stays_until_another_replaces_it(tmp_path: Path) -> None:
+def test_an_image_that_fails_in_a_redo_is_failed_and_keeps_its_sidecar_until_another_replaces_it(tmp_path: Path) -> None:
     place = annotated(tmp_path, 1, inbox=[{"on_success": "move", "settle_seconds": 0.1}], pipeline={"reuse_results": False})
     place.drop("00000.ppm", picture(1))  # so that there is an older result too, whose sidecar it replaced
     assert place.run_once().returncode == 0
@@ -194,10 +194,10 @@ def test_an_image_that_lies_in_a_bin_is_not_replaced_by_a_link_to_itself(tmp_pat
     place.configure({"output": {"bins": "link"}})
     printed, left = redo(place, "--all")
     assert printed == "0 images pending again\n"
-    assert 'they are in a bin themselves, and bins = "link" moves no image' in left
+    assert 'their files are in a bin, and bins = "link" moves no image' in left
 
 
-def test_a_rebuilt_ledger_annotates_what_it_found_where_it_lies(tmp_path: Path) -> None:
+def test_with_a_rebuilt_ledger_images_are_processed_again_where_they_are(tmp_path: Path) -> None:
     place = annotated(tmp_path, 2, output={"bins": "move"})
     shutil.rmtree(tmp_path / "state")
     assert place.command("repair").returncode == 0
@@ -216,7 +216,7 @@ def test_a_rebuilt_ledger_annotates_what_it_found_where_it_lies(tmp_path: Path) 
         (["broken.jpg"], os.EX_NOINPUT, "is FAILED, not DONE"),
     ],
 )
-def test_what_is_no_done_image_is_refused(tmp_path: Path, arguments: list[str], status: int, word: str) -> None:
+def test_an_image_that_is_not_done_is_refused(tmp_path: Path, arguments: list[str], status: int, word: str) -> None:
     place = Place(tmp_path)
     place.drop("broken.jpg", b"no picture")
     place.run_once()

@@ -65,7 +65,7 @@ def test_a_reader_never_sees_a_torn_sidecar(tmp_path: Path) -> None:
     assert all(seen)
 
 
-def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_scrap(
+def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destination, record = open_destination(tmp_path), drop(tmp_path)
@@ -130,7 +130,7 @@ def block_by_file(results: Path) -> None:
 
 
 def block_by_length(results: Path) -> None:
-    """Nothing: the path itself is too long."""
+    """Do nothing: the path itself is too long."""
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_sidecar_whose_place_is_taken_goes_to_the_top_under_a_digest(
     assert not list(results.rglob(".visiond-*"))
 
 
-def test_an_inbox_with_a_name_has_sub_folders_of_its_own(tmp_path: Path) -> None:
+def test_an_inbox_with_a_name_has_its_own_sub_folders(tmp_path: Path) -> None:
     tables = {"inbox": [{"path": "in1", "name": "cam"}, {"path": "in2", "name": "scan"}], "output": {"failed": "/var/failed"}}
     config = parse(tables, tmp_path)
     destinations = [Destination.of(inbox, config) for inbox in config.inbox]
@@ -196,7 +196,7 @@ def test_a_failed_image_has_its_reason_next_to_it_and_is_never_deleted(
     assert msgspec.json.decode(record.sidecar)["reason"] == "truncated"
 
 
-def test_an_image_that_comes_to_be_done_leaves_the_failed_folder(tmp_path: Path) -> None:
+def test_an_image_that_becomes_done_leaves_the_failed_folder(tmp_path: Path) -> None:
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path, **FAILED)
     placed = destination.publish(record)
     assert placed.location is not None
@@ -215,7 +215,7 @@ def test_an_image_that_fails_again_stays_where_its_first_failure_put_it(tmp_path
     assert tree(tmp_path) == {"failed/a.jpg": b"image", "failed/a.jpg.json": again.sidecar}
 
 
-def test_images_that_failed_under_one_name_have_a_reason_each_and_lose_it_when_they_come_to_be_done(tmp_path: Path) -> None:
+def test_failed_images_with_the_same_name_have_their_own_reasons_and_lose_them_when_they_become_done(tmp_path: Path) -> None:
     destination = open_destination(tmp_path, on_success="move")
     first = drop(tmp_path, data=b"cut", **FAILED)
     destination.publish(first)
@@ -384,7 +384,7 @@ def test_a_bin_that_has_the_only_copies_keeps_them_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bins", ["link", "copy"])
 @pytest.mark.parametrize("blocker", ["bins/A/sub/a.jpg/", "bins/A/sub", "bins/B/sub/a.jpg/", "failed/sub/a.jpg.json/"])
-def test_what_stands_in_the_way_in_a_bin_does_not_stop_the_daemon(tmp_path: Path, bins: str, blocker: str) -> None:
+def test_a_file_in_the_way_in_a_bin_does_not_stop_the_daemon(tmp_path: Path, bins: str, blocker: str) -> None:
     path = tmp_path / blocker
     path.parent.mkdir(parents=True)
     path.mkdir() if blocker.endswith("/") else path.write_bytes(b"")
@@ -393,7 +393,7 @@ def test_what_stands_in_the_way_in_a_bin_does_not_stop_the_daemon(tmp_path: Path
     assert (tmp_path / "results" / "sub" / "a.jpg.json").read_bytes() == record.sidecar
 
 
-def test_what_the_user_keeps_among_the_bins_is_left_alone(tmp_path: Path) -> None:
+def test_the_users_own_folders_among_the_bins_are_left_alone(tmp_path: Path) -> None:
     record = drop(tmp_path)
     mine = tmp_path / "bins" / "holidays" / "a.jpg"
     mine.parent.mkdir(parents=True)
@@ -410,7 +410,7 @@ class Crash(BaseException):
 
 
 def crash_after(calls: int, patch: pytest.MonkeyPatch) -> None:
-    """After so many calls that touch files, each further one is as if the process were dead."""
+    """After this number of calls that change files, further ones do nothing, as if the process were dead."""
     left = itertools.count(calls, -1)
 
     def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -431,7 +431,7 @@ def test_publishing_again_after_a_crash_at_any_step_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bins: str, on_success: str, fields: dict[str, Any]
 ) -> None:
     def publish(root: Path, calls: int) -> bool:
-        """Whether it was over before so many calls; publishes again if not."""
+        """Whether it took fewer calls than this; if not, publishes again."""
         destination, record = open_destination(root, bins, on_success), drop(root, b"sub/a.jpg", **fields)
         with monkeypatch.context() as patch, contextlib.suppress(Crash):
             crash_after(calls, patch)

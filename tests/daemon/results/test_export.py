@@ -87,14 +87,14 @@ def test_a_row_has_a_column_for_each_figure() -> None:
     assert row["digest"] == "sha256:" + "00" * 32
 
 
-def test_what_a_stage_did_not_say_is_empty() -> None:
+def test_columns_of_a_stage_that_did_not_run_are_empty() -> None:
     row = row_of(make_record(INBOX, outputs=make_outputs(stages=["clip"]), models=[MODELS[2]]))
     empty = ("text", "text_boxes", "text_area_ratio", "objects", "object_count", "caption", "clip_similarity")
     assert {row[name] for name in empty} == {None}
     assert row_of(make_record(INBOX, outputs=make_outputs(stages=["ocr"])))["tags"] is None
 
 
-def test_a_stage_that_found_nothing_is_not_one_that_did_not_run() -> None:
+def test_a_stage_without_findings_is_distinguished_from_one_that_did_not_run() -> None:
     row = row_of(make_record(INBOX, outputs=make_outputs(0)))
     assert (row["text"], row["text_boxes"], row["objects"], row["object_count"]) == ("", 0, [], 0)
 
@@ -114,7 +114,7 @@ def test_a_name_that_is_not_utf_8_also_has_its_bytes() -> None:
     assert row_of(make_record(INBOX, "ä.jpg".encode()))["path_base64"] == ""
 
 
-def test_the_docs_tell_every_column_in_its_order() -> None:
+def test_the_docs_list_every_column_in_its_order() -> None:
     text = (Path(__file__).parents[3] / "docs" / "results.md").read_text().partition("## Export")[2].partition("## Bins")[0]
     reported = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
     assert [name for names in reported for name in names] == [*COLUMNS, *parquet.FURTHER]
@@ -164,7 +164,7 @@ async def test_columns_and_types_are_those_that_are_published(reader: Reader, tm
     ]
 
 
-async def test_all_formats_tell_the_same(reader: Reader, tmp_path: Path) -> None:
+async def test_all_formats_contain_the_same_results(reader: Reader, tmp_path: Path) -> None:
     for suffix in ("csv", "jsonl", "parquet"):
         write(reader, tmp_path / f"all.{suffix}", suffix)
     expected = [row_of(record) for record in reader.finished()]
@@ -239,7 +239,7 @@ async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(ledger: 
     assert row["clip_similarity"] == "-0.5"  # a number stays one
 
 
-# What Parquet alone has
+# Columns that only Parquet has
 
 
 def embed(*values: float) -> Output:
@@ -259,7 +259,7 @@ async def test_the_docs_example_reads_every_embedding(ledger: Ledger, tmp_path: 
 
 
 async def export_embeddings(ledger: Ledger, file: Path, *answers: Output | None) -> tuple[str, list[Any], list[str]]:
-    """The type of the column, its values, and what was said. Each answer is of a model and in a file of its own."""
+    """The type of the column, its values, and the warnings. Each answer is of a different model and file."""
     for number, answer in enumerate(answers):
         models = [Model("clip", f"clip-{number}", "") if model.stage == "clip" else model for model in MODELS]
         await ledger.register([(INBOX, 0)], models)
@@ -281,7 +281,7 @@ async def test_embeddings_of_one_length_are_lists_of_that_size_and_null_without_
     assert (kind, values, said) == ("fixed_size_list<element: float>[2]", [[0.5, -1.0], None, [2.0, 0.25]], [])
 
 
-async def test_embeddings_of_several_lengths_are_plain_lists_and_it_is_said(ledger: Ledger, tmp_path: Path) -> None:
+async def test_embeddings_of_several_lengths_are_plain_lists_and_are_reported(ledger: Ledger, tmp_path: Path) -> None:
     kind, values, said = await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2))
     assert (kind, values) == ("list<element: float>", [[0.5, -1.0], None, [2.0]])
     assert said[0].startswith("Embeddings have several lengths (1, 2): the column embedding has plain lists")
@@ -371,7 +371,7 @@ def test_shares_add_up_to_one(text: str, ratio: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("text", ["A", "A=", "A=x", "A=1=2", "A=0", "A=0.5,B=-1", "A=nan", "A=inf"])
-def test_what_is_no_mix_is_refused(text: str) -> None:
+def test_an_invalid_mix_is_refused(text: str) -> None:
     with pytest.raises(WrongArgument, match="--ratio"):
         parse_ratio(text)
 
@@ -381,12 +381,12 @@ async def test_a_bin_that_is_not_there_is_refused_with_those_that_are(reader: Re
         write(reader, tmp_path / "z.jsonl", bin_name="Z")
     with pytest.raises(WrongArgument, match="There is no bin Y, Z"):
         write(reader, tmp_path / "z.jsonl", A=0.5, Y=0.2, Z=0.3)
-    with pytest.raises(WrongArgument, match="give one of them"):
+    with pytest.raises(WrongArgument, match="use only one of them"):
         write(reader, tmp_path / "z.jsonl", bin_name="A", A=1.0)
     assert not (tmp_path / "z.jsonl").exists()
 
 
-async def test_a_bin_of_ones_own_rule_can_be_written(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_bin_of_a_users_rule_can_be_exported(ledger: Ledger, tmp_path: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, dataclasses.replace(done(job), bin="Receipts"))
     with contextlib.closing(Reader(ledger.path)) as reader:
@@ -394,7 +394,7 @@ async def test_a_bin_of_ones_own_rule_can_be_written(ledger: Ledger, tmp_path: P
         assert write(reader, tmp_path / "b.jsonl", bin_name="B") == 0
 
 
-# Whole or not at all
+# Complete or not at all
 
 
 class Interrupted(Reader):

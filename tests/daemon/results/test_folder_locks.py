@@ -53,7 +53,7 @@ def test_daemons_whose_inboxes_have_other_names_may_share_the_top_folders(tmp_pa
                 pass
 
 
-def test_where_folders_cannot_be_locked_it_is_said_and_work_goes_on(
+def test_if_folders_cannot_be_locked_that_is_reported_and_work_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(fd: int, mode: int) -> None:

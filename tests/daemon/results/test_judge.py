@@ -78,7 +78,7 @@ def test_a_rule_of_the_users_chooses_the_bin_and_the_criteria_stay() -> None:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Rule]:
-    """Makes a module of a user's own of some text and loads a rule from it, as a configuration names it."""
+    """Write a module of the user from this text, and load a rule from it as a configuration names it."""
 
     def write(text: str, name: str) -> Rule:
         (tmp_path / "users_rules.py").write_text(text)
@@ -199,7 +199,7 @@ def test_the_pause_has_a_bound() -> None:
     assert end(stumbled(attempts=40), max_attempts=100).not_before == STEADY + LONGEST_PAUSE_SECONDS
 
 
-def test_an_image_whose_inbox_is_away_is_tried_as_often_as_it_takes() -> None:
+def test_an_image_whose_inbox_is_away_is_tried_until_it_can_be_read() -> None:
     away = make_job(attempts=2, failure=Failure(Reason.UNREADABLE, "Connection timed out", transient=True, away=True))
     ending = end(away, max_attempts=3, retry_seconds=5.0)
     assert (ending.status, ending.attempts, ending.not_before) == (JobStatus.PENDING, 2, STEADY + 5.0)

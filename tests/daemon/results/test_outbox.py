@@ -1,4 +1,4 @@
-"""Sinks follow the ledger by themselves: each gets every record at least once, and none holds up another or the work."""
+"""Sinks follow the ledger by themselves: each gets every record at least once, and none delays another or the work."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def open_outbox(ledger: Ledger, reader: Reader, **sinks: Sink) -> Outbox:
 
 
 async def publish(ledger: Ledger, *paths: bytes, into: Outbox | None = None, size: int = 3) -> list[int]:
-    """New images, annotated and published. into: an outbox that hears of it, as from the publisher."""
+    """New images, processed and published. into: an outbox to notify, as the publisher does."""
     await ledger.admit([make_file(path, size=size) for path in paths])
     return await annotate(ledger, into=into)
 
@@ -101,7 +101,7 @@ async def annotate(ledger: Ledger, into: Outbox | None = None) -> list[int]:
 
 
 async def deliver(opened: Outbox) -> None:
-    """All that there is, as at the end of `run --once`."""
+    """Deliver everything, as at the end of `run --once`."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(opened.run)
         await opened.finish()
@@ -199,7 +199,7 @@ async def test_a_sink_that_is_no_longer_configured_holds_no_records_back(ledger:
     assert sink.ids == [2]
 
 
-async def test_what_every_sink_has_leaves_the_outbox(ledger: Ledger, reader: Reader) -> None:
+async def test_records_that_every_sink_has_leave_the_outbox(ledger: Ledger, reader: Reader) -> None:
     first, second = Collecting(), Collecting()
     second.broken = OSError("away")
     opened = await open_outbox(ledger, reader, first=first, second=second)
@@ -213,7 +213,7 @@ async def test_what_every_sink_has_leaves_the_outbox(ledger: Ledger, reader: Rea
     assert (first.ids, second.ids) == ([1], [1])
 
 
-async def test_an_image_that_is_annotated_again_has_two_records(ledger: Ledger, reader: Reader) -> None:
+async def test_an_image_that_is_processed_again_has_two_records(ledger: Ledger, reader: Reader) -> None:
     sink = Collecting()
     opened = await open_outbox(ledger, reader, sink=sink)
     [image] = await publish(ledger, b"a.jpg", into=opened)
@@ -247,9 +247,7 @@ async def test_pruning_leaves_what_a_sink_does_not_have(ledger: Ledger, reader: 
     assert reader.find_number(1) is None
 
 
-async def test_a_record_that_is_damaged_in_the_ledger_is_annotated_again_and_delivered_then(
-    ledger: Ledger, reader: Reader
-) -> None:
+async def test_an_image_whose_record_is_damaged_is_processed_again_and_then_delivered(ledger: Ledger, reader: Reader) -> None:
     sink = Collecting()
     await open_outbox(ledger, reader, sink=sink)
     await publish(ledger, b"a.jpg", b"b.jpg")
@@ -258,7 +256,7 @@ async def test_a_record_that_is_damaged_in_the_ledger_is_annotated_again_and_del
     with capture_logs() as logs:
         await deliver(opened)
     assert sink.ids == [2]
-    assert logs[0]["event"] == "result damaged in the ledger; the image is annotated again, not published"
+    assert logs[0]["event"] == "result damaged in the ledger; it is not published, and the image is processed again"
     opened = await open_outbox(ledger, reader, sink=sink)
     assert await annotate(ledger, into=opened) == [1]
     await deliver(opened)

@@ -16,12 +16,12 @@ from tests.inputs import animation, png
 from tests.makers import MODELS, admit, complete, done
 
 
-def test_a_files_pages_stand_in_sidecar_export_and_show_and_survive_the_ledger(tmp_path: Path) -> None:
+def test_the_page_count_is_in_sidecar_export_and_show_and_survives_the_ledger(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop("pages.tif", animation("TIFF"))
     place.drop("one.png", png())
     assert place.run_once().returncode == 0
-    place.drop("again.tif", animation("TIFF"))  # answered from the ledger: its header is not looked at
+    place.drop("again.tif", animation("TIFF"))  # result from the ledger: its header is not read
     assert place.run_once().returncode == 0
     assert [place.sidecar(name)["source"].get("pages") for name in ("pages.tif", "again.tif", "one.png")] == [3, 3, None]
     assert "the first of 3 pages or frames" in " ".join(place.command("show", "again.tif").stdout.split())
@@ -36,7 +36,7 @@ def test_a_files_pages_stand_in_sidecar_export_and_show_and_survive_the_ledger(t
 
 
 @pytest.mark.anyio
-async def test_where_bytes_are_read_otherwise_than_before_row_and_checksum_agree(tmp_path: Path) -> None:
+async def test_when_bytes_are_read_differently_than_before_row_and_checksum_agree(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with closing(Ledger(path)) as ledger:
         await ledger.register([(Path("/inbox"), 0)], MODELS)

@@ -1,4 +1,4 @@
-"""An image that could not leave its inbox is tried again, and is never in the way of a later version."""
+"""An image that could not leave its inbox is tried again, and never blocks a later version."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def end(ledger: Ledger, file: Path, data: bytes) -> Job:
 
 
 def publish(publisher: Publisher, destinations: Mapping[int, Destination], record: Record) -> Publication:
-    """As a station does it."""
+    """As a station does."""
     publication = publish_records([record], destinations)
     publisher.note(publication)
     return publication
@@ -88,7 +88,7 @@ async def test_a_line_of_the_jsonl_output_that_a_crash_has_torn_is_ended_before_
     assert file.read_bytes() == record.sidecar + b'{"schema":"visi\n' + record.sidecar
 
 
-async def test_an_earlier_version_that_is_held_never_takes_a_later_ones_place(
+async def test_an_earlier_version_that_is_held_never_replaces_a_later_one(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_flight: set[bytes] = set()

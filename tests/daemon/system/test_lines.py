@@ -20,7 +20,7 @@ from tests.daemon_process import PATIENCE, Daemon, Place, wait_for
 
 
 class Outlet:
-    """A stream that takes nothing while it is shut."""
+    """A stream that blocks while it is shut."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -127,7 +127,7 @@ def test_however_it_ends_no_line_before_that_is_lost(end: str) -> None:
 
 
 @pytest.mark.parametrize(("end", "status"), [("raise RuntimeError", 1), ("pass", 0)])
-def test_a_pipe_that_nobody_reads_holds_up_no_end(end: str, status: int) -> None:
+def test_a_pipe_that_nobody_reads_does_not_delay_the_exit(end: str, status: int) -> None:
     reader, writer = os.pipe()
     try:
         run = subprocess.run([sys.executable, "-c", PROGRAM % (5000, end)], stderr=writer, timeout=PATIENCE, check=False)
@@ -184,7 +184,7 @@ def test_the_log_goes_on_after_its_thread(tmp_path: Path, monkeypatch: pytest.Mo
     assert "late" in (tmp_path / "log").read_text()
 
 
-def test_a_worker_that_prints_more_than_a_pipe_holds_is_not_held_up(tmp_path: Path) -> None:
+def test_a_worker_that_prints_more_than_a_pipe_holds_is_not_blocked(tmp_path: Path) -> None:
     program = "import sys\nif 'daemon.workers.child' in sys.orig_argv:\n    sys.stderr.write('chatter\\n' * 50_000)"
     (tmp_path / "sitecustomize.py").write_text(program)
     reader, writer = os.pipe()

@@ -32,7 +32,7 @@ def test_away_from_a_terminal_each_event_is_a_json_object_on_a_line() -> None:
     ("format", "stream", "console"),
     [("auto", Terminal(), True), ("auto", io.StringIO(), False), ("console", io.StringIO(), True), ("json", Terminal(), False)],
 )
-def test_people_on_a_terminal_get_text(format: str, stream: io.StringIO, console: bool) -> None:
+def test_on_a_terminal_the_log_is_text(format: str, stream: io.StringIO, console: bool) -> None:
     set_up(format=format, stream=stream)
     structlog.get_logger().info("ready", workers=4)
     [line] = lines_of(stream)
@@ -41,7 +41,7 @@ def test_people_on_a_terminal_get_text(format: str, stream: io.StringIO, console
     assert "workers" in line
 
 
-def test_text_away_from_a_terminal_has_no_colours() -> None:
+def test_text_away_from_a_terminal_has_no_colors() -> None:
     stream = io.StringIO()
     set_up(format="console", stream=stream)
     structlog.get_logger().error("paused")
@@ -109,6 +109,6 @@ def test_a_trace_on_a_terminal_has_its_lines_and_nothing_else_that_commands_it()
         ("a\u2028b\u200b", "a\\u2028b\\u200b"),
     ],
 )
-def test_what_is_not_printable_becomes_a_visible_escape(text: str, escaped: str) -> None:
+def test_unprintable_characters_become_visible_escapes(text: str, escaped: str) -> None:
     assert escape(text) == escaped
     assert escaped.isprintable()

@@ -51,7 +51,7 @@ def run(then: str, *prefix: str, once: bool = False) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_before_the_work_an_order_ends_the_daemon_with_success(name: str) -> None:
+def test_before_the_work_a_signal_ends_the_daemon_with_success(name: str) -> None:
     assert run(KILL.format(name=name)).returncode == 0
 
 
@@ -60,31 +60,31 @@ def test_before_the_work_of_run_once_it_ends_with_the_shells_status(name: str, s
     assert run(KILL.format(name=name), once=True).returncode == status
 
 
-def test_during_the_work_orders_are_handed_over_and_after_it_they_change_nothing() -> None:
+def test_during_the_work_signals_are_passed_on_and_after_it_they_change_nothing() -> None:
     ended = run(LISTEN)
     assert (ended.returncode, ended.stdout) == (0, "SIGTERM\nstill here\n")
 
 
-def test_what_was_ignored_at_the_start_stays_ignored() -> None:
+def test_signals_that_were_ignored_at_the_start_stay_ignored() -> None:
     ended = run(LISTEN.replace("SIGTERM)", "SIGTERM); os.kill(os.getpid(), signal.SIGHUP)") + "\nprint('and here')", "nohup")
     assert ended.stdout == "SIGTERM\nstill here\nand here\n"
 
 
-def test_a_thread_that_hangs_does_not_hold_up_the_end() -> None:
+def test_a_thread_that_hangs_does_not_delay_the_exit() -> None:
     program = "import threading, time\nfrom daemon import cli\ncli.LEAVE_SECONDS = 0.1\n"
     program += "threading.Thread(target=time.sleep, args=(600,)).start()\nprint('said')\ncli.leave_threads(3)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ended.returncode, ended.stdout) == (3, "said\n")
 
 
-def test_orders_have_handlers_before_anything_slow_is_imported() -> None:
+def test_signals_have_handlers_before_anything_slow_is_imported() -> None:
     program = EARLY.format(argv=["visiond", "run", "--once"])
     once, *modules = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=PATIENCE).split()
     assert once == "True"
     assert {"asyncio", "typer", "pydantic", "structlog"}.isdisjoint(modules)
 
 
-async def test_where_nobody_left_at_once_before_the_handlers_come_back() -> None:
+async def test_without_an_early_exit_the_earlier_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with signals.listening() as orders:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -57,7 +57,7 @@ def test_every_line_of_a_json_log_is_one_object_whoever_printed_it(place: Place)
     assert run.returncode == 1
     events = {entry["event"]: entry for entry in lines(run.stderr)}
     assert events["worker printed"]["text"] == "hello from a library"
-    assert "ValueError: a fault that was asked for" in events["worker printed a traceback"]["exception"]
+    assert "ValueError: a requested fault" in events["worker printed a traceback"]["exception"]
     assert events["it logs this"]["logger"] == "some.library"
     assert any("UserWarning: take care" in event for event in events)
     assert (thread := events["a thread raised an error"])["thread"] == "unlucky"
@@ -72,7 +72,7 @@ def test_a_bug_in_the_daemon_is_one_line_with_its_traceback_and_its_own_exit_sta
     assert "RuntimeError: a defect made to order" in last["exception"]
 
 
-def test_what_ends_a_run_is_an_event_too(tmp_path: Path) -> None:
+def test_an_error_that_ends_a_run_is_logged_as_an_event(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.inbox().rmdir()
     run = place.run_once()
@@ -80,7 +80,7 @@ def test_what_ends_a_run_is_an_event_too(tmp_path: Path) -> None:
     assert f"inbox {place.inbox()} does not exist" in lines(run.stderr)[-1]["event"]
 
 
-def test_a_worker_that_prints_without_end_is_not_held_up_and_fills_no_log(place: Place) -> None:
+def test_a_worker_that_prints_without_end_is_not_blocked_and_fills_no_log(place: Place) -> None:
     with Daemon(place, PYTHONPATH=str(place.folder), FLOOD="1") as daemon:
         place.drop_many(range(20))
         daemon.wait_idle(20)
@@ -92,7 +92,7 @@ def test_a_worker_that_prints_without_end_is_not_held_up_and_fills_no_log(place:
     place.assert_kept(DONE=20)
 
 
-async def test_what_a_process_prints_at_its_end_is_heard_and_its_pipe_closed() -> None:
+async def test_what_a_process_prints_at_its_end_is_logged_and_its_pipe_is_closed() -> None:
     printed, output = await Printed.open("w/0")
     os.write(output, b"Traceback (most recent call last):\n  line\nValueError: \xff\n")
     os.close(output)

@@ -51,7 +51,7 @@ def test_without_systemd_nothing_is_sent() -> None:
     assert notifier.watchdog_seconds is None
 
 
-def test_a_systemd_that_does_not_listen_is_no_reason_to_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_systemd_that_does_not_listen_does_not_end_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     Notifier().alive()
 
@@ -77,7 +77,7 @@ def test_no_descriptor_is_left_open(systemd: socket.socket) -> None:
 def test_the_watchdogs_time_is_taken_when_it_is_meant_for_this_process(
     monkeypatch: pytest.MonkeyPatch, microseconds: str, beside: int | None, seconds: float | None
 ) -> None:
-    """beside: the process that is meant, counted from this one."""
+    """beside: the process that WATCHDOG_PID names, as a difference from this one."""
     monkeypatch.setenv("WATCHDOG_USEC", microseconds)
     if beside is not None:
         monkeypatch.setenv("WATCHDOG_PID", str(os.getpid() + beside))

@@ -26,7 +26,7 @@ LATER = 3e9  # after the end of every image here, in Unix seconds: all is old
 
 
 async def add_version(ledger: Ledger, path: bytes, mtime_ns: int, regular: bool = True) -> Job:
-    """The next version of a file, in hand if it is to be worked on."""
+    """The next version of a file, in flight if it must be processed."""
     await ledger.admit([make_file(path, mtime_ns=mtime_ns, regular=regular)])
     found = await ledger.next_jobs(1, ())
     return found[0] if found else Job(0, 1, path, b"", make_file().version, 0, 0.0)
@@ -71,7 +71,7 @@ async def test_replaced_and_gone_versions_go_with_their_results_and_the_newest_s
     assert counted(await prune(ledger, LATER)) == {}
 
 
-async def test_what_is_not_old_enough_stays(ledger: Ledger) -> None:
+async def test_rows_that_are_not_old_enough_stay(ledger: Ledger) -> None:
     await replaced_and_gone(ledger)
     assert counted(await prune(ledger, 1.9e9)) == {}
 
@@ -101,13 +101,13 @@ async def not_published(ledger: Ledger) -> None:
 
 
 async def failed_after_a_result(ledger: Ledger) -> None:
-    """The sidecar is the earlier version's still."""
+    """The sidecar is still that of the earlier version."""
     await publish(ledger, done(await add_version(ledger, b"a.jpg", 1)))
     await publish(ledger, failed(await add_version(ledger, b"a.jpg", 2)))
 
 
 async def skipped_after_a_failure(ledger: Ledger) -> None:
-    """The reason stands."""
+    """The reason is still there."""
     await publish(ledger, failed(await add_version(ledger, b"a.jpg", 1)))
     await add_version(ledger, b"a.jpg", 2, regular=False)
 
@@ -117,14 +117,14 @@ async def skipped_after_a_failure(ledger: Ledger) -> None:
     [gone_after_a_result, moved, not_published, failed_after_a_result, skipped_after_a_failure],
     ids=lambda f: f.__name__,
 )
-async def test_what_something_is_known_by_stays(ledger: Ledger, make: Callable[[Ledger], Any]) -> None:
+async def test_versions_that_are_still_needed_stay(ledger: Ledger, make: Callable[[Ledger], Any]) -> None:
     await make(ledger)
     assert counted(survey(ledger.path, LATER, lambda: False)) == counted(await prune(ledger, LATER)) == {}
     assert rows(ledger, "SELECT id FROM image") == [1, 2]
 
 
 def seen_by_others(path: Path) -> dict[str, Any]:
-    """What export, verify, repair, retry, redo and list go by; of files that are only GONE nothing is left to go by."""
+    """What export, verify, repair, retry, redo and list read; of files that are only GONE nothing is left."""
     with contextlib.closing(Reader(path)) as reader:
         walks = ("finished", "published", "pending", "owed", "set_aside")
         seen: dict[str, Any] = {name: [record.id for record in getattr(reader, name)()] for name in walks}
@@ -134,7 +134,7 @@ def seen_by_others(path: Path) -> dict[str, Any]:
     return seen
 
 
-def test_whatever_befell_a_file_what_others_see_of_it_is_the_same_afterwards(tmp_path: Path) -> None:
+def test_after_any_history_of_a_file_pruning_changes_nothing_that_others_see(tmp_path: Path) -> None:
     chance = seeded()
     ledger = Ledger(tmp_path / "ledger.sqlite")
     insert = "INSERT INTO image VALUES (?, 1, ?, 0, ?, 1, 1, 1, 0, ?, ?, 1, 0, ?, NULL, ?, ?, '{}', NULL, NULL, ?, ?, 0, NULL)"
@@ -178,7 +178,7 @@ async def test_results_of_bytes_that_come_again_while_it_prunes_stay(ledger: Led
     assert ledger.touched is None
 
 
-async def test_what_is_needed_again_since_it_was_found_stays(ledger: Ledger) -> None:
+async def test_rows_that_are_needed_again_since_they_were_found_stay(ledger: Ledger) -> None:
     await replaced_and_gone(ledger)
     spare = rows(ledger, "SELECT id FROM image")[:1]
     newest = rows(ledger, "SELECT MAX(id) FROM image WHERE path = CAST('a.jpg' AS BLOB)")
@@ -212,7 +212,7 @@ def test_an_age_has_a_unit(text: str, seconds: float) -> None:
 
 
 def replaced(folder: Path) -> Place:
-    """Forty files, each annotated twice, all of it a year ago."""
+    """Forty files, each processed twice, a year ago."""
     place = Place(folder)
     for first in (0, 40):
         for number in range(40):
@@ -221,7 +221,7 @@ def replaced(folder: Path) -> Place:
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
         past = "finished_at = finished_at - 31536000, seen_at = seen_at - 31536000, checksum = NULL"
         connection.execute(f"UPDATE image SET {past}")
-    assert place.command("repair").returncode == 0  # the times stand in the sidecars
+    assert place.command("repair").returncode == 0  # the times are in the sidecars
     return place
 
 
@@ -251,7 +251,7 @@ def test_the_command_prunes_with_and_without_a_daemon_and_verify_finds_all_whole
     assert place.rows("SELECT COUNT(*) FROM image") == [(40 + running,)]  # nothing was taken for new
 
 
-def test_without_a_ledger_nothing_is_made(tmp_path: Path) -> None:
+def test_without_a_ledger_nothing_is_created(tmp_path: Path) -> None:
     place = Place(tmp_path)
     for options in ((), ("--dry-run",)):
         assert "There is no ledger" in place.command("prune", *options).stderr

@@ -49,7 +49,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Clock:
-    """What time it is is what a test says."""
+    """A clock that a test sets."""
 
     def __init__(self, now: float = NIGHT) -> None:
         self.now = now
@@ -73,7 +73,7 @@ async def open_upkeep(tmp_path: Path, inbox: Path) -> AsyncIterator[Callable[...
 
 
 async def do_all(keeper: Upkeep) -> list[str]:
-    """Everything that is due, one after another."""
+    """Run everything that is due, one task after another."""
     done: list[str] = []
     while task := keeper.next_task():
         await keeper.perform(task)
@@ -82,7 +82,7 @@ async def do_all(keeper: Upkeep) -> list[str]:
 
 
 def damage(ledger: Path) -> None:
-    """A page of its tables and indexes is lost, on the disk."""
+    """Overwrite a page of its tables and indexes on the disk."""
     with contextlib.closing(sqlite3.connect(ledger)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (page,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'version'").fetchone()
@@ -113,7 +113,7 @@ def test_quiet_hours_are_local_and_may_cross_midnight(hours: str, clock: str, qu
 
 
 @pytest.mark.parametrize("hours", ["2-5", "02:00", "24:00-05:00", "02:00-02:00", "02:60-05:00"])
-def test_what_are_no_quiet_hours_is_refused(tmp_path: Path, hours: str) -> None:
+def test_invalid_quiet_hours_are_refused(tmp_path: Path, hours: str) -> None:
     with pytest.raises(ConfigError, match="quiet_hours"):
         parse({"upkeep": {"quiet_hours": hours}}, tmp_path)
 
@@ -131,7 +131,7 @@ async def test_tasks_are_done_once_in_their_interval_in_quiet_hours_alone(open_u
     assert await do_all(open_upkeep(Clock(clock.now - HOUR))) == []  # a later daemon knows what was done
 
 
-async def test_what_is_off_is_never_done_and_nothing_begins_while_images_are_in_flight(
+async def test_disabled_tasks_never_run_and_none_starts_while_images_are_in_flight(
     open_upkeep: Callable[..., Upkeep],
 ) -> None:
     assert await do_all(open_upkeep(Clock(), is_idle=False)) == []
@@ -167,7 +167,7 @@ async def test_a_damaged_ledger_is_reported_counted_and_checked_again_an_hour_la
     assert await do_all(keeper) == ["verify"]
 
 
-async def test_what_went_well_is_kept_and_shown_by_a_later_daemon(open_upkeep: Callable[..., Upkeep], tmp_path: Path) -> None:
+async def test_a_later_daemon_shows_the_last_success(open_upkeep: Callable[..., Upkeep], tmp_path: Path) -> None:
     assert len(await do_all(open_upkeep(Clock()))) == 4
     later = open_upkeep(Clock())
     assert [(chore.task, chore.outcome, chore.succeeded_at) for chore in later.chores()] == [
@@ -205,7 +205,7 @@ async def test_only_the_newest_backups_are_kept_and_nothing_else_is_touched(ledg
         assert reader.counts()[JobStatus.PENDING] == 1
 
 
-async def test_a_backup_is_never_taken_for_an_old_one_whatever_the_others_are_called(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_new_backup_is_never_removed_as_old_whatever_the_names_of_the_others(ledger: Ledger, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
     for year in (2098, 2099):  # of a clock that was wrong
@@ -255,7 +255,7 @@ async def test_a_backup_is_of_one_moment_though_images_come_all_the_time(
         assert (reader.counts()[JobStatus.PENDING], now.counts()[JobStatus.PENDING]) == (2000, 2010)
 
 
-async def test_a_copy_of_a_damaged_ledger_takes_no_good_ones_place(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_copy_of_a_damaged_ledger_replaces_no_good_one(ledger: Ledger, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     good = back_up_into(ledger.path, folder, 1, NIGHT, lambda: False)
     damage(ledger.path)
@@ -353,7 +353,7 @@ async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
     assert ledger.path.stat().st_size == size
 
 
-async def test_what_must_be_in_no_transaction_is_in_none_though_others_wait_with_it(ledger: Ledger) -> None:
+async def test_work_that_must_not_run_in_a_transaction_runs_outside_of_one_although_requests_wait(ledger: Ledger) -> None:
     go, answers = threading.Event(), []
 
     async def ask(work: Any) -> None:

@@ -1,4 +1,4 @@
-"""HTTP connections over real sockets: who asks is answered, who does not is let go of."""
+"""HTTP connections over real sockets: clients that send a request get an answer, others are disconnected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.daemon_process import PATIENCE, make_certificate
 
 pytestmark = pytest.mark.anyio
 
-NEVER = 3600  # seconds: what is not told otherwise is not let go of, by uvicorn neither
+NEVER = 3600  # seconds: with the default limits no connection is closed in a test, nor by uvicorn
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
@@ -99,7 +99,9 @@ async def test_the_handshake_that_takes_longest_makes_room(monkeypatch: pytest.M
             assert (await client.receive()).startswith(b"HTTP/1.1 204")
 
 
-async def test_who_has_waited_longest_makes_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_client_that_waited_longest_is_disconnected_for_one_that_sends_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connections, "MOST_WAITING", 2)
     async with served() as port, contextlib.AsyncExitStack() as stack:
         clients = []
@@ -112,7 +114,7 @@ async def test_who_has_waited_longest_makes_room_for_who_asks(monkeypatch: pytes
             assert (await client.receive()).startswith(b"HTTP/1.1 204")
 
 
-async def test_where_descriptors_are_few_who_has_waited_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (3, 3))  # each client has one that the work needs
     async with served() as port, contextlib.AsyncExitStack() as stack:
         clients = []

@@ -22,7 +22,7 @@ from tests.daemon_process import picture
 
 
 def open_chain(count: int, oom_above: int) -> tuple[Chain, Batch]:
-    """A fake stage that has memory for `oom_above` marked images, and a batch of `count` such."""
+    """A fake stage that has memory for `oom_above` marked images, and a batch of `count` such images."""
     options = {"fail": {"MEMORY": "oom"}, "oom_above": oom_above}
     spec = StageSpec("ocr", "fake", batch_size=count, options=options)
     setup = Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["ocr"])
@@ -32,7 +32,7 @@ def open_chain(count: int, oom_above: int) -> tuple[Chain, Batch]:
     return chain, Batch(0, [Item(0, len(data), {})] * count)
 
 
-def test_what_did_not_fit_is_not_asked_for_again() -> None:
+def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     chain, batch = open_chain(8, oom_above=2)
     first, second = chain.run(batch), chain.run(batch)
     assert [outcome.reason for outcome in first.outcomes + second.outcomes] == [""] * 16
@@ -46,12 +46,12 @@ def test_more_is_tried_again_after_a_while() -> None:
     allowance.shrink(64)
     for _ in range(REGROW_CALLS):
         assert allowance.most == 32
-        allowance.note_fit(5)  # a small batch says nothing of a large one
+        allowance.note_fit(5)  # a small batch says nothing about a large one
         allowance.note_fit(32)
     assert allowance.most == 64
 
 
-def test_when_the_pixels_of_a_batch_do_not_fit_fewer_are_held_at_once_from_then_on() -> None:
+def test_when_the_pixels_of_a_batch_do_not_fit_later_batches_are_smaller() -> None:
     chain, batch = open_chain(8, oom_above=8)
     seen: list[Entry] = []
 
@@ -115,8 +115,8 @@ def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, si
     ("run", "told"),
     [
         (lambda images: [], "ocr: ValueError: 0 answers for 1 images"),
-        (lambda images: [Ocr([], np.float32(0), 0.0)] * len(images), "ocr gave a result that cannot be stored: "),
-        (lambda images: [Ocr([], 0, math.nan)] * len(images), "ocr gave a result that cannot be stored: "),
+        (lambda images: [Ocr([], np.float32(0), 0.0)] * len(images), "ocr returned a result that cannot be stored: "),
+        (lambda images: [Ocr([], 0, math.nan)] * len(images), "ocr returned a result that cannot be stored: "),
     ],
 )
 def test_a_stage_that_answers_wrongly_is_named_and_the_worker_lives(
@@ -129,7 +129,7 @@ def test_a_stage_that_answers_wrongly_is_named_and_the_worker_lives(
         assert outcome.detail.startswith(told)
 
 
-def test_an_earlier_result_of_another_type_is_as_good_as_none() -> None:
+def test_an_earlier_result_of_another_type_is_treated_as_missing() -> None:
     spec = StageSpec("blip", "fake")
     data = picture(1)
     chain = Chain(Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["clip", "blip"]), memoryview(data))

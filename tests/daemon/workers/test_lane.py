@@ -1,4 +1,4 @@
-"""A segment at work, over a pool of stand-ins."""
+"""A segment at work, with a fake pool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPLY = Reply(0, [Outcome("JPEG", 8, 8, {})], [])
 
 
 class FakePool:
-    """One worker with a slot or more. `lost`: how many batches cost it its life, and nobody waits for another worker."""
+    """One worker with one or more slots. `lost`: the number of batches of which it dies; a new worker is there at once."""
 
     def __init__(self, slots: int = 1, lost: int = 0) -> None:
         self.seats = [SimpleNamespace(setup=SimpleNamespace(threads=slots))]
@@ -56,7 +56,7 @@ class FakePool:
 
 
 class FakePipeline:
-    """Commits what was answered when the test says so, and queues again what was lost."""
+    """Commits answers when the test says so, and queues lost images again."""
 
     def __init__(self, committing: anyio.Event | None = None) -> None:
         self._committing = committing
@@ -91,7 +91,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def settle() -> None:
-    """Until no task can go on by itself."""
+    """Wait until no task can continue by itself."""
     await anyio.wait_all_tasks_blocked()
 
 

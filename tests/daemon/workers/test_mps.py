@@ -1,4 +1,4 @@
-"""Workers that share a GPU by MPS. NVIDIA's control program is a script here, and what tries it out says what a test wants."""
+"""Workers that share a GPU by MPS. NVIDIA's control program is a script here, and a test sets the result of its trial."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_all_that_share_a_gpu_have_one_server_until_it_is_stopped(trial: P
     assert await server.share() == {}
 
 
-async def test_where_it_does_not_work_workers_take_turns_and_it_is_tried_once(
+async def test_if_mps_does_not_work_workers_take_turns_and_it_is_tried_once(
     trial: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_program(trial, PYTHON.format(python=shlex.quote(REAL_PYTHON), status=3))
@@ -129,7 +129,7 @@ def test_an_administrators_server_at_the_usual_place_too(trial: Path, monkeypatc
     assert not is_installed()
 
 
-def test_without_the_control_program_there_is_none(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_control_program_there_is_no_server(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial.with_name(mps.CONTROL).unlink()
     monkeypatch.setenv("PATH", str(trial.parent))
     assert not is_installed()
@@ -166,7 +166,7 @@ def test_only_several_workers_of_a_gpu_share_it_and_only_where_that_is_wanted(
     assert [seat.device for seat in lane.pool.seats if seat.server] == servers * 2
 
 
-def test_a_server_does_not_outlive_a_daemon_that_is_killed_nor_its_folder_the_next_start(trial: Path) -> None:
+def test_after_a_daemon_is_killed_its_server_ends_and_the_next_start_removes_the_servers_folder(trial: Path) -> None:
     environment = os.environ | {"TMPDIR": str(trial.parent)}
     told = subprocess.run([trial, "-c", PARENT, trial], env=environment, capture_output=True, text=True, check=False)
     assert told.returncode == -signal.SIGKILL
@@ -195,7 +195,7 @@ async def start_and_stop() -> None:
 
 
 @pytest.mark.parametrize("end", ["segfault", "lost", ""])
-async def test_the_first_that_is_lost_ends_the_sharing_only_its_own_image_fails_and_nothing_is_left_behind(
+async def test_the_first_lost_worker_ends_the_sharing_and_only_its_own_image_fails(
     end: str, trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
@@ -211,7 +211,7 @@ async def test_the_first_that_is_lost_ends_the_sharing_only_its_own_image_fails_
     assert failed_as(place.assert_kept(DONE=40, **({"FAILED": 1} if poison else {})), "poison") == poison
 
 
-async def test_status_and_metrics_tell_which_workers_share_their_gpu(
+async def test_status_and_metrics_show_which_workers_share_their_gpu(
     trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
@@ -234,7 +234,7 @@ def mps_of(worker: Worker) -> bool:
     return PIPES.encode() in Path(f"/proc/{worker.process.pid}/environ").read_bytes()
 
 
-async def test_those_that_shared_with_a_lost_one_begin_anew_without_and_nothing_is_their_images_fault(
+async def test_workers_that_shared_a_gpu_with_a_lost_one_restart_without_sharing_and_no_image_is_blamed(
     trial: Path,
 ) -> None:
     setup = Setup("w", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)

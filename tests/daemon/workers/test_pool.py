@@ -1,4 +1,4 @@
-"""The pool with workers that are no workers of ours: programs that cannot start or talk nonsense."""
+"""The pool with other programs as workers: they cannot start, or send nonsense."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ line.recv(1)
 
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[Seat]:
-    """A pool of one seat, which starts whatever program sys.executable names."""
+    """A pool of one seat, which starts the program in sys.executable."""
     setup = Setup("w/0", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
     seat = Seat(setup, "cpu", {})
     with contextlib.closing(Slab(1 << 20)) as slab:
@@ -63,7 +63,7 @@ async def test_a_worker_that_cannot_be_started_is_tried_again_for_ever(
         await until(lambda: seat.state == "ready")
 
 
-async def test_a_message_too_long_to_be_one_costs_the_worker_its_seat_and_no_memory(
+async def test_a_message_that_is_too_long_ends_the_worker_and_uses_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     babbler = tmp_path / "babbler"

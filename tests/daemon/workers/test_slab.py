@@ -43,7 +43,7 @@ def test_a_file_gets_the_first_gap_that_is_large_enough(slab: Slab) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_free_neighbours_become_one_gap_in_whatever_order_they_are_released(slab: Slab, order: tuple[int, ...]) -> None:
+def test_free_neighbors_become_one_gap_in_whatever_order_they_are_released(slab: Slab, order: tuple[int, ...]) -> None:
     extents = [take(slab, BLOCKS // 4) for _ in range(4)]
     for index in order:
         slab.release(extents[index])
@@ -59,7 +59,7 @@ def test_extents_start_on_a_cache_line_and_keep_their_exact_length(slab: Slab) -
     assert len(slab.window(second)) == ALIGNMENT + 1
 
 
-def test_an_empty_file_has_a_place_of_its_own(slab: Slab) -> None:
+def test_an_empty_file_gets_its_own_extent(slab: Slab) -> None:
     empty, next_ = slab.try_reserve(0), slab.try_reserve(0)
     assert empty is not None
     assert next_ is not None
@@ -76,7 +76,7 @@ def test_only_what_can_ever_be_held_fits() -> None:
     slab.close()
 
 
-async def test_whoever_waits_is_served_first_come_first_served(slab: Slab) -> None:
+async def test_waiters_are_served_in_order(slab: Slab) -> None:
     everything = take(slab, BLOCKS)
     served: list[int] = []
 
@@ -102,7 +102,7 @@ async def test_a_small_file_does_not_overtake_a_large_one_that_waits(slab: Slab)
     assert slab.try_reserve(1) is not None
 
 
-async def test_a_waiter_that_is_cancelled_does_not_hold_up_the_next(slab: Slab) -> None:
+async def test_a_waiter_that_is_cancelled_does_not_delay_the_next(slab: Slab) -> None:
     most = take(slab, BLOCKS - 1)
     reserved: list[Extent] = []
 
@@ -139,7 +139,7 @@ async def test_a_waiter_that_is_cancelled_in_the_moment_it_is_woken_loses_no_roo
 
 @given(st.lists(st.one_of(st.integers(0, 700), st.floats(0, 0.999)), max_size=60))
 def test_extents_never_overlap_and_all_is_one_gap_in_the_end(steps: list[int | float]) -> None:
-    """An integer reserves so many bytes, a float releases one of the extents that are held."""
+    """An integer reserves this number of bytes, a float releases one of the reserved extents."""
     slab = Slab(2048)
     held: list[Extent] = []
     for number, step in enumerate(steps):

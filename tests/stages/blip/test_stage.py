@@ -26,7 +26,7 @@ NEW_TOKENS = 20
 
 @pytest.fixture(scope="session")
 def talkative(blank_pack: Pack, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Random weights made to look at the image: captions differ, and some end early."""
+    """Random weights whose captions depend on the image: captions differ, and some end early."""
     folder = tmp_path_factory.mktemp("talkative")
     source = resolve(blank_pack, "blip").files["model"]
     model = load_model(BlipForConditionalGeneration, source, torch.float32, "cpu")
@@ -266,7 +266,7 @@ def test_cuda_graphs_give_the_same_tokens_as_the_plain_step(talker: BlipForCondi
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_says_what_a_cpu_says(talkative: str, blank_pack: Pack, pictures: list[Image]) -> None:
+def test_a_gpu_writes_the_same_captions_as_a_cpu(talkative: str, blank_pack: Pack, pictures: list[Image]) -> None:
     expected = [answer.text for answer in run(make_stage(talkative), pictures)]
     for image in pictures:
         assert image.pixels is not None

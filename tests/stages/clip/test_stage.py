@@ -41,7 +41,7 @@ def run(stage: ClipStage, images: list[Image]) -> list[Clip]:
 def test_embeddings_are_those_of_the_stock_processor_and_model(blank_pack: Pack, mixed_images: list[Image]) -> None:
     folder = resolve(blank_pack, "clip").files["model"]
     model, stock = load_model(CLIPModel, folder, torch.float32, "cpu"), CLIPImageProcessor.from_pretrained(folder)
-    images = [image for image in mixed_images if image.width > 3]  # else it takes the columns for colours
+    images = [image for image in mixed_images if image.width > 3]  # otherwise it takes the columns for colors
     for image, answer in zip(images, run(make_stage(blank_pack), images), strict=True):
         with torch.inference_mode():
             pixels = stock(images=[image.pixels], return_tensors="pt")["pixel_values"]

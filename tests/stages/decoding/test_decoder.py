@@ -20,11 +20,11 @@ from stages.decoding import decoder as decoder_module
 from stages.decoding.decoder import Decoder, Decoders
 from stages.decoding.images import inspect
 from tests.daemon_process import PATIENCE, wait_for
-from tests.inputs import CATALOGUE, COLOURS, ODD, Input, encode, grey_16, jpeg, mutate, picture, png, tiff
+from tests.inputs import CATALOGUE, COLORS, ODD, Input, encode, gray_16, jpeg, mutate, picture, png, tiff
 
 LIMITS = Limits()
 QUICK = Limits(decode_seconds=0.5)  # of processor time
-STALL = 8.0  # times that: how long a machine may stand still and no good picture is given up
+STALL = 8.0  # times that: a machine may stand still this long without failing a good picture
 ROOT = Path(__file__).parents[3]
 
 SABOTAGE = """
@@ -52,7 +52,7 @@ DEEDS = {
 
 
 def sabotaged(deed: str) -> list[str]:
-    """A decoder child that does `deed` when it meets a picture 13 pixels wide, and decodes all others."""
+    """A decoder child that runs `deed` when it gets a picture 13 pixels wide, and decodes all others."""
     return [sys.executable, "-P", "-c", SABOTAGE.format(deed=deed)]
 
 
@@ -96,7 +96,7 @@ def wait_for_end(pid: int, seconds: float = PATIENCE) -> bool:
         os.close(handle)
 
 
-# What comes out
+# Results
 
 
 @pytest.mark.parametrize("given", CATALOGUE, ids=lambda given: given.name)
@@ -115,20 +115,20 @@ def test_every_input_ends_in_its_state(shared: Decoder, given: Input) -> None:
 PICTURES = [
     given
     for given in ODD
-    if not any(word in given.name for word in ("grey", "1-bit", "1 × 1", "float", "16-bit", "profile", "alpha", "rgba"))
+    if not any(word in given.name for word in ("gray", "1-bit", "1 × 1", "float", "16-bit", "profile", "alpha", "rgba"))
     and given.name not in ("jpeg, arithmetic-coded", "png, palette with transparency", "pbm")
-] + [Input("jpeg, broken colour profile", lambda: jpeg(icc_profile=b"no profile" * 20), None)]
+] + [Input("jpeg, broken color profile", lambda: jpeg(icc_profile=b"no profile" * 20), None)]
 
 
 @pytest.mark.parametrize("given", PICTURES, ids=lambda given: given.name)
 def test_colors_and_orientation_survive_every_format(shared: Decoder, given: Input) -> None:
     pixels = shared.decode(*entry(given.make()))
     corners = [pixels[y, x].tolist() for y in (3, -4) for x in (3, -4)]
-    assert np.abs(np.array(corners) - np.array(list(COLOURS.values()))).max() <= 6
+    assert np.abs(np.array(corners) - np.array(list(COLORS.values()))).max() <= 6
 
 
-@pytest.mark.parametrize("data", [png(grey_16()), tiff(grey_16())], ids=["png", "tiff"])
-def test_16_bit_grey_keeps_its_mid_tones(shared: Decoder, data: bytes) -> None:
+@pytest.mark.parametrize("data", [png(gray_16()), tiff(gray_16())], ids=["png", "tiff"])
+def test_16_bit_gray_keeps_its_mid_tones(shared: Decoder, data: bytes) -> None:
     pixels = shared.decode(*entry(data))
     assert pixels[0, :, 0].tolist() == list(range(256))
     assert (pixels == pixels[:1, :, :1]).all()
@@ -139,7 +139,7 @@ def test_floats_are_stretched_between_their_own_extremes(shared: Decoder) -> Non
     assert shared.decode(*entry(tiff(ramp)))[0, :, 0].tolist() == list(range(256))
 
 
-@pytest.mark.parametrize("name", ["png, rgba", "png, grey and alpha", "png, palette with transparency", "webp, rgba"])
+@pytest.mark.parametrize("name", ["png, rgba", "png, gray and alpha", "png, palette with transparency", "webp, rgba"])
 def test_transparent_pixels_are_blended_with_white(shared: Decoder, name: str) -> None:
     (make,) = [given.make for given in ODD if given.name == name]
     pixels = shared.decode(*entry(make()))
@@ -166,7 +166,7 @@ def test_decoded_pixels_are_a_copy(shared: Decoder) -> None:
     assert np.array_equal(first, before)
 
 
-# What may go wrong
+# Faults
 
 
 @pytest.mark.parametrize("deed", DEEDS)
@@ -273,14 +273,14 @@ def test_killing_the_parent_leaves_no_child(tmp_path: Path, second: bytes) -> No
         parent.stdout.readline()  # before there is a child
         child = int(parent.stdout.readline())
         handle = os.pidfd_open(child)
-        if second is TRAP:  # it has begun: idle, it would leave by itself
+        if second is TRAP:  # it has begun: an idle child would exit by itself
             wait_for(lambda: sum(psutil.Process(child).cpu_times()[:2]) > 1.5, "the second picture at work")
         parent.kill()
     assert select.select([handle], [], [], PATIENCE)[0]
     os.close(handle)
 
 
-# What the child is
+# The child process
 
 
 def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
@@ -362,7 +362,7 @@ def register_heif_opener(**options):
 
 @pytest.fixture
 def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a pillow-heif in the children's way that reads PNG, and does `deed` when it has."""
+    """Gives the children a fake pillow-heif that reads PNG, and then runs `deed`."""
 
     def install(deed: str = "pass") -> None:
         (tmp_path / "pillow_heif.py").write_text(PLUG_IN.format(deed=deed))
@@ -402,7 +402,7 @@ def test_an_error_does_not_keep_its_image_in_memory() -> None:
     (error,) = pool.decode_all([(memoryview(slab), Header("PNG", 96, 64, 1))])
     pool.close()
     assert isinstance(error, ImageError)
-    slab.clear()  # BufferError while anything still looks into it
+    slab.clear()  # BufferError while anything still uses it
 
 
 def test_two_threads_share_a_pool() -> None:

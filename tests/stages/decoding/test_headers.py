@@ -26,9 +26,9 @@ from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg,
 LIMITS = Limits()
 
 
-@pytest.mark.filterwarnings("ignore:(Corrupt|Possibly corrupt) EXIF data")  # said by Pillow
+@pytest.mark.filterwarnings("ignore:(Corrupt|Possibly corrupt) EXIF data")  # according to Pillow
 @pytest.mark.parametrize("odd", [odd for odd in ODD if not odd.name.startswith("png, text")], ids=lambda odd: odd.name)
-def test_a_header_says_what_pillow_says(odd: Input) -> None:
+def test_a_header_has_the_size_and_orientation_that_pillow_finds(odd: Input) -> None:
     data = odd.make()
     if odd.name == "heic":
         import pillow_heif
@@ -42,7 +42,7 @@ def test_a_header_says_what_pillow_says(odd: Input) -> None:
 
 
 def pages_of(image: Image.Image) -> int:
-    """As Pillow counts them; it reads one picture of an MPO or HEIC here, and follows no ring."""
+    """The number that Pillow counts; it reads one picture of an MPO or HEIC here, and follows no ring."""
     return 1 if image.format in ("MPO", "JPEG", "HEIF") else getattr(image, "n_frames", 1)
 
 

@@ -18,7 +18,7 @@ from stages.base import Header, ImageError, Limits, Reason
 from stages.decoding import formats, images
 from stages.decoding.decoder import Decoders
 from stages.decoding.images import Encoded, decode, inspect
-from tests.inputs import CATALOGUE, COLOURS, Input, avif_named_heic, encode, huge_png, jpeg, oriented, picture, png, ycck_jpeg
+from tests.inputs import CATALOGUE, COLORS, Input, avif_named_heic, encode, huge_png, jpeg, oriented, picture, png, ycck_jpeg
 
 LIMITS = Limits()
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ def entry(data: bytes) -> Encoded:
 
 
 def spoil(data: bytes) -> bytes:
-    """A JPEG whose header is fine, and whose Huffman tables are not."""
+    """A JPEG with a valid header and invalid Huffman tables."""
     at = data.index(b"\xff\xc4") + 5
     return data[:at] + b"\xff" * 16 + data[at + 16 :]
 
@@ -83,7 +83,7 @@ def test_a_refusal_names_the_size_and_the_setting() -> None:
 
 
 @pytest.mark.parametrize("size", [(90, 70), (100, 1)])
-def test_an_image_is_allowed_by_what_its_refusal_says(size: tuple[int, int]) -> None:
+def test_an_image_is_allowed_after_the_change_that_its_refusal_names(size: tuple[int, int]) -> None:
     data = memoryview(png(Image.new("L", size)))
     limits = Limits(max_pixels=50, max_aspect_ratio=1.2)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_the_refusal_of_heic_names_the_plug_in_and_heic_is_read_with_it(monkeypa
 
 
 def test_a_batch_keeps_its_order_when_an_image_is_broken(decoders: Decoders) -> None:
-    broken = jpeg(picture(32, 32)).replace(b"\xff\xdb", b"\xff\xfe")  # no quantisation tables
+    broken = jpeg(picture(32, 32)).replace(b"\xff\xdb", b"\xff\xfe")  # no quantization tables
     batch = [entry(png(picture(20, 10))), entry(broken), entry(jpeg(picture(30, 40)))]
     first, second, third = decode(batch, "cpu", decoders, LIMITS)
     assert isinstance(second, ImageError)
@@ -170,11 +170,11 @@ def assert_is_the_picture(pixels: torch.Tensor | ImageError | None, tolerance: i
     assert isinstance(pixels, torch.Tensor)
     assert pixels.shape == (3, 64, 96)
     corners = [pixels[:, y, x].tolist() for y in (3, -4) for x in (3, -4)]
-    assert np.abs(np.array(corners) - np.array(list(COLOURS.values()))).max() <= tolerance
+    assert np.abs(np.array(corners) - np.array(list(COLORS.values()))).max() <= tolerance
 
 
 def photo() -> Image.Image:
-    """Like a photograph of print: detail in the brightness, soft colours, sharp dark strokes."""
+    """Like a photograph of print: detail in the brightness, soft colors, sharp dark strokes."""
     random = np.random.default_rng(1)
 
     def blotches(width: int, height: int, spread: float) -> Image.Image:
@@ -193,7 +193,7 @@ def photo() -> Image.Image:
 def test_the_gpu_and_pillow_agree(
     cuda: torch.device, decoders: Decoders, subsampling: str, most: float, progressive: bool
 ) -> None:
-    """In grey levels, mean. nvJPEG does not smooth between subsampled colours as libjpeg does; full ones are equal."""
+    """In gray levels, mean. nvJPEG does not smooth between subsampled colors as libjpeg does; full ones are equal."""
     batch = [entry(jpeg(photo(), subsampling=subsampling, progressive=progressive))]
     (on_gpu,) = decode(batch, cuda, decoders, LIMITS)
     (on_cpu,) = decode(batch, "cpu", decoders, LIMITS)

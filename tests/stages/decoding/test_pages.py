@@ -10,7 +10,7 @@ from tests.inputs import animation, encode, jpeg, looped_tiff, picture, png
 
 
 def tiff_of(pages: int, *, kind: int = 0, big: bool = False) -> bytes:
-    """Directories of one entry each, a NewSubfileType, one behind the other."""
+    """Consecutive directories, each with one entry, a NewSubfileType."""
     size, head = (36, 16) if big else (18, 8)
     places = [head + size * page for page in range(pages)]
     chain = zip(places, [*places[1:], 0], strict=True)

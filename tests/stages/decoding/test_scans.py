@@ -78,7 +78,7 @@ def test_unreadable_huffman_tables_are_left_to_the_decoder() -> None:
 
 
 def test_the_check_for_zeros_is_fast() -> None:
-    """Microseconds for a whole photograph; even of zeros alone a hundred megabytes take no minute."""
+    """It takes microseconds for a photograph, and less than a minute for a hundred megabytes of zeros."""
     data = memoryview(jpeg(Image.effect_noise((900, 700), 60).convert("RGB")))
     start = read_jpeg_frame(data).pixels_at
     started = time.process_time()

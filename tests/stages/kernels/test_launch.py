@@ -1,4 +1,5 @@
-"""The fused kernels against torch's own operations: on a GPU as compiled, elsewhere by Triton's interpreter (conftest.py)."""
+"""Compares the fused kernels with torch's own operations: compiled on a GPU, otherwise in Triton's interpreter
+(conftest.py)."""
 
 from __future__ import annotations
 

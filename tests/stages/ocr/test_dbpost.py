@@ -25,9 +25,9 @@ def draw_map(seed: int, *shape: int) -> Array:
     height, width = shape or 32 * random.integers(4, 24, 2)
     bars = np.zeros((height, width), np.float32)
     for _ in range(random.integers(1, 25)):
-        centre, size = random.uniform(0, (width, height)), random.uniform((3, 1), (width / 2, 30))
+        center, size = random.uniform(0, (width, height)), random.uniform((3, 1), (width / 2, 30))
         angle = random.choice([0, random.uniform(-5, 5), random.uniform(0, 180), 45])
-        corners = cv2.boxPoints((centre.tolist(), size.tolist(), float(angle)))
+        corners = cv2.boxPoints((center.tolist(), size.tolist(), float(angle)))
         cv2.fillPoly(bars, [corners.astype(np.int32)], random.uniform(0.3, 1))
     return cv2.GaussianBlur(bars, (0, 0), 1.2)
 
@@ -55,8 +55,8 @@ def test_maps_find_together_what_each_finds_alone() -> None:
 def test_a_box_grows_to_clippers_outline(slant: float) -> None:
     random = np.random.default_rng(int(slant))
     for _ in range(300):
-        centre, size = random.uniform(20, 900, 2), random.uniform(3, (600, 60))
-        corners = cv2.boxPoints((centre.tolist(), size.tolist(), random.uniform(-slant, slant)))
+        center, size = random.uniform(20, 900, 2), random.uniform(3, (600, 60))
+        corners = cv2.boxPoints((center.tolist(), size.tolist(), random.uniform(-slant, slant)))
         ours = cv2.convexHull(grow(order_corners(corners[None]), 1.6)[0])
         theirs = cv2.convexHull(RAPID.unclip(corners).astype(np.int32))
         assert {tuple(point) for point in ours[:, 0].tolist()} == {tuple(point) for point in theirs[:, 0].tolist()}

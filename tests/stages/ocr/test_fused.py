@@ -1,4 +1,4 @@
-"""The fused networks against the plain ones, weights and all: on a GPU as compiled, elsewhere by Triton's interpreter."""
+"""Compares the fused networks with the plain ones, with their weights: compiled on a GPU, otherwise in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_the_fused_recognizer_reads_the_same_text_and_nothing_beyond_the_line() 
     theirs, ours = plain.infer(lines, resized, padded), FusedRecognizer(plain).infer(lines, resized, padded)
     inside = torch.arange(4, device=DEVICE) < count_steps(padded)[:, None]
     assert inside.sum() == 2 + 4
-    sure = (theirs[1] > 0.4) | ~inside  # elsewhere rounding may choose
+    sure = (theirs[1] > 0.4) | ~inside  # at other steps rounding may decide
     assert torch.equal(ours[0][sure], theirs[0][sure])
     torch.testing.assert_close(ours[1][inside], theirs[1][inside], atol=2e-2, rtol=0)

@@ -18,7 +18,8 @@ FILES = {role: str(path) for role, path in weight_files().items()}
 
 
 class Loader(NetworkLoader):
-    """Compiles until `compiled` is set; then makes other plain networks, for want of a GPU, or raises its errors one by one."""
+    """Compiles until `compiled` is set; then makes other plain networks, as there is no GPU, or raises its errors one by
+    one."""
 
     def __init__(self, *errors: Exception) -> None:
         self.compiled, self.errors = threading.Event(), list(errors)

@@ -176,10 +176,10 @@ def test_repeats_and_blanks_are_left_out() -> None:
     [
         ([1, 0, 2, 0, 0], [0.9, 1.0, 0.9, 1.0, 1.0], False),
         ([1, 0, 2, 0, 0], [0.7, 1.0, 0.8, 1.0, 1.0], True),  # characters that are not sure
-        ([1, 0, 2, 0, 0], [0.9, 0.4, 0.9, 1.0, 1.0], True),  # something stood between them
+        ([1, 0, 2, 0, 0], [0.9, 0.4, 0.9, 1.0, 1.0], True),  # there was something between them
         ([1, 0, 2, 0, 0], [0.9, 1.0, 0.9, 0.1, 0.1], False),  # right of a line a GPU's steps mean nothing
         ([1, 3, 2, 0, 0], [0.9, 0.9, 0.9, 1.0, 1.0], False),
-        ([3, 1, 3, 0, 3], [0.9, 0.9, 0.9, 1.0, 0.9], True),  # spaces round words that are not there
+        ([3, 1, 3, 0, 3], [0.9, 0.9, 0.9, 1.0, 0.9], True),  # spaces around words that were left out
     ],
 )
 def test_a_line_is_guessed_by_its_doubts(classes: list[int], probabilities: list[float], guessed: bool) -> None:
@@ -229,12 +229,12 @@ def test_a_turned_page_has_the_same_text_in_the_same_order(turns: int, stage: Oc
     upright, page = draw_lines(READ), draw_lines(READ, turns)
     answer = read(turning, page)[0]
     assert [line.text for line in answer.lines] == READ
-    centres = np.mean([line.box for line in read(stage, upright)[0].lines], axis=1)
+    centers = np.mean([line.box for line in read(stage, upright)[0].lines], axis=1)
     height, width = upright.height, upright.width
     for _ in range(turns):
-        centres = np.stack([height - centres[:, 1], centres[:, 0]], axis=1)
+        centers = np.stack([height - centers[:, 1], centers[:, 0]], axis=1)
         height, width = width, height
-    assert np.abs(np.mean([line.box for line in answer.lines], axis=1) - centres).max() < 5  # pixels of the image as it is
+    assert np.abs(np.mean([line.box for line in answer.lines], axis=1) - centers).max() < 5  # pixels of the image as it is
 
 
 def test_pages_of_all_orientations_do_not_affect_each_other(turning: OcrStage) -> None:
@@ -273,7 +273,7 @@ def to_cuda(image: Image) -> Image:
 
 @pytest.fixture(scope="module")
 def cpu_pairs(stage: OcrStage) -> list[tuple[Image, Ocr]]:
-    """Pages and what the CPU reads there. On page 19, of 90×60 pixels, bfloat16 finds a box more."""
+    """Pages, and what the CPU reads on them. On page 19, of 90×60 pixels, bfloat16 finds one more box."""
     images = [draw_page(seed) for seed in range(19)]
     return list(zip(images, read(stage, *images), strict=True))
 

@@ -11,7 +11,7 @@ LINES = np.array([[[0, 0]], [[5, 30]], [[50, 32]]]) + np.array([[0, 0], [1, 0], 
 
 
 def turn(quads: np.ndarray, way: int, degrees: float = 0.0) -> np.ndarray:
-    """As a detector finds them on a page that was turned clockwise, and tilted a little."""
+    """Boxes as a detector finds them on a page that was turned clockwise, and tilted a little."""
     angle = np.radians(90 * way + degrees)
     matrix = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     return order_corners((quads @ matrix).astype(np.float32) + 500)

@@ -38,7 +38,7 @@ def place_line(x: float, y: float, width: float, height: float, degrees: float) 
 
 
 def plan_slanted_lines(scale: float = 1.0) -> Lines:
-    """On two pages: upright, slanting, one that runs down, one shrunk, one that leaves the page."""
+    """Lines on two pages: upright, slanted, one that runs down, one shrunk, one that is partly outside the page."""
     first = [(30, 20, 200, 40, 0), (40, 90, 180, 25, 4), (300, 20, 30, 200, 0)]
     second = [(20, 30, 300, 90, -3), (430 / scale, 250 / scale, 120, 60, 20), (100, 150, 160, 12, 30)]
     quads = [[place_line(*(scale * side for side in sides), degrees) for *sides, degrees in page] for page in (first, second)]
@@ -74,7 +74,7 @@ def test_lines_cropped_in_torch_are_cv2s_except_for_a_rare_level() -> None:
 
 
 def test_the_kernel_crops_lines_as_torch_does() -> None:
-    """At sizes that the interpreter can bear."""
+    """Sizes that are not too slow in the interpreter."""
     pages, lines = [draw_page(500, 300, seed).to(DEVICE) for seed in (0, 1)], plan_slanted_lines(0.25)
     lines = replace(lines, resized=np.minimum(lines.resized, 50))
     theirs, ours = crop_in_torch(pages, lines, 8, 64).int(), crop_with_kernel(pages, lines, 8, 64).int()

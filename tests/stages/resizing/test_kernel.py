@@ -1,4 +1,4 @@
-"""The kernels that make a network's input, beside cv2 and torch on the CPU: on a GPU as compiled, elsewhere interpreted."""
+"""Compares the kernels that make a network's input with cv2 and torch on the CPU: compiled on a GPU, otherwise interpreted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_pixels_are_those_of_torchs_own_resize_of_bytes(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("size", [(48, 64), (96, 128), (31, 40), (1, 7)])
 def test_canvases_are_those_of_cv2(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
-    """A picture that fits, one of twice its size, where cv2 averages four pixels, and what shrinks or grows by any ratio."""
+    """A picture that fits, one of twice its size, where cv2 averages four pixels, and pictures that shrink or grow by any
+    ratio."""
     pictures = pixels_of([draw_noise(*size), draw_noise(size[0] * 2, size[1] * 2, 1)])
     boxes = [Letterbox.fit(*picture.shape[1:], 64, 32) for picture in pictures]
     theirs = fill_canvases(pictures, boxes, torch.float16)

@@ -18,7 +18,7 @@ from tests.stages.pictures import draw_noise
 
 
 def tap_by_tap(settings: CLIPImageProcessor) -> ImageProcessor:
-    """As on a GPU without kernels."""
+    """The resize as on a GPU without kernels."""
     processor = ImageProcessor(settings, "cpu", torch.float32)
     processor.stock = False
     return processor
@@ -26,7 +26,7 @@ def tap_by_tap(settings: CLIPImageProcessor) -> ImageProcessor:
 
 @pytest.mark.parametrize("settings", [CLIPImageProcessor(), BlipImageProcessor()], ids=["clip", "blip"])
 def test_pixels_are_those_of_the_stock_processor(settings: CLIPImageProcessor, mixed_images: list[Image]) -> None:
-    images = [image for image in mixed_images if image.width > 3]  # else it takes the columns for colours
+    images = [image for image in mixed_images if image.width > 3]  # otherwise it takes the columns for colors
     ours = ImageProcessor(settings, "cpu", torch.float32)(pixels_of(images))
     others = tap_by_tap(settings)(pixels_of(images))
     for image, mine, other in zip(images, ours, others, strict=True):
@@ -61,7 +61,7 @@ def test_an_extreme_aspect_ratio_costs_nothing(size: tuple[int, int]) -> None:
     assert time.process_time() - started < 1.0  # the stock processor: 8.5 s and 8 GB
 
 
-def test_an_axis_keeps_its_length_as_it_is() -> None:
+def test_an_axis_that_keeps_its_length_is_unchanged() -> None:
     levels = torch.arange(7, dtype=torch.uint8) * 40
     assert torch.equal(sum_taps(levels, prepare_axis(7, 7, 0, 7)), levels)
 

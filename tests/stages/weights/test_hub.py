@@ -86,7 +86,7 @@ def test_no_pickle_is_left_and_the_weights_are_the_same(tmp_path: Path, hub: Fol
             assert torch.equal(pulled[name], tensor), name
 
 
-def test_a_pack_that_is_there_is_not_pulled_again(tmp_path: Path, hub: FolderHub) -> None:
+def test_an_existing_pack_is_not_pulled_again(tmp_path: Path, hub: FolderHub) -> None:
     first = pull_standard(tmp_path / "models", lambda _: None, hub)
     hub.downloads.clear()
     assert pull_standard(tmp_path / "models", lambda _: None, hub) == first
@@ -153,7 +153,7 @@ def test_a_repository_without_weights_is_named(tmp_path: Path, hub: FolderHub) -
     "error",
     [OfflineModeIsEnabled("Cannot reach the hub: offline mode."), HfHubHTTPError.__bases__[0]("No route to host")],
 )
-def test_without_network_one_sentence_says_what_to_do(
+def test_without_a_network_the_message_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -32,7 +32,7 @@ def write(file: Path, text: str) -> None:
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Pack:
-    """A pack whose weights are a few bytes each, enough for all that needs no model."""
+    """A pack whose weights are a few bytes each, enough for everything that needs no model."""
     folder = tmp_path / "models" / "small"
     parts = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")
     for name in (f"{model}/{part}" for model in ("clip", "blip") for part in parts):
@@ -138,7 +138,7 @@ def test_a_fingerprint_depends_on_contents_not_on_places(pack: Pack, tmp_path: P
     assert resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint != resolve(pack, "clip").fingerprint
 
 
-# Of ledgers that are in use. Whoever changes one on purpose makes every image of everybody be annotated again.
+# From ledgers that are in use. If one changes, every image of every user is processed again.
 FINGERPRINTS = {
     "": ["3d2bf64b2a8bc678", "a4e17a326acb3591", "8ac9a1903bdfeb8b", "8ef0da9e6ececcd6"],
     "fake": ["18b52981e4419dfb", "cab4e6293c0ee5ee", "8275283d67717c92", "4f3d85b4de5e40ae"],
@@ -338,7 +338,7 @@ def test_a_file_that_is_not_a_manifest_is_refused(pack: Pack) -> None:
 
 
 def test_each_stage_has_the_notice_of_the_weights_it_runs_on(pack: Pack, tmp_path: Path) -> None:
-    """OCR's weights are no pack's. The small pack is "made up"; the good one has nothing to say of itself."""
+    """OCR's weights belong to no pack. The small pack has the notice "made up"; the good one has none."""
     good = shutil.copytree(pack.folder, tmp_path / "good")
     manifest = read_manifest(good / MANIFEST)
     write_manifest(good / MANIFEST, msgspec.structs.replace(manifest, name="good", notice=""))

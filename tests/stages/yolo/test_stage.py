@@ -53,7 +53,7 @@ def make_sure_of_itself(model: Any, photo: Image, size: int) -> None:
 
 @pytest.fixture(scope="session")
 def sure_weights(tmp_path_factory: pytest.TempPathFactory) -> SureWeights:
-    """Weights of an ultralytics architecture that finds many things on one photograph."""
+    """Weights of an ultralytics architecture that find many objects in one photograph."""
 
     @functools.cache
     def make(name: str = "yolov8n.yaml", size: int = 320, photo: str = "bus.jpg") -> dict[str, str]:
