@@ -37,7 +37,7 @@ setup: $(STAMP)  ## install everything into .venv
 $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { $(CHECK_PYTHON) && $(PYTHON) -m venv --clear .venv; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -24,6 +24,7 @@ from daemon.layout import Layout, open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.monitoring.notices import list_notices
 from daemon.results.destinations import Destination
+from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
@@ -55,7 +56,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         else "configuration: no daemon.toml in this folder; every key has its default."
     )
     models = partial(_models, quick=quick)
-    examinations = (_inboxes, _folders, _ledger, _http, _shared_memory, _limits, _gpus, _plugins, _rules, models)
+    examinations = (_inboxes, _folders, _sinks, _ledger, _http, _shared_memory, _limits, _gpus, _plugins, _rules, models)
     yield Finding("ok", source)
     for examination in examinations:
         yield from examination(config)
@@ -129,6 +130,12 @@ def _folders(config: Config) -> Iterator[Finding]:
             yield Finding("ok", f"{key}: {folder} {'is writable' if there == folder else 'can be created'}.")
     if is_network_mount(config.state.path):
         yield Finding("error", f"state.path: {config.state.path} is on a network mount; SQLite's locks need a local disk.")
+
+
+def _sinks(config: Config) -> Iterator[Finding]:
+    for name, sink in open_sinks(config.output).items():
+        problem = sink.problem()
+        yield Finding("error" if problem else "ok", f"sink {name}: {problem or 'can take records'}.")
 
 
 def _ledger(config: Config) -> Iterator[Finding]:

@@ -56,4 +56,5 @@ def read_config(path: Path | None, *, reads_only: bool = False) -> Config:
 def _warn(sentence: str) -> None:
     from daemon.cli.display import errors, printable
 
-    errors.print(f"[yellow]Warning: {printable(sentence)} Until then `run`, `check` and `redo` are refused.[/yellow]")
+    until_then = "Until then, commands that need it are refused, such as `run` and `redo`."
+    errors.print(f"[yellow]Warning: {printable(sentence)} {until_then}[/yellow]")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from daemon.config.sections import (
     UpkeepSection,
 )
 from daemon.errors import ConfigError
-from stages.registry import ORDER
+from stages.registry import ORDER, UnknownName, find_backend
 
 
 class Config(Section):
@@ -202,9 +202,19 @@ def _misplaced_folders(config: Config) -> list[str]:
     return problems
 
 
+def _unknown_backends(config: Config) -> Iterator[str]:
+    for name in ORDER:
+        if backend := getattr(config.stages, name).backend:
+            try:
+                find_backend(name, backend)
+            except UnknownName as error:
+                yield f"stages.{name}.backend: {error}"
+
+
 def _misused_names(config: Config) -> list[str]:
     """Stage names, segments and rules that contradict each other."""
     problems = [f"pipeline.stages: {explain_missing_stage(name)}" for name in config.pipeline.stages if name not in ORDER]
+    problems += _unknown_backends(config)
     if config.binning.rules and config.pipeline.mode == "cascade":
         problems.append('binning.rules: a custom rule needs the results of every stage; set pipeline.mode = "full".')
     if config.http.tls_key and not config.http.tls_certificate:

@@ -1,4 +1,5 @@
-"""Sinks: additional outputs of records. To add one, write a class with `append`, and name it in SINKS.
+"""Sinks: additional outputs of records. To add one, write a class like `Sink`, and name it in SINKS and in
+`OutputSection.sinks` (daemon/config/sections.py).
 
 `outbox.py` calls each sink with the records that it does not have yet, and tries again when it fails.
 """
@@ -29,12 +30,20 @@ class Sink(Protocol):
         may be cancelled when the daemon stops.
         """
 
+    def problem(self) -> str:
+        """Why the sink cannot take records, for `visiond check`; empty if it probably can."""
+
 
 class JsonlSink:
     """All records that are DONE, of all inboxes, in one file of JSON lines, for programs that follow it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def problem(self) -> str:
+        if self.path.exists() and not (self.path.is_file() and os.access(self.path, os.R_OK | os.W_OK)):
+            return f"{self.path} is not a file that can be read and written"
+        return ""
 
     async def append(self, records: Sequence[Record]) -> None:
         """A line that a crash has torn is ended first. Raises OSError; then nothing of the records is in the file."""

@@ -560,3 +560,14 @@ def test_the_commands_that_the_demo_prints_work_when_pasted_in_any_folder(tmp_pa
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_check_names_a_sink_that_cannot_take_records(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}})
+    assert "sink jsonl: can take records" in place.command("check", "--quick").stdout
+    (tmp_path / "results.jsonl").mkdir()
+    checked = place.command("check", "--quick")
+    assert f"sink jsonl: {tmp_path}/results.jsonl is not a file that can be read and written" in " ".join(
+        checked.stdout.split()
+    )
+    assert checked.returncode == os.EX_CONFIG

@@ -460,3 +460,13 @@ def test_without_its_missing_stages_a_configuration_is_as_if_they_were_not_named
 def test_a_configuration_whose_only_stage_is_missing_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "daemon.toml").write_text('[pipeline]\nstages = ["quality"]\n[stages.quality]\nbackend = "torch"\n')
     assert load(tmp_path / "daemon.toml", warn=lambda _: None).stage_names == ["ocr", "yolo", "clip", "blip"]
+
+
+def test_every_unknown_backend_is_named_with_its_key(tmp_path: Path) -> None:
+    tables = {"inbox": [{"path": "inbox"}], "stages": {"ocr": {"backend": "onnx"}, "yolo": {"backend": "fakes"}}}
+    with pytest.raises(ConfigError) as refused:
+        parse(tables, tmp_path)
+    assert refused.value.problems == [
+        'stages.ocr.backend: there is no backend for ocr called "onnx"; choose one of fake, ppocr.',
+        'stages.yolo.backend: there is no backend for yolo called "fakes"; did you mean "fake"?',
+    ]
