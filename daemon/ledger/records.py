@@ -20,7 +20,8 @@ from daemon.hints import command
 from daemon.jobs import JobStatus, Version
 from daemon.ledger import checksums, identity, outbox
 from daemon.ledger.reading import Connections
-from daemon.ledger.schema import WITH_CHECKSUMS, WITH_OUTBOX, damaged, explain, read_version
+from daemon.ledger.schema import WITH_CHECKSUMS, WITH_OUTBOX, damaged, explain, newest, read_version
+from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 from daemon.messages import Output
@@ -264,7 +265,8 @@ class Reader:
     def check_file(self, go_on: GoOn = lambda: True) -> None:
         """Read the file from end to end, without checksums. Raises LedgerDamaged."""
         with self.lend() as connection:
-            found = find_fault_in_file(connection, go_on)
+            is_current = read_version(self.path, connection) == newest()
+            found = (is_current and find_altered_tables(connection)) or find_fault_in_file(connection, go_on)
         if found:
             raise damaged(self.path, found)
 

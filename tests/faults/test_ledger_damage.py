@@ -456,3 +456,14 @@ def test_a_limit_out_of_bounds_is_refused_by_name(tmp_path: Path, limit: str) ->
     refused = worked(tmp_path, 1).command("list", "--limit", limit)
     assert refused.returncode == os.EX_USAGE
     assert "--limit" in refused.stderr
+
+
+def test_a_table_that_sqlite_can_read_but_visiond_did_not_make_is_found_by_verify_and_repaired(tmp_path: Path) -> None:
+    place = worked(tmp_path, 4)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'succeeded_at REAL', 'succeeded_at REEL')")
+    assert place.run_once().returncode == os.EX_DATAERR
+    assert place.command("verify").returncode == os.EX_DATAERR
+    assert place.command("repair").returncode == 0
+    assert place.run_once().returncode == 0

@@ -1089,6 +1089,17 @@ LEDGERS = [
         ),
     ),
     Mutant(
+        "tables-altered",
+        "verify and repair find a table that SQLite can read but visiond did not make",
+        "daemon/ledger/records.py",
+        "(is_current and find_altered_tables(connection)) or ",
+        "",
+        (
+            "faults/test_ledger_damage.py::"
+            "test_a_table_that_sqlite_can_read_but_visiond_did_not_make_is_found_by_verify_and_repaired",
+        ),
+    ),
+    Mutant(
         "damaged-published",
         "a damaged result is not published",
         "daemon/results/damage.py",
