@@ -1,6 +1,6 @@
-"""Read this first: the life of an image. Each step is a method, in this order:
+"""Read this first: the life of an image. The outer steps are methods here, the inner ones are in a station:
 
-    watch → admit → hand out → a station: feed → work → advance → finish → publish → confirm
+    watch → admit → next_jobs → (feed → work → advance → finish → publish) → confirm
 
 The coordinator, here, watches the inboxes, owns the ledger and hands out jobs. A station (stations/station.py) does the work
 on each image. Every step is bounded: a station asks for jobs when it has room for their bytes, and forms a batch only when a
@@ -185,9 +185,9 @@ class Pipeline:
         """Wait for the next jobs; an empty list when there will be no more. Files of an inbox that does not answer are neither
         read nor moved."""
         while not self._draining:
-            if free := [job for job in self._deferred if not self._must_wait(job)]:
-                self._deferred = [job for job in self._deferred if self._must_wait(job)]
-                return free
+            if not all(map(self._must_wait, self._deferred)):
+                found, self._deferred = self._deferred, []
+                return found
             self._admitted.clear()
             complete, answering = self._complete, self.watcher.answering() - self.absences.resting()
             await self.recover(answering - self._recovered)
@@ -206,7 +206,8 @@ class Pipeline:
     async def _next_of(self, inboxes: set[int], complete: bool) -> list[Job]:
         """The next jobs of these inboxes. With a limit there are none until all files are found, because the highest priority
         comes first; once enough have been taken, only their retries follow."""
-        limit, busy = self.limit, self.in_flight.keys() | {job.id for job in self._deferred}
+        limit = self.limit
+        busy = self.in_flight.keys() | {job.id for job in self._deferred} if self._deferred else self.in_flight.keys()
         if not limit:
             return await self.retry("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
         if not complete or limit.is_over:
@@ -216,7 +217,7 @@ class Pipeline:
         limit.take(jobs)
         return jobs
 
-    # 3. It asks and reports what concerns the ledger, in groups.
+    # 3. The station asks and reports what concerns the ledger, in groups.
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
         self.absences.note([job for job in jobs if job.extent])

@@ -200,9 +200,8 @@ class Service:
         if self.loaded:  # if not, the images in flight wait for models that never come
             pipeline.drain(self.config.pipeline.drain_seconds)
             with anyio.move_on_after(self.config.pipeline.drain_seconds):
-                while (
-                    await orders.get() == signal.SIGHUP
-                ):  # a closed terminal sends two: one from the shell, one from the kernel
+                # A closed terminal sends two SIGHUPs: one from the shell, one from the kernel.
+                while await orders.get() == signal.SIGHUP:
                     pass
         leave_within(LEAVE_SECONDS, signals.SHELL_OFFSET + order if self.once else os.EX_OK)
         raise Hurried

@@ -60,7 +60,9 @@ class Publisher:
         return (inbox, path) in self._publishing
 
     def note(self, publication: Publication) -> None:
-        """Note which inboxes sources could not leave."""
+        """Note which inboxes sources could not leave. Records are kept only if there is a sink."""
+        if not self._outbox.deliveries:
+            publication.records.clear()
         for inbox, why in publication.held.items():
             if inbox not in self._held:
                 log.error("an image cannot leave its inbox", why=why)
@@ -72,8 +74,7 @@ class Publisher:
         folders = set[bytes]().union(*(publication.folders for publication in publications))
         await self._retry("results", self._sync, folders)
         placed = [placed for publication in publications for placed in publication.placed]
-        for_sinks = publications if self._outbox.deliveries else ()
-        records = {record.id: record for publication in for_sinks for record in publication.records}
+        records = {record.id: record for publication in publications for record in publication.records}
         mark = partial(self._ledger.mark_emitted, superseding=bool(self._held), for_sinks=list(records))
         if added := await self._retry("ledger", mark, placed):
             self._outbox.add({sequence: records[image] for sequence, image in added.items()})
