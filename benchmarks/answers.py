@@ -1,11 +1,13 @@
-"""Compares the answers for an image alone with those in a full batch, and with those of the reference libraries.
+"""Compares the answers for an image alone with those in a full batch,
+and with those of the reference libraries.
 
     python -m benchmarks.answers --count 1000 --reference 200 [--pack mini] [--device cuda:0] [--dtype half]
 
-It runs the stages as a worker does, on scenes of `visiond samples`, and counts images whose answers differ. The references are
-transformers' processors, models and generate, and ultralytics' predict, in float32 on the same device with the same pixels
-(nvJPEG decodes slightly differently from libjpeg; tests/stages/decoding/test_images.py measures that). The reference of OCR,
-rapidocr, is in tests/stages/ocr/test_stage.py.
+It runs the stages as a worker does, on scenes of `visiond samples`, and counts images whose answers differ.
+The references are transformers' processors, models and generate, and ultralytics' predict, in float32 on the
+same device with the same pixels (nvJPEG decodes slightly differently from libjpeg;
+tests/stages/decoding/test_images.py measures that). The reference of OCR, rapidocr, is in
+tests/stages/ocr/test_stage.py.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from stages.base import Stage
 from stages.baseline import OneAtATime, Task, open_image
 from stages.blip.descriptor import BlipOptions
 from stages.clip.embeddings import decode_embedding
-from stages.training.scenes import write_samples
+from stages.scenes.generator import write_samples
+from stages.scenes.truth import TRUTH
 from stages.training.score import UNSEEN_SEED, load_stages, read_batches, run_batch
-from stages.training.truth import TRUTH
 from stages.weights.packs import open_pack
 from stages.yolo.descriptor import Objects
 
@@ -46,21 +48,31 @@ ASPECTS: dict[str, Callable[[Answers], object]] = {
     "tags": lambda found: [tag.label for tag in found["clip"].tags],
     "captions": lambda found: found["blip"].text,
     "bins": lambda found: (
-        binning.judge({stage: msgspec.json.encode(answer) for stage, answer in found.items()}, binning.Thresholds()).name
+        binning.judge(
+            {stage: msgspec.json.encode(answer) for stage, answer in found.items()}, binning.Thresholds()
+        ).name
     ),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=Path("bench"), help="folder for the scenes")
     parser.add_argument("--pack", default="mini")
-    parser.add_argument("--count", type=int, default=1000, help="number of images to process alone and in full batches")
-    parser.add_argument("--reference", type=int, default=200, help="number of images to compare with the libraries")
+    parser.add_argument(
+        "--count", type=int, default=1000, help="number of images to process alone and in full batches"
+    )
+    parser.add_argument(
+        "--reference", type=int, default=200, help="number of images to compare with the libraries"
+    )
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--dtype", default="float32", help="dtype of all stages; half: the half precision of each stage, as the daemon chooses"
+        "--dtype",
+        default="float32",
+        help="dtype of all stages; half: the half precision of each stage, as the daemon chooses",
     )
     options = parser.parse_args()
     files = make_scenes(options.folder, options.count)
@@ -73,7 +85,9 @@ def main() -> None:
         seen = compare(together, list(refer(stages, files[: options.reference], options.device)))
         print(f"captions: {seen.captions} of {seen.images} are equal to generate's")
         print(f"CLIP: smallest cosine to transformers' embedding {seen.cosine:.6f}")
-        print(f"YOLO: {seen.boxes} boxes, {seen.found} of predict's {seen.predicted} found, smallest IoU {seen.overlap:.4f}")
+        print(
+            f"YOLO: {seen.boxes} boxes, {seen.found} of predict's {seen.predicted} found, smallest IoU {seen.overlap:.4f}"
+        )
 
 
 def make_scenes(folder: Path, count: int) -> list[Path]:
@@ -133,16 +147,21 @@ def refer(stages: Sequence[Stage], files: Sequence[Path], device: str) -> Iterat
 
 
 def caption(models: OneAtATime, path: str) -> str:
-    pixels = models.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(models.device)
-    tokens = models.blip_model.generate(pixel_values=pixels, max_new_tokens=models.new_tokens, do_sample=False, num_beams=1)
+    pixels = models.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(
+        models.device
+    )
+    tokens = models.blip_model.generate(
+        pixel_values=pixels, max_new_tokens=models.new_tokens, do_sample=False, num_beams=1
+    )
     return str(models.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)[0]).strip()
 
 
 @dataclass
 class Agreement:
-    """Agreement with the libraries' answers. captions: equal captions. predicted: boxes of predict; found: those with one of
-    our boxes of the same label and an IoU of at least FOUND_IOU. cosine: the smallest of an embedding. overlap: the smallest
-    IoU of a box of predict with our nearest box. Both are 1 if there is nothing to compare."""
+    """Agreement with the libraries' answers. captions: equal captions. predicted: boxes of predict; found:
+    those with one of our boxes of the same label and an IoU of at least FOUND_IOU. cosine: the smallest of an
+    embedding. overlap: the smallest IoU of a box of predict with our nearest box. Both are 1 if there is
+    nothing to compare."""
 
     images: int = 0
     captions: int = 0

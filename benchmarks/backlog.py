@@ -1,4 +1,5 @@
-"""Measures a large backlog: memory while many files wait, and the time to the first result with a million pending rows.
+"""Measures a large backlog: memory while many files wait,
+and the time to the first result with a million pending rows.
 
 Run: python -m benchmarks.backlog [--files 200000] [--rows 1000000]
 """
@@ -20,10 +21,11 @@ from benchmarks.overhead import FAKES, make_files
 from daemon.control import ask
 from daemon.errors import NotRunning
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Model
+from daemon.ledger.record import Model
 
 CONFIG = '[[inbox]]\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "warning"\n'
-SLOW = FAKES.replace('"fake"\n', '"fake"\noptions = { latency_seconds = 2.0 }\n', 1)  # so that the backlog stays
+# so that the backlog stays
+SLOW = FAKES.replace('"fake"\n', '"fake"\noptions = { latency_seconds = 2.0 }\n', 1)
 
 
 def start(folder: Path, stages: str) -> subprocess.Popen[bytes]:
@@ -46,7 +48,9 @@ def ask_until(folder: Path, patience: float, key: str, least: int) -> dict[str, 
 
 
 def resident_mebibytes(pid: int) -> float:
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon"))
+    line = next(
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon")
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -61,7 +65,9 @@ def measure_memory(folder: Path, files: int) -> None:
             status = ask_until(folder, 600, "pending", int(files * share))
             readings.append(resident_mebibytes(daemon.pid))
         print(f"{files:,} files waiting ({status['pending']:,} pending at the last reading): ", end="")
-        print(f"{', '.join(f'{reading:.0f}' for reading in readings)} MiB, spread {max(readings) - min(readings):.0f} MiB")
+        print(
+            f"{', '.join(f'{reading:.0f}' for reading in readings)} MiB, spread {max(readings) - min(readings):.0f} MiB"
+        )
     finally:
         daemon.kill()
         daemon.wait()
@@ -83,16 +89,22 @@ def measure_start(folder: Path, rows: int) -> None:
     existing = []
     for path in sorted((folder / "inbox").iterdir()):
         s = path.stat()
-        existing.append((1, path.name.encode(), 0, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, 0, 0, 0.0))
+        existing.append(
+            (1, path.name.encode(), 0, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, 0, 0, 0.0)
+        )
     with connection:
         for part in (existing, values):
-            connection.executemany(f"INSERT INTO image ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", part)
+            connection.executemany(
+                f"INSERT INTO image ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", part
+            )
     connection.close()
     started = time.monotonic()
     daemon = start(folder, FAKES)
     try:
         ask_until(folder, 60, "done", 1)
-        print(f"{rows:,} rows pending: first result {time.monotonic() - started:.2f} s after the start of the process")
+        print(
+            f"{rows:,} rows pending: first result {time.monotonic() - started:.2f} s after the start of the process"
+        )
     finally:
         daemon.kill()
         daemon.wait()

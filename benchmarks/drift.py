@@ -1,9 +1,10 @@
-"""Shows whether memory or rate drift over a long job: images of the standard job with many names each, results not reused.
+"""Shows whether memory or rate drift over a long job: images of the standard job with many names each,
+results not reused.
 
     python -m benchmarks.drift --count 2000 --repeat 100
 
-Prints a line for each part of the images: rate, and peak memory of the GPUs, the workers and the daemon. Each line is printed
-at once, so that an interrupted run has printed what it measured.
+Prints a line for each part of the images: rate, and peak memory of the GPUs, the workers and the daemon.
+Each line is printed at once, so that an interrupted run has printed what it measured.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ POLL_SECONDS = 0.1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--folder", type=Path, default=Path("bench"), help="folder for images and weights, as for visiond bench"
+        "--folder",
+        type=Path,
+        default=Path("bench"),
+        help="folder for images and weights, as for visiond bench",
     )
     parser.add_argument("--pack", default="", help="pack, as for visiond bench")
     parser.add_argument("--count", type=int, default=2000, help="number of different images")
@@ -48,7 +54,10 @@ def main() -> None:
                 before, since = snapshot.done, now
             elif snapshot.done >= marks[0]:
                 rate, seen_now = (snapshot.done - before) / (now - since), len(meter.samples)
-                print(f"{snapshot.done:7,} images, {rate:6.1f}/s, {describe(meter.samples[seen:seen_now])}", flush=True)
+                print(
+                    f"{snapshot.done:7,} images, {rate:6.1f}/s, {describe(meter.samples[seen:seen_now])}",
+                    flush=True,
+                )
                 before, since, seen = snapshot.done, now, seen_now
                 marks = [mark for mark in marks if mark > snapshot.done]
         status = daemon.wait()
@@ -61,7 +70,10 @@ def describe(samples: list[Sample]) -> str:
     if not samples:
         return "no samples"
     gpus = max(sum(sample.gpu_used_bytes) for sample in samples)
-    workers, daemon = max(sample.workers_bytes for sample in samples), max(sample.daemon_bytes for sample in samples)
+    workers, daemon = (
+        max(sample.workers_bytes for sample in samples),
+        max(sample.daemon_bytes for sample in samples),
+    )
     return f"GPUs {gpus >> 20:,} MiB, workers {workers >> 20:,}, daemon {daemon >> 20:,}"
 
 

@@ -1,7 +1,9 @@
-"""Measures the cost of the daemon itself: four fake stages compared with a bare loop, on the same files, in the same run.
+"""Measures the cost of the daemon itself: four fake stages compared with a bare loop, on the same files,
+in the same run.
 
-The bare loop reads each file, digests it, records it in SQLite (64 per commit, synchronous FULL) and writes a sidecar: the
-minimum that any such program does. Run: python -m benchmarks.overhead [--files 20000] [--rounds 3]
+The bare loop reads each file, digests it, records it in SQLite (64 per commit, synchronous FULL) and writes a
+sidecar: the minimum that any such program does. Run: python -m benchmarks.overhead [--files 20000] [--rounds
+3]
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from pathlib import Path
 from PIL import Image
 
 COMMIT = 64
-FAKES = "".join(f'[stages.{name}]\nbackend = "fake"\nbatch_size = 64\n' for name in ("ocr", "yolo", "clip", "blip"))
+FAKES = "".join(
+    f'[stages.{name}]\nbackend = "fake"\nbatch_size = 64\n' for name in ("ocr", "yolo", "clip", "blip")
+)
 
 
 def make_files(folder: Path, count: int, seed: int) -> None:
@@ -51,7 +55,9 @@ def run_bare(inbox: Path, folder: Path) -> float:
     for entry in os.scandir(inbox):
         with open(entry.path, "rb") as file:
             digest = hashlib.sha256(file.read()).hexdigest()
-        result = json.dumps({"schema": "bare", "path": entry.name, "digest": digest, "text": "nothing was looked at"})
+        result = json.dumps(
+            {"schema": "bare", "path": entry.name, "digest": digest, "text": "nothing was looked at"}
+        )
         rows.append((entry.name, digest, result))
         with open(results / f"{entry.name}.tmp", "w") as file:
             file.write(result)
@@ -73,9 +79,12 @@ def _commit(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) ->
 
 
 def run_daemon(inbox: Path, folder: Path) -> float:
-    """Images per second from the first one seen to the last one durable and published, from the daemon's ledger."""
+    """Images per second from the first one seen to the last one durable and published,
+    from the daemon's ledger."""
     config = folder / "daemon.toml"
-    config.write_text(f'[[inbox]]\npath = "{inbox}"\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "error"\n{FAKES}')
+    config.write_text(
+        f'[[inbox]]\npath = "{inbox}"\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "error"\n{FAKES}'
+    )
     subprocess.run([sys.executable, "-P", "-m", "daemon", "run", "--once", "--config", config], check=True)
     ledger = sqlite3.connect(f"file:{folder}/state/ledger.sqlite?mode=ro", uri=True)
     query = "SELECT COUNT(*), MAX(finished_at) - MIN(seen_at) FROM image WHERE status = 1 AND emitted = 1"

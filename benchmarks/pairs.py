@@ -4,10 +4,11 @@
     python -m benchmarks.pairs v0.1.0 --rounds 5 --job standard       the standard job; on a GPU
     python -m benchmarks.pairs /path/to/an/older/tree …               a folder instead of a commit
 
-Prints each round when it ends, then the median, the minimum and the maximum ratio of the pairs. The two trees take turns in
-starting a round. Before the standard job, each tree processes a few images, so that it does not compile its kernels in a round.
-The standard job has two rates: that of the whole run, from the first loaded worker to the last sidecar, which depends on when
-the other workers have loaded; and that of the middle, from a quarter of the images to 95 %.
+Prints each round when it ends, then the median, the minimum and the maximum ratio of the pairs. The two trees
+take turns in starting a round. Before the standard job, each tree processes a few images, so that it does not
+compile its kernels in a round. The standard job has two rates: that of the whole run, from the first loaded
+worker to the last sidecar, which depends on when the other workers have loaded; and that of the middle, from
+a quarter of the images to 95 %.
 """
 
 from __future__ import annotations
@@ -61,10 +62,16 @@ def open_tree(name: str) -> Iterator[Path]:
 
 
 def run_tree(tree: Path, program: str, *arguments: Path) -> list[float]:
-    """Run a program with the code of a tree in a separate process. Returns the rates that it prints, in images per second."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    """Run a program with the code of a tree in a separate process. Returns the rates that it prints,
+    in images per second."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    output = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    output = subprocess.run(
+        command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     return [float(rate) for rate in output.splitlines()[-1].split()]
 
 
@@ -80,18 +87,23 @@ def run_fakes(tree: Path, folder: Path, files: int, number: int) -> list[float]:
 
 
 def run_standard(tree: Path, place: Place, inbox: Path) -> list[float]:
-    """Run the real stages, with a pack that both trees use. Returns the rates of the whole run and of its middle."""
+    """Run the real stages, with a pack that both trees use.
+    Returns the rates of the whole run and of its middle."""
     os.sync()  # otherwise each run waits for the disk to write what the previous one left
     return run_tree(tree, STANDARD, place.folder, inbox)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("before", help="a commit, or a folder")
     parser.add_argument("--job", choices=("fakes", "standard"), default="fakes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=20_000)
-    parser.add_argument("--images", type=int, default=1_000, help="number of different images of the standard job")
+    parser.add_argument(
+        "--images", type=int, default=1_000, help="number of different images of the standard job"
+    )
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
     rates: dict[str, list[list[float]]] = {"before": [], "now": []}
@@ -103,7 +115,10 @@ def main() -> None:
             images = place.make_images(options.images)
             inbox = place.make_inbox(images, options.files // options.images)
             for name, tree in trees.items():
-                print(f"to compile its kernels, {name}: {show(run_standard(tree, place, images[0].parent))}", flush=True)
+                print(
+                    f"to compile its kernels, {name}: {show(run_standard(tree, place, images[0].parent))}",
+                    flush=True,
+                )
         for number in range(options.rounds):
             for name in sorted(trees, reverse=number % 2 == 1):
                 if options.job == "standard":

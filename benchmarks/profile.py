@@ -35,9 +35,14 @@ NAME = 100  # characters of a kernel's name
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--folder", type=Path, default=Path("bench"), help="folder for images and weights, as for visiond bench"
+        "--folder",
+        type=Path,
+        default=Path("bench"),
+        help="folder for images and weights, as for visiond bench",
     )
     parser.add_argument("--count", type=int, default=512, help="number of different images")
     parser.add_argument("--batch", type=int, default=128)
@@ -53,7 +58,10 @@ def main() -> None:
     for batch in batches[:WARM_UP]:
         chain.run(batch)
     for threads in (1, 2, 3):
-        print(f"{threads} threads: {measure_rate(chain, batches, threads, arguments.seconds):.1f} images/s", flush=True)
+        print(
+            f"{threads} threads: {measure_rate(chain, batches, threads, arguments.seconds):.1f} images/s",
+            flush=True,
+        )
     print_stages(chain, batches[:PROFILED])
     if torch.cuda.is_available():
         print_kernels(chain, batches[:PROFILED], arguments.top)
@@ -101,7 +109,10 @@ def print_stages(chain: Chain, batches: Sequence[Batch]) -> None:
     for run in itertools.chain.from_iterable(chain.run(batch).runs for batch in batches):
         spent[run.stage] += run.seconds
     images = sum(len(batch.items) for batch in batches)
-    print("ms per image, one thread:", ", ".join(f"{stage} {1000 * seconds / images:.2f}" for stage, seconds in spent.items()))
+    print(
+        "ms per image, one thread:",
+        ", ".join(f"{stage} {1000 * seconds / images:.2f}" for stage, seconds in spent.items()),
+    )
 
 
 def print_kernels(chain: Chain, batches: Sequence[Batch], top: int) -> None:

@@ -1,4 +1,5 @@
-"""Measures how long it takes to rebuild a ledger from its sidecars, and to compare them with it. No models are needed.
+"""Measures how long it takes to rebuild a ledger from its sidecars, and to compare them with it.
+No models are needed.
 
 Run: python -m benchmarks.recovery [--images 100000]
 """
@@ -24,7 +25,11 @@ def measure(folder: Path, images: int) -> None:
         name = b"%03d/%06d.jpg" % (number // 1000, number)
         record = make_record(inbox, name, b"%d" % number, id=number + 1, seen_at=time.time() + 1)
         write_sidecar(record, *sidecar_paths(os.fsencode(folder / "results"), name))
-    for what, work in (("repair, the ledger lost", recovery.repair), ("verify", recovery.verify), ("repair", recovery.repair)):
+    for what, work in (
+        ("repair, the ledger lost", recovery.repair),
+        ("verify", recovery.verify),
+        ("repair", recovery.repair),
+    ):
         started = time.monotonic()
         kinds = collections.Counter(finding.kind for finding in work(config))
         print(f"{what}: {dict(kinds)} in {time.monotonic() - started:.1f} s")

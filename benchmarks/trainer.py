@@ -1,5 +1,5 @@
-"""Measures how the trainer scales on GPUs, and whether a run that is killed and resumed has the same curve as one that was not
-killed.
+"""Measures how the trainer scales on GPUs, and whether a run that
+is killed and resumed has the same curve as one that was not killed.
 
     python -m benchmarks.trainer scaling [--processes 1 2] [--seconds 40] [--kind blip]
     python -m benchmarks.trainer resume [--kind blip] [--processes 1]
@@ -24,12 +24,12 @@ import msgspec
 import numpy as np
 
 from stages.processes import environment, python
-from stages.training.drawing import COLORS
+from stages.scenes.drawing import COLORS
+from stages.scenes.shapes import LABELS
 from stages.training.examples import Example, Spot, open_pixels, write_lines
 from stages.training.job import Job
 from stages.training.log import read_log
 from stages.training.mini import Sizes
-from stages.training.shapes import LABELS
 from stages.training.trainer import LOG, Settings
 
 EXAMPLES = 16_384
@@ -55,7 +55,15 @@ def start(job: Job, processes: int) -> subprocess.Popen[bytes]:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(msgspec.json.encode(job))
     spread = ["--multi_gpu"] if processes > 1 else []
-    launch = ["-m", "accelerate.commands.launch", *spread, "--num_processes", str(processes), "--num_machines", "1"]
+    launch = [
+        "-m",
+        "accelerate.commands.launch",
+        *spread,
+        "--num_processes",
+        str(processes),
+        "--num_machines",
+        "1",
+    ]
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "stages.training.job", str(file)]
     return subprocess.Popen(python(*launch, *plain), env=environment())
 
@@ -69,7 +77,12 @@ def measure_scaling(kind: Any, counts: Sequence[int], seconds: float, folder: Pa
     rates = {}
     for count in counts:
         settings = Settings(batch_size=512 * count, seconds=seconds, checkpoint_every=0)
-        job = Job(kind=kind, folder=str(folder / f"{kind}-{count}"), examples=str(folder / "noise"), settings=settings)
+        job = Job(
+            kind=kind,
+            folder=str(folder / f"{kind}-{count}"),
+            examples=str(folder / "noise"),
+            settings=settings,
+        )
         if start(job, count).wait():
             raise RuntimeError(f"the training on {count} GPUs failed")
         entries = read_entries(job)
@@ -78,8 +91,8 @@ def measure_scaling(kind: Any, counts: Sequence[int], seconds: float, folder: Pa
 
 
 def check_resume(kind: Any, processes: int, folder: Path) -> dict[str, Any]:
-    """Compare the losses of a run that is not killed with those of one that is killed in the middle and resumed, bit for
-    bit."""
+    """Compare the losses of a run that is not killed with those
+    of one that is killed in the middle and resumed, bit for bit."""
     settings = Settings(batch_size=256, steps=60, log_every=1, checkpoint_every=10, deterministic=True)
     common = {"kind": kind, "examples": str(folder / "noise"), "settings": settings}
     whole = Job(**common, folder=str(folder / f"{kind}-whole"))
@@ -108,7 +121,9 @@ def check_resume(kind: Any, processes: int, folder: Path) -> dict[str, Any]:
 
 def kill_family(process: subprocess.Popen[bytes]) -> None:
     """Kill the launcher's children and then the launcher, with SIGKILL."""
-    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False)
+    listing = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
+    )
     for child in listing.stdout.split():
         subprocess.run(["kill", "-9", child], check=False)
     process.kill()
@@ -116,7 +131,9 @@ def kill_family(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("scaling", "resume"))
     parser.add_argument("--kind", choices=("clip", "blip"), default="blip")
     parser.add_argument("--processes", type=int, nargs="+", default=[1])

@@ -1,4 +1,5 @@
-"""Measures images per second from memory for several numbers of workers and threads, to find the best for a GPU.
+"""Measures images per second from memory for several numbers of workers and threads,
+to find the best for a GPU.
 
     python -m benchmarks.workers --workers 1 2 3 4 --threads 2 3
 
@@ -16,13 +17,22 @@ from daemon.bench.job import Place
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--folder", type=Path, default=Path("bench"), help="folder for images and weights, as for visiond bench"
+        "--folder",
+        type=Path,
+        default=Path("bench"),
+        help="folder for images and weights, as for visiond bench",
     )
     parser.add_argument("--pack", default="", help="pack, as for visiond bench")
-    parser.add_argument("--count", type=int, default=2000, help="number of different images, as far as they fit into the slab")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4], help="worker processes on each device")
+    parser.add_argument(
+        "--count", type=int, default=2000, help="number of different images, as far as they fit into the slab"
+    )
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[1, 2, 3, 4], help="worker processes on each device"
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[2, 3], help="threads of each worker")
     parser.add_argument("--seconds", type=float, default=8.0, help="duration for each combination")
     arguments = parser.parse_args()

@@ -1,4 +1,5 @@
-"""What the commands do with the daemon: run it, send a request to the running one, or read its ledger if none is running.
+"""What the commands do with the daemon: run it, send a request to the running one,
+or read its ledger if none is running.
 
 What only some commands need is imported where they need it, so that `status` and error messages come at once.
 """
@@ -32,7 +33,8 @@ from daemon.errors import (
 from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.ledger.files import describe_lost_ledger
-from daemon.ledger.records import Reader, Record
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
 from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import SinkState, Snapshot
@@ -49,8 +51,8 @@ CHUNK = 10_000  # images named in one request
 def run(
     config: Config, *, once: bool = False, limit: int = 0, show: Callable[[Snapshot], None] | None = None
 ) -> Counter[JobStatus]:
-    """Run the daemon; returns the number of images by status, PENDING included. Raises VisiondError; AlreadyRunning before it
-    does anything."""
+    """Run the daemon; returns the number of images by status, PENDING included. Raises VisiondError;
+    AlreadyRunning before it does anything."""
     if not config.state.path.exists():  # a first start that fails leaves no folders behind
         set_up_log(config.log.level, config.log.format)
         from daemon.inbox.absence import check_inboxes
@@ -65,8 +67,10 @@ def run(
         from daemon.system.stray import catch
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the lower limit is for programs that use select(2)
-        os.environ["SQLITE_TMPDIR"] = str(config.state.path)  # most likely to have room for a copy of the ledger
+        # the lower limit is for programs that use select(2)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        # most likely to have room for a copy of the ledger
+        os.environ["SQLITE_TMPDIR"] = str(config.state.path)
         with written_aside():
             set_up_log(config.log.level, config.log.format)
             catch()
@@ -77,7 +81,8 @@ def run(
 
 @contextlib.contextmanager
 def open_reader(config: Config) -> Iterator[Reader]:
-    """The ledger, for reading. Raises NothingFound if there is none yet, and LedgerDamaged as soon as damage is found."""
+    """The ledger, for reading. Raises NothingFound if there is none yet,
+    and LedgerDamaged as soon as damage is found."""
     path = config.state.path / LEDGER
     try:
         reader = Reader(path)
@@ -85,7 +90,9 @@ def open_reader(config: Config) -> Iterator[Reader]:
         raise NotPermitted(path) from error
     except FileNotFoundError:
         fix = f"`{command('run')}` creates it. If you mean another one, name its configuration with --config."
-        raise NothingFound(describe_lost_ledger(config) or f"There is no ledger at {path} yet; {fix}") from None
+        raise NothingFound(
+            describe_lost_ledger(config) or f"There is no ledger at {path} yet; {fix}"
+        ) from None
     with contextlib.closing(reader), trouble_named(path):
         yield reader
 
@@ -105,7 +112,10 @@ def find_status(config: Config) -> Snapshot:
     with open_reader(config) as reader:
         counts = reader.counts()
         newest = next(iter(reader.newest(JobStatus.DONE, 1)), None)
-        sinks = [SinkState(name=name, behind=behind, succeeded_at=at) for name, (behind, at) in reader.sinks().items()]
+        sinks = [
+            SinkState(name=name, behind=behind, succeeded_at=at)
+            for name, (behind, at) in reader.sinks().items()
+        ]
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],
@@ -131,7 +141,9 @@ def find_image(reader: Reader, name: str) -> Record:
             f"{record.id}  {record.status.name}  {os.fsdecode(os.path.join(record.inbox_path, record.path))}"
             for record in found
         ]
-        raise WrongArgument("\n".join([f"Several images match {name}; use the complete path or the number:", *lines]))
+        raise WrongArgument(
+            "\n".join([f"Several images match {name}; use the complete path or the number:", *lines])
+        )
     return found[0]
 
 
@@ -157,7 +169,8 @@ def find_ended(reader: Reader, name: str, status: JobStatus) -> Record:
 
 
 def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
-    """Set images of this status to PENDING: by the daemon, as only it may write its ledger, or here if none is running."""
+    """Set images of this status to PENDING: by the daemon, as only it may write its ledger,
+    or here if none is running."""
     path = f"/put-back/{status.name}"
     chunks = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
     try:
@@ -176,7 +189,8 @@ def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
 def prune(config: Config, before: float) -> Amounts:
     """Remove rows that nothing needs any more: by the daemon while it works, or here if none is running.
 
-    before: only rows that ended before, in Unix seconds. Raises NothingFound without a ledger, LedgerDamaged, LedgerUnusable.
+    before: only rows that ended before, in Unix seconds. Raises NothingFound without a ledger, LedgerDamaged,
+    LedgerUnusable.
     """
     from daemon.upkeep import pruning
 
@@ -201,7 +215,8 @@ def prune(config: Config, before: float) -> Amounts:
 
 
 def ask(control: Path, method: str, path: str, body: object = None) -> Any:
-    """Send a request to the running daemon by its control socket; returns the decoded JSON. Raises NotRunning, NotAnswering."""
+    """Send a request to the running daemon by its control socket; returns the decoded JSON.
+    Raises NotRunning, NotAnswering."""
     with contextlib.closing(http.client.HTTPConnection("localhost", timeout=30)) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
         try:

@@ -13,7 +13,8 @@ from stages.base import Reason
 
 
 class JobStatus(IntEnum):
-    """PENDING becomes one of the others, once. Only a person can set FAILED (`retry`) or DONE (`redo`) back to PENDING.
+    """PENDING becomes one of the others, once. Only a person
+    can set FAILED (`retry`) or DONE (`redo`) back to PENDING.
 
     Which jobs are in work is kept in the daemon's memory only, never in the ledger.
     """
@@ -28,7 +29,8 @@ class JobStatus(IntEnum):
 class Version(NamedTuple):
     """One version of a file's content. A change of any field makes it another image.
 
-    The device number is not a field: it may change with a reboot, and two disks may have the same one after each other.
+    The device number is not a field: it may change with a reboot,
+    and two disks may have the same one after each other.
     """
 
     inode: int
@@ -43,10 +45,13 @@ class Version(NamedTuple):
         return cls(*((figure + 2**63) % 2**64 - 2**63 for figure in figures))
 
     def is_of(self, status: os.stat_result, *, moved: bool) -> bool:
-        """Whether a file is this version. moved: the daemon has moved it, so its change time is ignored: the move set it, or
-        somebody who fixed its permissions. In the inbox the change time counts, because programs can set all other times."""
+        """Whether a file is this version. moved: the daemon has moved it, so its change time is ignored: the
+        move set it, or somebody who fixed its permissions. In the inbox the change time counts, because
+        programs can set all other times."""
         now = Version.of(status)
-        return stat.S_ISREG(status.st_mode) and self == (now._replace(ctime_ns=self.ctime_ns) if moved else now)
+        return stat.S_ISREG(status.st_mode) and self == (
+            now._replace(ctime_ns=self.ctime_ns) if moved else now
+        )
 
 
 class File(NamedTuple):
@@ -84,8 +89,8 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job has no result. transient: it may succeed next time. away: the file's disk or mount is not available, so this
-    attempt does not count."""
+    """Why a job has no result. transient: it may succeed next time. away: the
+    file's disk or mount is not available, so this attempt does not count."""
 
     reason: Reason
     detail: str
@@ -144,3 +149,12 @@ class Placed:
     id: int
     location: bytes | None = None
     version: Version | None = None
+
+
+def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:
+    # The detail may contain a file name that is not UTF-8, which SQLite and JSON refuse.
+    return (
+        (failure.reason, failure.detail.encode(errors="backslashreplace").decode())
+        if failure
+        else (None, None)
+    )

@@ -1,4 +1,5 @@
-"""The configuration applied to this machine: models, GPUs, a placement, and the lanes of workers that follow from it."""
+"""The configuration applied to this machine: models, GPUs, a placement,
+and the lanes of workers that follow from it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import psutil
 from daemon.config.loading import Config
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.hints import command
-from daemon.ledger.records import Model
+from daemon.ledger.record import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.placement import Placement, Segment, choose_batch, plan
@@ -38,7 +39,8 @@ from stages.weights import packs
 
 CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without a GPU
-LEAST_CPU_THREADS = 2  # with one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
+# with one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
+LEAST_CPU_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,11 @@ class Layout:
     def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
         """The setup of a segment's worker of this number, and its environment variables."""
         settings = self.config.pipeline
-        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)  # cores for each worker
-        seen_as, environment = address_device(segment.devices[number], self.gpus, max(LEAST_CPU_THREADS, share))
+        # cores for each worker
+        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)
+        seen_as, environment = address_device(
+            segment.devices[number], self.gpus, max(LEAST_CPU_THREADS, share)
+        )
         setup = Setup(
             name=f"{segment.name}/{number}",
             device=seen_as,
@@ -102,8 +107,13 @@ class Layout:
         """By device: the MPS server of each GPU with several workers, if MPS is enabled and installed."""
         if not self.config.pipeline.mps or not is_installed():
             return {}
-        shared = [device for device, workers in Counter(segment.devices).items() if workers > 1 and device != "cpu"]
-        return {device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"]) for device in shared}
+        shared = [
+            device for device, workers in Counter(segment.devices).items() if workers > 1 and device != "cpu"
+        ]
+        return {
+            device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"])
+            for device in shared
+        }
 
 
 @contextlib.contextmanager
@@ -129,7 +139,9 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
         overrides[name] = section
     with pack_errors():
         if all(section["backend"] == "fake" for section in overrides.values()):
-            pack = packs.Pack(config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder)
+            pack = packs.Pack(
+                config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder
+            )
         else:
             pack = packs.open_pack(config.models.pack, config.models.folder)
         specs = packs.resolve_all(pack, config.stage_names, overrides)
@@ -139,7 +151,8 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
 
 
 def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:
-    """float32 on a CPU; on GPUs the stage's own half precision if all have bfloat16 (compute capability 8.0, Ampere)."""
+    """float32 on a CPU; on GPUs the stage's own half precision if all have bfloat16 (compute capability 8.0,
+    Ampere)."""
     if not gpus:
         return "float32"
     return find_stage(stage).half if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
@@ -147,7 +160,9 @@ def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:
 
 def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
     """Bytes of weights by stage: the sizes of their files."""
-    files = {spec.name: [file for path in spec.files.values() for file in list_files(Path(path))] for spec in specs}
+    files = {
+        spec.name: [file for path in spec.files.values() for file in list_files(Path(path))] for spec in specs
+    }
     return {name: sum(file.stat().st_size for file in found) for name, found in files.items()}
 
 
@@ -170,8 +185,12 @@ def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
 
 
 def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs that the configuration names, or all; none if it names a CPU too, as a stage has one dtype for all devices."""
-    named = {*config.pipeline.devices, *(device for table in config.pipeline.segment for device in table.devices)}
+    """The GPUs that the configuration names, or all; none if it names a CPU too,
+    as a stage has one dtype for all devices."""
+    named = {
+        *config.pipeline.devices,
+        *(device for table in config.pipeline.segment for device in table.devices),
+    }
     if "cpu" in named:
         return []
     return [gpu for gpu in gpus if not named or gpu.device in named]
@@ -194,7 +213,8 @@ def judge_of(config: Config, inboxes: Mapping[int, bytes]) -> Judge:
 
 
 def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
-    """A digest of what decides the results and bins of images: models, thresholds, the code of the user's rule, the mode."""
+    """A digest of what decides the results and bins of images: models, thresholds,
+    the code of the user's rule, the mode."""
     module = config.binning.rules.partition(":")[0]
     origin = (importlib.util.find_spec(module) or ModuleSpec("", None)).origin if module else None
     code = Path(origin).read_bytes().hex() if origin and os.path.isfile(origin) else ""
@@ -209,11 +229,14 @@ def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str,
     Raises ConfigError if there is no such device.
     """
     if device == "cpu":
-        passive = {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads do not spin, which costs a multiple on a busy machine
+        # waiting threads do not spin, which costs a multiple on a busy machine
+        passive = {"OMP_WAIT_POLICY": "PASSIVE"}
         return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
     gpu = next((gpu for gpu in gpus if gpu.device == device), None)
     if gpu is None:
         raise ConfigError(
-            [f"pipeline.devices: there is no {device}; `{command('gpus')}` lists the GPUs of this machine ({len(gpus)})."]
+            [
+                f"pipeline.devices: there is no {device}; `{command('gpus')}` lists the GPUs of this machine ({len(gpus)})."
+            ]
         )
     return "cuda:0", {"CUDA_VISIBLE_DEVICES": gpu.uuid, "OMP_NUM_THREADS": "2"}

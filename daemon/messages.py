@@ -1,7 +1,8 @@
 """The protocol between the daemon and a worker: length-prefixed msgpack over one socket for each worker.
 
-A worker gets a `Setup`, sends `Loaded` for each stage, then `Ready`. After that it gets one `Batch` at a time for each of its
-threads and answers each with a `Reply`. The bytes of images are not sent: an `Item` names a range of the shared slab.
+A worker gets a `Setup`, sends `Loaded` for each stage, then `Ready`. After that it gets one `Batch` at a time
+for each of its threads and answers each with a `Reply`. The bytes of images are not sent: an `Item` names a
+range of the shared slab.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Farewell(msgspec.Struct, tag="farewell", frozen=True):
 
     cause: str
     curable: bool  # whether a new worker may succeed
-    unusable: bool = False  # a stage cannot be built from its weights and options; the cause is a sentence for the user
+    # a stage cannot be built from its weights and options; the cause is a sentence for the user
+    unusable: bool = False
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):

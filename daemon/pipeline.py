@@ -2,10 +2,11 @@
 
     watch → admit → next_jobs → (feed → work → advance → finish → publish) → confirm
 
-The coordinator, here, watches the inboxes, owns the ledger and hands out jobs. A station (stations/station.py) does the work
-on each image. Every step is bounded: a station asks for jobs when it has room for their bytes, and forms a batch only when a
-worker has a free slot. So the slowest GPU limits how fast files are read, and the number of files costs no memory. A job is
-PENDING in the ledger until its station has finished it; what a crash interrupts is done again.
+The coordinator, here, watches the inboxes, owns the ledger and hands out jobs. A station
+(stations/station.py) does the work on each image. Every step is bounded: a station asks for jobs when it has
+room for their bytes, and forms a batch only when a worker has a free slot. So the slowest GPU limits how fast
+files are read, and the number of files costs no memory. A job is PENDING in the ledger until its station has
+finished it; what a crash interrupts is done again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from daemon.inbox.absence import Absences
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import Ending, File, Job, JobStatus
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Record
+from daemon.ledger.record import Record
 from daemon.limit import Limit
 from daemon.monitoring.metrics import Metrics
 from daemon.results.destinations import Destination
@@ -41,7 +42,8 @@ UNCONFIRMED = 32  # groups that may be published but not yet confirmed to be on 
 
 
 class Pipeline:
-    """Takes every file of the inboxes to a result or a failure. It owns none of its parts; all of them are passed in."""
+    """Takes every file of the inboxes to a result or a failure. It owns none of its parts;
+    all of them are passed in."""
 
     def __init__(
         self,
@@ -63,7 +65,9 @@ class Pipeline:
         self.in_flight: dict[int, Job] = {}
         self.retry = retry or Retry()
         self.outbox = outbox or Outbox()
-        self.publisher = Publisher(ledger, destinations, self.outbox, self.retry, self._is_busy, metrics.counts.changed)
+        self.publisher = Publisher(
+            ledger, destinations, self.outbox, self.retry, self._is_busy, metrics.counts.changed
+        )
         self._judge = judge
         self._reuse_results = reuse_results
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
@@ -84,7 +88,8 @@ class Pipeline:
         self._draining = False
 
     async def run(self, *, once: bool = False, limit: int = 0) -> None:
-        """Work until drained. With `once`, stop when every file that is there is finished; with a limit, after that many."""
+        """Work until drained. With `once`, stop when every file that is there is finished; with a limit,
+        after that many."""
         self.limit = Limit(limit) if limit else None
         async with anyio.create_task_group() as tasks:
             for task in (self.confirm, self.publisher.release, self.outbox.run):
@@ -102,11 +107,13 @@ class Pipeline:
             await self.publisher.try_again()
 
     def held_back(self) -> list[str]:
-        """Why some images wait while the others go on: inboxes that cannot be read, or sources that cannot be moved."""
+        """Why some images wait while the others go on: inboxes that cannot be read,
+        or sources that cannot be moved."""
         return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
     def drain(self, seconds: float = math.inf) -> None:
-        """Take no more images, and release those that wait for a worker. `run` returns when the rest is finished.
+        """Take no more images, and release those that wait for a worker.
+        `run` returns when the rest is finished.
 
         seconds: the time for that. The sinks get half of it at most.
         """
@@ -124,7 +131,10 @@ class Pipeline:
 
     def blocked(self) -> list[str]:
         """Why nothing can be read or written: for example, the disk is full."""
-        reasons = [*self.retry.blocked(), *(reason for station in self.stations for reason in station.retry.blocked())]
+        reasons = [
+            *self.retry.blocked(),
+            *(reason for station in self.stations for reason in station.retry.blocked()),
+        ]
         return list(dict.fromkeys(reasons))
 
     def wake(self) -> None:
@@ -132,7 +142,8 @@ class Pipeline:
         self._admitted.set()
 
     async def recover(self, inboxes: set[int]) -> None:
-        """Publish what the last daemon left in the ledger without publishing it, before anything else of the same inbox."""
+        """Publish what the last daemon left in the ledger without publishing it,
+        before anything else of the same inbox."""
         await self.publisher.publish_owed(inboxes)
         self._recovered |= inboxes
 
@@ -146,7 +157,8 @@ class Pipeline:
         self._admitted.set()
 
     async def admit(self, files: list[File]) -> None:
-        """Write a row for each new version. A backlog of a million files is a million rows, not a million objects in memory."""
+        """Write a row for each new version. A backlog of a million files is a million rows,
+        not a million objects in memory."""
         admitted = await self.retry("ledger", self.ledger.admit, files)
         self.metrics.admitted(admitted)
         if admitted.pending:
@@ -157,7 +169,8 @@ class Pipeline:
     async def next_jobs(self) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more.
 
-        A job waits while another version of its file is in flight, so that their sidecars are written in order.
+        A job waits while another version of its file is in flight,
+        so that their sidecars are written in order.
         """
         async with self._handing_out:
             while found := await self._next_jobs():
@@ -182,8 +195,8 @@ class Pipeline:
         return (inbox, path) in self._paths
 
     async def _next_jobs(self) -> list[Job]:
-        """Wait for the next jobs; an empty list when there will be no more. Files of an inbox that does not answer are neither
-        read nor moved."""
+        """Wait for the next jobs; an empty list when there will be no more.
+        Files of an inbox that does not answer are neither read nor moved."""
         while not self._draining:
             if not all(map(self._must_wait, self._deferred)):
                 found, self._deferred = self._deferred, []
@@ -204,16 +217,22 @@ class Pipeline:
         return []
 
     async def _next_of(self, inboxes: set[int], complete: bool) -> list[Job]:
-        """The next jobs of these inboxes. With a limit there are none until all files are found, because the highest priority
-        comes first; once enough have been taken, only their retries follow."""
+        """The next jobs of these inboxes. With a limit there are none until all files are found, because
+        the highest priority comes first; once enough have been taken, only their retries follow."""
         limit = self.limit
-        busy = self.in_flight.keys() | {job.id for job in self._deferred} if self._deferred else self.in_flight.keys()
+        busy = (
+            self.in_flight.keys() | {job.id for job in self._deferred}
+            if self._deferred
+            else self.in_flight.keys()
+        )
         if not limit:
             return await self.retry("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
         if not complete or limit.is_over:
             return []
         only = None if limit.room else limit.postponed
-        jobs = await self.retry("ledger", self.ledger.next_jobs, min(FEED, limit.room or FEED), busy, inboxes, only)
+        jobs = await self.retry(
+            "ledger", self.ledger.next_jobs, min(FEED, limit.room or FEED), busy, inboxes, only
+        )
         limit.take(jobs)
         return jobs
 
@@ -252,7 +271,8 @@ class Pipeline:
     # 4. The results are confirmed to be on the disk. results/outbox.py takes them on to the sinks.
 
     async def confirm(self) -> None:
-        """Mark as published only what would survive a power failure. Groups that arrived during one sync share the next."""
+        """Mark as published only what would survive a power failure.
+        Groups that arrived during one sync share the next."""
         while True:
             groups = [await self._published.get(), *drain(self._published)]
             await self.publisher.confirm([group.publication for group in groups])

@@ -1,7 +1,8 @@
-"""Where the stages run. A placement is a list of segments; a segment is a run of stages and the devices that hold it.
+"""Where the stages run. A placement is a list of segments;
+a segment is a run of stages and the devices that hold it.
 
-"Replicated" is one segment on n devices; "pipelined" is several segments, each with its own devices. The rest of the code does
-not know which of them it is.
+"Replicated" is one segment on n devices; "pipelined" is several segments, each with its own devices.
+The rest of the code does not know which of them it is.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from stages.registry import find_stage
 
-# GPU memory of a worker in addition to its weights: the CUDA context and its libraries, and the activations of each image of a
-# batch, measured on an H200 with images of 1280×960 in batches of 128.
+# GPU memory of a worker in addition to its weights: the CUDA context and its libraries, and the
+# activations of each image of a batch, measured on an H200 with images of 1280×960 in batches of 128.
 CONTEXT_BYTES = 1 << 30
 IMAGE_BYTES = 90 << 20
 MODELS_BYTES = 2 << 30  # kept free for the weights, which are not known yet when the batch is chosen
@@ -51,7 +52,9 @@ def choose_batch(gpus: Sequence[Gpu]) -> int:
     return next((batch for batch in GPU_BATCHES if batch * IMAGE_BYTES <= room), GPU_BATCHES[-1])
 
 
-def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], host: Host, batch: int) -> Placement:
+def plan(
+    config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], host: Host, batch: int
+) -> Placement:
     """The placement that the configuration asks for, on this machine's devices.
 
     weights: bytes of each stage's weights on the device; batch: images of the largest batch.
@@ -60,7 +63,8 @@ def plan(config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], host: 
     stages = tuple(config.stage_names)
     if config.pipeline.segment:
         segments = tuple(
-            Segment(tuple(table.stages), tuple(table.devices) * table.workers_per_device) for table in config.pipeline.segment
+            Segment(tuple(table.stages), tuple(table.devices) * table.workers_per_device)
+            for table in config.pipeline.segment
         )
         return Placement(segments, "set by the [[pipeline.segment]] tables")
     devices = config.pipeline.devices or [gpu.device for gpu in gpus] or ["cpu"]
@@ -83,7 +87,10 @@ def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -
     if small and len(devices) > 1:
         return "pipelined", f"all stages need {need >> 20} MiB, more than is free on {', '.join(small)}"
     if small:
-        return "replicated", f"all stages need {need >> 20} MiB, more than is free on {small[0]}, but it is the only device"
+        return (
+            "replicated",
+            f"all stages need {need >> 20} MiB, more than is free on {small[0]}, but it is the only device",
+        )
     if not used:
         return "replicated", "no GPU is used; the CPU holds all stages"
     return "replicated", f"every {'GPU' if 'cpu' in devices else 'device'} has memory for all stages"
@@ -92,7 +99,9 @@ def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -
 def _repeat(devices: Sequence[str], on_gpu: int, on_cpu: int) -> tuple[str, ...]:
     """Each device once for each of its workers, in turns."""
     rounds = range(max(on_gpu, on_cpu))
-    return tuple(device for number in rounds for device in devices if number < (on_cpu if device == "cpu" else on_gpu))
+    return tuple(
+        device for number in rounds for device in devices if number < (on_cpu if device == "cpu" else on_gpu)
+    )
 
 
 def _workers(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) -> int:
@@ -106,8 +115,8 @@ def _workers(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host)
 
 
 def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tuple[Segment, ...]:
-    """Cut the stages into at most as many runs as there are devices, so that the most expensive run costs as little as
-    possible. Each further device goes to the run with the highest cost per device."""
+    """Cut the stages into at most as many runs as there are devices, so that the most expensive run
+    costs as little as possible. Each further device goes to the run with the highest cost per device."""
     parts = min(len(stages), len(devices))
     cuts = itertools.combinations(range(1, len(stages)), parts - 1)
     runs = min(

@@ -53,8 +53,10 @@ log = structlog.get_logger()
 
 SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
-LEAVE_SECONDS = 5.0  # for the end itself, when no work is left; a worker that must be killed takes up to four of them
-STALL_FACTOR = 2.0  # times the batch time-out without progress, after which the watchdog is no longer notified
+# for the end itself, when no work is left; a worker that must be killed takes up to four of them
+LEAVE_SECONDS = 5.0
+# times the batch time-out without progress, after which the watchdog is no longer notified
+STALL_FACTOR = 2.0
 
 
 Show = Callable[[Snapshot], None]
@@ -63,7 +65,9 @@ Show = Callable[[Snapshot], None]
 class Service:
     """One run of the daemon, in a state folder that it has locked."""
 
-    def __init__(self, config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None) -> None:
+    def __init__(
+        self, config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None
+    ) -> None:
         self.config = config
         self.once = once
         self.limit = limit  # images, with once; 0: all
@@ -78,7 +82,8 @@ class Service:
         self.notifier = Notifier()
 
     async def run(self) -> None:
-        """Start up, work until SIGTERM, SIGINT or SIGHUP (with once: until all is done), shut down. Raises VisiondError."""
+        """Start up, work until SIGTERM, SIGINT or SIGHUP (with once: until all is done), shut down.
+        Raises VisiondError."""
         async with self._open() as (pipeline, pools, status):
             self.pipeline = pipeline
             with signals.listening() as orders:
@@ -90,11 +95,13 @@ class Service:
                     tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)
                     if status.upkeep:
                         tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
-                    await pipeline.run(once=self.once, limit=self.limit)  # admits and reads files while the models load
+                    # admits and reads files while the models load
+                    await pipeline.run(once=self.once, limit=self.limit)
                     self.notifier.stopping()
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
-                    await to_thread.run_sync(files.check)  # results in a ledger file that is gone are lost: fail
+                    # results in a ledger file that is gone are lost: fail
+                    await to_thread.run_sync(files.check)
                     for pool in pools:
                         pool.stop()
                     tasks.cancel_scope.cancel()
@@ -102,17 +109,27 @@ class Service:
                 self.show(status.snapshot())
             if not self.once:
                 for problem in pipeline.outbox.problems():
-                    log.warning("stopped before a sink had all records; the next start delivers the rest", why=problem)
-                log.info("stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING))
+                    log.warning(
+                        "stopped before a sink had all records; the next start delivers the rest", why=problem
+                    )
+                log.info(
+                    "stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING)
+                )
             if self.outdated and not self.counts.ended.total():
-                log.warning("files were processed by other models", files=self.outdated, fix=command("redo", "--stale"))
+                log.warning(
+                    "files were processed by other models",
+                    files=self.outdated,
+                    fix=command("redo", "--stale"),
+                )
             if self.once:
                 self._check_complete(pipeline)
 
     def _check_complete(self, pipeline: Pipeline) -> None:
         """Raises InboxUnreadable, InboxUnwritable when some files could not be done."""
         if problems := pipeline.watcher.held_back() + pipeline.absences.held_back():
-            raise InboxUnreadable(f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes())
+            raise InboxUnreadable(
+                f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes()
+            )
         if unread := pipeline.watcher.unread():
             lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
             text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
@@ -132,23 +149,23 @@ class Service:
         with contextlib.ExitStack() as stack:
             layout = await to_thread.run_sync(Layout.of, config)
             segments = layout.placement.segments
-            log.info("placement", segments=[list(segment.stages) for segment in segments], why=layout.placement.why)
-            for line in list_notices(layout.notices().items()):
-                log.warning("models have a notice", notice=line)
-            for problem in PROBLEMS.values():
-                log.warning(problem)
+            announce(layout)
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
             stack.callback(ledger.close)
             if ledger.remark:
                 log.warning(ledger.remark)
-            numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], layout.models())
+            numbers = await ledger.register(
+                [(inbox.path, inbox.priority) for inbox in config.inbox], layout.models()
+            )
             await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
             reader = Reader(ledger.path)
             stack.callback(reader.close)
             await to_thread.run_sync(check_names, config, reader)
-            self.outdated = await to_thread.run_sync(reader.count_made_by_others, layout.models()) if self.once else 0
+            self.outdated = (
+                await to_thread.run_sync(reader.count_made_by_others, layout.models()) if self.once else 0
+            )
             slab = open_slab(config, layout.gpus)
             stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))
@@ -159,7 +176,9 @@ class Service:
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest, retry)
             lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
             outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.changed)
-            judge = judge_of(config, {number: destination.inbox for number, destination in destinations.items()})
+            judge = judge_of(
+                config, {number: destination.inbox for number, destination in destinations.items()}
+            )
             station = Station(slab, lanes, judge, destinations, metrics)
             pipeline = Pipeline(
                 ledger,
@@ -177,7 +196,9 @@ class Service:
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
             status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings)
             control = config.state.path / CONTROL
-            async with serve(config, status, metrics, ledger, control, pages_matter=not self.once) as self.url:
+            async with serve(
+                config, status, metrics, ledger, control, pages_matter=not self.once
+            ) as self.url:
                 yield pipeline, [lane.pool for lane in lanes], status
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:
@@ -244,12 +265,18 @@ def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
 
 
 async def run_service(
-    config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None, ends_process: bool = False
+    config: Config,
+    *,
+    once: bool = False,
+    limit: int = 0,
+    show: Show | None = None,
+    ends_process: bool = False,
 ) -> Counter[JobStatus]:
-    """Run the daemon. Returns the number of images that reached each state in this run, and of those that are PENDING.
+    """Run the daemon. Returns the number of images that reached each state in this run,
+    and of those that are PENDING.
 
-    ends_process: after an error the process ends soon, even if a thread of it hangs, as one of a sink on a dead mount.
-    Raises VisiondError; errors are taken out of the groups that task groups put them in.
+    ends_process: after an error the process ends soon, even if a thread of it hangs, as one of a sink on
+    a dead mount. Raises VisiondError; errors are taken out of the groups that task groups put them in.
     """
     service = Service(config, once=once, limit=limit, show=show)
     try:
@@ -287,3 +314,13 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
     for error in group.exceptions:
         flat.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return iter(sorted(flat, key=lambda error: not isinstance(error, VisiondError)))
+
+
+def announce(layout: Layout) -> None:
+    """Log what runs where, and what a user should know about the models and plug-ins."""
+    segments = [list(segment.stages) for segment in layout.placement.segments]
+    log.info("placement", segments=segments, why=layout.placement.why)
+    for line in list_notices(layout.notices().items()):
+        log.warning("models have a notice", notice=line)
+    for problem in PROBLEMS.values():
+        log.warning(problem)

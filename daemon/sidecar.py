@@ -18,7 +18,8 @@ TIMINGS = "By stage: the seconds of the batch that the image was in, divided by 
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The file. `path_base64` if its name is not UTF-8; size, format and, if several, `pages` if it could be read."""
+    """The file. `path_base64` if its name is not UTF-8; size, format and, if several,
+    `pages` if it could be read."""
 
     inbox: str  # its folder, absolute
     path: str  # in the inbox
@@ -70,7 +71,9 @@ def parse_sidecar(data: bytes) -> Parts:
         if stage.name in results:
             decode(stage.name, results[stage.name])
     is_done = not sidecar.status
-    criteria = bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]) if is_done else b""
+    criteria = (
+        bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]) if is_done else b""
+    )
     return Parts(sidecar, results, criteria)
 
 
@@ -97,7 +100,10 @@ class Described(Protocol):
 
 def describe_source(inbox: bytes, image: Described) -> dict[str, Any]:
     """The sidecar's `source`. inbox: its folder."""
-    source: dict[str, Any] = {"inbox": inbox.decode(errors="replace"), "path": image.path.decode(errors="replace")}
+    source: dict[str, Any] = {
+        "inbox": inbox.decode(errors="replace"),
+        "path": image.path.decode(errors="replace"),
+    }
     if source["path"].encode() != image.path:
         source["path_base64"] = base64.b64encode(image.path).decode()
     source["bytes"] = image.version.size
@@ -124,7 +130,9 @@ def timestamp(seconds: float) -> str:
 
 def json_schema() -> bytes:
     """The JSON Schema (2020-12) of a sidecar, with the results of all stages that are installed."""
-    fields: list[Any] = [(field.name, field.type, _default_of(field)) for field in msgspec.structs.fields(Sidecar)]
+    fields: list[Any] = [
+        (field.name, field.type, _default_of(field)) for field in msgspec.structs.fields(Sidecar)
+    ]
     fields = [field if field[2] is not msgspec.NODEFAULT else field[:2] for field in fields]
     place = Sidecar.__struct_fields__.index("bin")
     results = [(stage.key, stage.result | None, None) for stage in STAGES.values()]
@@ -138,12 +146,19 @@ def json_schema() -> bytes:
     )
     schema = msgspec.json.schema(whole)
     return (
-        msgspec.json.format(msgspec.json.encode({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})) + b"\n"
+        msgspec.json.format(
+            msgspec.json.encode({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+        )
+        + b"\n"
     )
 
 
 def _default_of(field: msgspec.structs.FieldInfo) -> Any:
-    return field.default if field.default_factory is msgspec.NODEFAULT else msgspec.field(default_factory=field.default_factory)
+    return (
+        field.default
+        if field.default_factory is msgspec.NODEFAULT
+        else msgspec.field(default_factory=field.default_factory)
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
 def lock_state(folder: Path) -> Iterator[None]:
     """Lock the folder for this process, until the end of the context or of the process.
 
-    Other users cannot read it, and only the owner and group can read what this process creates during that time.
+    Other users cannot read it, and only the owner and group
+    can read what this process creates during that time.
 
     Raises AlreadyRunning, ConfigError.
     """
@@ -39,8 +40,8 @@ def lock_state(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closed_to_others() -> Iterator[None]:
-    """Within the context, only the owner and group can read new files and folders of any thread or child. A stricter umask
-    is kept."""
+    """Within the context, only the owner and group can read new files and folders of any thread or child.
+    A stricter umask is kept."""
     before = os.umask(0o077)
     os.umask(before | 0o027)
     try:
@@ -65,25 +66,32 @@ def _locked(folder: Path) -> Iterator[None]:
                 f"Another visiond is using {folder}{_holder_of(fd)}. Stop it, or set another [state] path."
             ) from None
         with contextlib.suppress(OSError):
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # keeps nobody out, but names the process that holds it
+            # keeps nobody out, but names the process that holds it
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(fd)
 
 
 def _shut(folder: Path) -> None:
-    """Remove the permissions of other users, which an older visiond gave. The group's permissions are the administrator's
-    choice. If the folder contains other files too, it stays open, and only our own files are closed."""
+    """Remove the permissions of other users, which an older visiond gave. The group's permissions are the
+    administrator's choice. If the folder contains other files too, it stays open, and only our own files are
+    closed."""
     entries = list(folder.iterdir())
     own = [entry for entry in entries if entry.name.startswith((LEDGER, *OWN, *(f".{name}" for name in OWN)))]
     for path in [folder] if len(own) == len(entries) else own:
         status = path.lstat()
-        if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXO and not stat.S_ISLNK(status.st_mode):
+        if (
+            status.st_uid == os.geteuid()
+            and status.st_mode & stat.S_IRWXO
+            and not stat.S_ISLNK(status.st_mode)
+        ):
             path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
 
 
 def _holder_of(fd: int) -> str:
-    """The process that holds the lock, from the kernel; empty if it is unknown, for example in another container."""
+    """The process that holds the lock, from the kernel; empty if it is unknown,
+    for example in another container."""
     question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     with contextlib.suppress(OSError):
         pid = struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, question))[-1]
@@ -93,8 +101,8 @@ def _holder_of(fd: int) -> str:
 
 @contextlib.contextmanager
 def socket_address(path: Path) -> Iterator[str]:
-    """A path of a socket that fits into an address, which has SOCKET_BYTES: a longer path goes by its folder's descriptor.
-    Raises OSError."""
+    """A path of a socket that fits into an address, which has SOCKET_BYTES:
+    a longer path goes by its folder's descriptor. Raises OSError."""
     if len(os.fsencode(path)) <= SOCKET_BYTES:
         yield str(path)
         return

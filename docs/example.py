@@ -1,4 +1,5 @@
-"""Draws docs/example.png from the folder of `visiond demo`: two images with what was found in them, and their sidecars.
+"""Draws docs/example.png from the folder of `visiond demo`: two images with what was found in them,
+and their sidecars.
 
 make picture
 """
@@ -93,14 +94,18 @@ def annotate(picture: Image.Image, sidecar: dict[str, Any]) -> Image.Image:
 
 def is_free(x: float, y: float, width: float, taken: list[tuple[float, float, float, float]]) -> bool:
     """Whether a label fits there without covering another one."""
-    return y >= 0 and not any(x < right and x + width > left and y < low and y + 22 > top for left, top, right, low in taken)
+    return y >= 0 and not any(
+        x < right and x + width > left and y < low and y + 22 > top for left, top, right, low in taken
+    )
 
 
 def excerpt(sidecar: dict[str, Any]) -> Iterator[list[Run]]:
     """Lines of JSON: the fields that a reader looks for first, with a … for what is left out."""
     source, ocr, objects, clip = sidecar["source"], sidecar["ocr"], sidecar["objects"], sidecar["clip"]
     yield [("{", INK)]
-    yield field(2, "source", {"path": source["path"], "width": source["width"], "height": source["height"]}, more=True)
+    yield field(
+        2, "source", {"path": source["path"], "width": source["width"], "height": source["height"]}, more=True
+    )
     if ocr["lines"]:
         yield [("  ", INK), ('"ocr"', KEY), (': {"lines": [', INK)]
         yield from entries([{key: line[key] for key in ("text", "score", "box")} for line in ocr["lines"]])
@@ -112,12 +117,21 @@ def excerpt(sidecar: dict[str, Any]) -> Iterator[list[Run]]:
     yield field(2, "caption", {"text": sidecar["caption"]["text"]})
     bin_name = sidecar["bin"]["name"]
     yield [("  ", INK), ('"bin"', KEY), (f': {{"name": "{bin_name}", "criteria": {{…', INK)]
-    passed = [(name, figures) for name, figures in sidecar["bin"]["criteria"][bin_name].items() if figures["passed"]]
+    passed = [
+        (name, figures) for name, figures in sidecar["bin"]["criteria"][bin_name].items() if figures["passed"]
+    ]
     for name, figures in passed:
         yield [("    ", INK), (f'"{name}"', KEY), (": ", INK), *value(figures), (",", INK)]
     yield [("    …", GRAY)]
     yield [("  }},", INK)]
-    yield [("  ", INK), ('"timings"', KEY), (": {…}, ", INK), ('"models"', KEY), (": {…}, ", INK), ("…", GRAY)]
+    yield [
+        ("  ", INK),
+        ('"timings"', KEY),
+        (": {…}, ", INK),
+        ('"models"', KEY),
+        (": {…}, ", INK),
+        ("…", GRAY),
+    ]
     yield [("}", INK)]
 
 

@@ -1,1 +1,2 @@
-"""The models: the stages, their weights, and the bin that follows from their answers. Imports nothing of the daemon."""
+"""The models: the stages, their weights, and the bin that follows from their answers.
+Imports nothing of the daemon."""

@@ -1,7 +1,7 @@
 """A stage: a model that turns a batch of images into one result for each.
 
-This file and descriptor.py are the whole contract between the daemon and the models. They import no torch, so that the daemon
-can import them too. A new stage is a subclass of `Stage` and a `Descriptor`.
+This file and descriptor.py are the whole contract between the daemon and the models. They import no torch,
+so that the daemon can import them too. A new stage is a subclass of `Stage` and a `Descriptor`.
 """
 
 from __future__ import annotations
@@ -58,16 +58,18 @@ class OutOfMemory(Exception):
 
 
 class DeviceLost(Exception):
-    """The device's context cannot be used any more: every CUDA error except out-of-memory is sticky. The process must exit."""
+    """The device's context cannot be used any more: every CUDA error except out-of-memory is sticky.
+    The process must exit."""
 
 
 class StageUnusable(ValueError):
-    """A stage cannot be built from its weights and options, and another try would not help. The message explains the cause to
-    the user."""
+    """A stage cannot be built from its weights and options, and another try would not help.
+    The message explains the cause to the user."""
 
 
-# A stage's answer for an image, of the type in its descriptor. Boxes are pixels of the upright image (EXIF applied), x to the
-# right, y down. A result is encoded to JSON once, in the worker; the ledger and the sidecar get those bytes.
+# A stage's answer for an image, of the type in its descriptor. Boxes are pixels of the upright image (EXIF
+# applied), x to the right, y down. A result is encoded to JSON once, in the worker; the ledger and the
+# sidecar get those bytes.
 Result = msgspec.Struct
 
 
@@ -88,8 +90,8 @@ class StageSpec(msgspec.Struct, frozen=True):
 class Image:
     """One image inside a worker.
 
-    pixels: uint8 tensor [3, height, width], RGB, upright, on the worker's device; None if no stage of the worker needs pixels.
-    results: of earlier stages, by stage name.
+    pixels: uint8 tensor [3, height, width], RGB, upright, on the worker's device; None
+    if no stage of the worker needs pixels. results: of earlier stages, by stage name.
     """
 
     data: memoryview
@@ -117,10 +119,11 @@ class Stage(ABC):
 
     @abstractmethod
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
-        """One answer for each image, in order. Images may differ in size; the other images of a batch never change an answer.
+        """One answer for each image, in order. Images may differ in size;
+        the other images of a batch never change an answer.
 
-        Raises OutOfMemory if the batch does not fit, and DeviceLost if the device cannot be used any more. Any other error is
-        blamed on one image, which the caller finds by halving the batch.
+        Raises OutOfMemory if the batch does not fit, and DeviceLost if the device cannot be used any more.
+        Any other error is blamed on one image, which the caller finds by halving the batch.
         """
 
 

@@ -1,10 +1,11 @@
 """One image at a time, as a simple script would do it: `visiond bench` compares the daemon with this.
 
-float32, batches of one; every stage opens the file again and uses its library's own functions: ultralytics' predict,
-transformers' processors and generate. OCR is the plain network of stages/ocr/stage.py, because rapidocr has no GPU runtime.
+float32, batches of one; every stage opens the file again and uses its library's own functions: ultralytics'
+predict, transformers' processors and generate. OCR is the plain network of stages/ocr/stage.py, because
+rapidocr has no GPU runtime.
 
-It runs in a separate process, because it loads torch: it reads a Task from standard input, and the last line of its standard
-output has the seconds of each stage.
+It runs in a separate process, because it loads torch: it reads a Task from standard input,
+and the last line of its standard output has the seconds of each stage.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class OneAtATime:
 
     def __init__(self, task: Task) -> None:
         self.device, self.new_tokens = task.device, task.new_tokens
-        specs = {spec.name: msgspec.structs.replace(spec, dtype="float32", batch_size=1) for spec in task.stages}
+        specs = {
+            spec.name: msgspec.structs.replace(spec, dtype="float32", batch_size=1) for spec in task.stages
+        }
         self._load_yolo(specs["yolo"].files)
         self._load_clip(specs["clip"].files)
         self._load_blip(specs["blip"].files)
@@ -58,15 +61,25 @@ class OneAtATime:
         return self.detector.predict(path, imgsz=self.size, device=self.device, verbose=False)[0].boxes.cpu()
 
     def clip(self, path: str) -> Any:
-        pixels = self.clip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(self.device)
-        features = self.clip_model.visual_projection(self.clip_model.vision_model(pixel_values=pixels).pooler_output)
+        pixels = self.clip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(
+            self.device
+        )
+        features = self.clip_model.visual_projection(
+            self.clip_model.vision_model(pixel_values=pixels).pooler_output
+        )
         self.embedding = F.normalize(features, dim=-1)
         return (self.clip_model.logit_scale.exp() * self.embedding @ self.labels.T).softmax(dim=-1).cpu()
 
     def blip(self, path: str) -> Any:
-        pixels = self.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(self.device)
+        pixels = self.blip_processor(images=open_image(path), return_tensors="pt")["pixel_values"].to(
+            self.device
+        )
         tokens = self.blip_model.generate(
-            pixel_values=pixels, max_new_tokens=self.new_tokens, min_new_tokens=self.new_tokens, do_sample=False, num_beams=1
+            pixel_values=pixels,
+            max_new_tokens=self.new_tokens,
+            min_new_tokens=self.new_tokens,
+            do_sample=False,
+            num_beams=1,
         )
         captions = self.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return captions, (self.tower.embed(self.tower.tokenize(captions)) @ self.embedding.T).cpu()

@@ -1,12 +1,13 @@
 """Chooses the bin of an image (A text, B objects, C everything else), and reports every criterion.
 
-The rule is that of visiond's predecessor. A: more than two text boxes, or text on more than a fifth of the image.
-Otherwise B: more than three kinds of objects, more than five objects, or objects spread over more than three tenths of the
-image. Otherwise C; the similarity of caption and image is compared and reported. All comparisons are strict.
+The rule is that of visiond's predecessor. A: more than two text boxes, or text on more than a fifth of the
+image. Otherwise B: more than three kinds of objects, more than five objects, or objects spread over more than
+three tenths of the image. Otherwise C; the similarity of caption and image is compared and reported. All
+comparisons are strict.
 
-A text box is a line with a high score and at least two letters or digits. A recognizer also reads shapes (a wheel as "O", a
-star as "★", a house as "合"), mostly as a single character with a low score. Such lines are in the results, but do not count
-here.
+A text box is a line with a high score and at least two letters or digits. A recognizer also reads shapes (a
+wheel as "O", a star as "★", a house as "合"), mostly as a single character with a low score. Such lines are in
+the results, but do not count here.
 """
 
 from __future__ import annotations
@@ -99,8 +100,11 @@ BIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def judge(payloads: Mapping[str, bytes], thresholds: Thresholds) -> Bin:
-    """The bin by the rule, from the stages' JSON by stage name. Criteria of a stage that did not run do not pass."""
-    figures: dict[str, Any] = {stage: decode(payloads[stage]) for stage, decode in _FIGURES.items() if stage in payloads}
+    """The bin by the rule, from the stages' JSON by stage name.
+    Criteria of a stage that did not run do not pass."""
+    figures: dict[str, Any] = {
+        stage: decode(payloads[stage]) for stage, decode in _FIGURES.items() if stage in payloads
+    }
     if "ocr" in figures:
         figures["ocr"] = _find_text(figures["ocr"], thresholds.text_score)
     criteria = {
@@ -127,10 +131,16 @@ def load_rule(reference: str) -> Rule:
         rule = getattr(importlib.import_module(module), function)
     except Exception as error:
         what = (
-            str(error) if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: {error}"
+            str(error)
+            if isinstance(error, ImportError | AttributeError | ValueError)
+            else f"{type(error).__name__}: {error}"
         )
         last = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if last.filename == __file__ or last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
+        where = (
+            ""
+            if last.filename == __file__ or last.filename.startswith("<")
+            else f" ({last.filename}, line {last.lineno})"
+        )
         raise ValueError(
             f'[binning] rules = "{reference}" cannot be loaded: {what}{where}. '
             'Write it as "module:function" and put the absolute path of the module\'s folder on PYTHONPATH.'
@@ -149,7 +159,9 @@ def apply_rule(rule: Rule, record: dict[str, Any]) -> str:
 
 
 def _find_text(ocr: _Ocr, least_score: float) -> _Text:
-    counted = [line for line in ocr.lines if line.score > least_score and _HAS_TWO_CHARACTERS.search(line.text)]
+    counted = [
+        line for line in ocr.lines if line.score > least_score and _HAS_TWO_CHARACTERS.search(line.text)
+    ]
     if len(counted) == len(ocr.lines):
         return _Text(len(counted), ocr.area_ratio)
     areas = [sum(measure_area(line.box) for line in lines) for lines in (counted, ocr.lines)]
@@ -163,7 +175,8 @@ def measure_area(corners: Corners) -> float:
 
 
 def measure_dispersion(boxes: Sequence[tuple[float, float, float, float]], area: float) -> float:
-    """The dispersion of objects with boxes x0, y0, x1, y1: the area of the bounding box of their centers / the image's area."""
+    """The dispersion of objects with boxes x0, y0, x1, y1: the
+    area of the bounding box of their centers / the image's area."""
     if not boxes:
         return 0.0
     centers_x = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]

@@ -1,8 +1,9 @@
 """Describes a stage for the rest of the program. Imports no torch.
 
-The descriptor of a stage is beside its code, as in stages/ocr/descriptor.py, or in another distribution, where an entry point
-in the group `visiond.stages` names it. Everything else is derived from descriptors: the order of the stages, the tables of the
-configuration, the fields of the sidecar, the columns of an export, fingerprints, fakes and a stage's share of a GPU.
+The descriptor of a stage is beside its code, as in stages/ocr/descriptor.py, or in another distribution,
+where an entry point in the group `visiond.stages` names it. Everything else is derived from descriptors: the
+order of the stages, the tables of the configuration, the fields of the sidecar, the columns of an export,
+fingerprints, fakes and a stage's share of a GPU.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Literal
 import msgspec
 
 Files = Mapping[str, Path]  # by role
-# Makes the result of a fake from a number below 64, the image's width and height in pixels, and the earlier stages that it may
-# use.
+# Makes the result of a fake from a number below 64, the image's width and height in pixels,
+# and the earlier stages that it may use.
 Fake = Callable[[int, int, int, frozenset[str]], msgspec.Struct]
 
 
@@ -37,13 +38,15 @@ class Backend:
     silent: options that change how fast an answer comes, or whether it comes, but not the answer.
     version: part of every fingerprint. Raise it when a change of the code changes answers.
     needs_weights: whether a pack or a folder must have files for it.
-    bundled: if a library contains the weights: returns their absolute paths by role. Raises PackError if it is not installed.
-    find: returns the files of the backend's weights in a folder, or in the file that was named, by role and relative to the
+    bundled: if a library contains the weights: returns their absolute paths by role. Raises PackError if it
+    is not installed. find: returns the files of the backend's weights in a folder, or in the file that was
+    named, by role and relative to the
         folder; {} if there are none.
-    check: raises PackError if files are damaged, or of another model than the backend takes. allow_pickle: whether they may be
+    check: raises PackError if files are damaged, or of another model than the backend takes.
+    allow_pickle: whether they may be
         pickles.
-    shares: role → another stage and its role whose files are used here too, so that the answers of both can be compared.
-    takes: the model that it takes, for the message that refuses another one.
+    shares: role → another stage and its role whose files are used here too, so that the answers of
+    both can be compared. takes: the model that it takes, for the message that refuses another one.
     """
 
     place: str

@@ -1,4 +1,5 @@
-"""What all stages need of torch and its devices: a lock, dtypes, errors, the check for kernels, threads, batches."""
+"""What all stages need of torch and its devices: a lock, dtypes, errors, the check for kernels, threads,
+batches."""
 
 from __future__ import annotations
 
@@ -42,10 +43,11 @@ def dtype_of(spec: StageSpec) -> torch.dtype:
 
 @contextmanager
 def hold_device(lock: threading.Lock) -> Iterator[None]:
-    """For the part of a stage that runs on the device: takes the lock, sets inference mode, and translates torch's errors.
+    """For the part of a stage that runs on the device: takes the lock, sets inference mode,
+    and translates torch's errors.
 
-    Such a part must end with a copy to the host, so that no work is in flight when the next thread takes the lock: it may use
-    another stream. Raises OutOfMemory and DeviceLost.
+    Such a part must end with a copy to the host, so that no work is in flight when the next
+    thread takes the lock: it may use another stream. Raises OutOfMemory and DeviceLost.
     """
     with lock, torch.inference_mode(), device_errors():
         yield
@@ -71,10 +73,13 @@ def device_errors() -> Iterator[None]:
 def has_kernels(device: torch.device) -> bool:
     """Whether Triton's kernels can be used on a device. Raises OutOfMemory, DeviceLost.
 
-    One of the largest kernels is run. Triton also needs a C compiler with Python's headers, a folder for compiled kernels, and
-    a GPU that it supports and that has enough shared memory: only a try shows all of this.
+    One of the largest kernels is run. Triton also needs a C compiler with Python's headers, a folder for
+    compiled kernels, and a GPU that it supports and that has enough shared memory: only a try shows all of
+    this.
     """
-    if find_spec("triton") is None or (device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_GPU):
+    if find_spec("triton") is None or (
+        device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_GPU
+    ):
         return False
     try:
         from stages.kernels.launch import try_pointwise_linear

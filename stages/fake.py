@@ -1,4 +1,5 @@
-"""Fake stages without a model: deterministic answers in a few microseconds each, and faults on request. No torch."""
+"""Fake stages without a model: deterministic answers in a few microseconds each, and faults on request.
+No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ import zlib
 from collections.abc import Sequence
 from math import ceil
 
-from stages.base import DeviceLost, Image, ImageError, OutOfMemory, Reason, Result, Stage, StageSpec, StageUnusable
+from stages.base import (
+    DeviceLost,
+    Image,
+    ImageError,
+    OutOfMemory,
+    Reason,
+    Result,
+    Stage,
+    StageSpec,
+    StageUnusable,
+)
 from stages.invented import VARIANTS, invent
 from stages.options import FakeOptions, Fault, read_options
 from stages.registry import find_stage
@@ -36,7 +47,9 @@ class FakeStage(Stage):
         time.sleep(self.options.load_seconds)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
-        errors = [self._strike(image, len(images)) for image in images] if self.faults else [None] * len(images)
+        errors = (
+            [self._strike(image, len(images)) for image in images] if self.faults else [None] * len(images)
+        )
         seconds = ceil(len(images) / self.spec.batch_size) * self.options.latency_seconds
         seconds += len(images) * self.options.latency_per_image_seconds
         if seconds > 0:
@@ -76,7 +89,8 @@ def commit_fault(fault: Fault) -> ImageError:
 
 
 def answer(stage: str, variant: int, width: int, height: int, earlier: frozenset[str]) -> Result:
-    """The answer of a fake stage. variant: a number below VARIANTS. earlier: the stages that it may use and that have run."""
+    """The answer of a fake stage. variant: a number below VARIANTS.
+    earlier: the stages that it may use and that have run."""
     described = find_stage(stage)
     if described.fake:
         return described.fake(variant, width, height, earlier)

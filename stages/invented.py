@@ -19,7 +19,9 @@ Sized = inspect.StrType | inspect.BytesType | inspect.ByteArrayType | inspect.Me
 
 
 @lru_cache(maxsize=4096)
-def invent(kind: type[msgspec.Struct], variant: int, width: int, height: int, earlier: frozenset[str]) -> msgspec.Struct:
+def invent(
+    kind: type[msgspec.Struct], variant: int, width: int, height: int, earlier: frozenset[str]
+) -> msgspec.Struct:
     """A meaningless result that fits its type and is different for each variant, as far as the type allows."""
     return msgspec.convert(invent_value(inspect.type_info(kind), variant), kind)
 
@@ -28,7 +30,10 @@ def invent_value(kind: inspect.Type, number: int) -> Any:
     """A value of a type, as it would be in JSON."""
     match kind:
         case inspect.StructType():
-            values = {field.encode_name: invent_value(field.type, number + place) for place, field in enumerate(kind.fields)}
+            values = {
+                field.encode_name: invent_value(field.type, number + place)
+                for place, field in enumerate(kind.fields)
+            }
             tag = {kind.tag_field: kind.tag} if kind.tag_field else {}
             return [*tag.values(), *values.values()] if kind.array_like else {**tag, **values}
         case inspect.IntType():
@@ -58,18 +63,23 @@ def invent_value(kind: inspect.Type, number: int) -> Any:
         case inspect.EnumType():
             return list(kind.cls)[number % len(kind.cls)].value
         case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
-            count = max(min(number % 4, kind.max_length if kind.max_length is not None else 4), kind.min_length or 0)
+            count = max(
+                min(number % 4, kind.max_length if kind.max_length is not None else 4), kind.min_length or 0
+            )
             return [invent_value(kind.item_type, number + place) for place in range(count)]
         case inspect.TupleType():
             return [invent_value(item, number + place) for place, item in enumerate(kind.item_types)]
         case inspect.UnionType():
-            return invent_value(next(part for part in kind.types if not isinstance(part, inspect.NoneType)), number)
+            return invent_value(
+                next(part for part in kind.types if not isinstance(part, inspect.NoneType)), number
+            )
         case inspect.Metadata():
             return invent_value(kind.type, number)
         case inspect.DictType():
             places = range(kind.min_length or 0)
             return {
-                invent_value(kind.key_type, number + place): invent_value(kind.value_type, number + place) for place in places
+                invent_value(kind.key_type, number + place): invent_value(kind.value_type, number + place)
+                for place in places
             }
     return None
 

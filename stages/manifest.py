@@ -11,7 +11,8 @@ import msgspec
 
 MANIFEST = "manifest.json"
 
-# The files that a stage may read. Other files in a folder of weights (README, pickles, other frameworks) are ignored.
+# The files that a stage may read. Other files in a folder of weights (README, pickles,
+# other frameworks) are ignored.
 SUFFIXES = {".safetensors", ".json", ".txt", ".onnx", ".pt"}
 
 
@@ -78,7 +79,8 @@ def digest_file(path: Path) -> str:
 
 
 def list_files(path: Path) -> list[Path]:
-    """The file itself, or every file in a folder that a stage may read, in a fixed order; without hidden files."""
+    """The file itself, or every file in a folder that a stage may read, in a fixed order;
+    without hidden files."""
     if path.is_file():
         return [path]
     return sorted(

@@ -29,9 +29,10 @@ def read_options(spec: StageSpec, kind: type[Options]) -> Options:
 class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """fail: marker → the fault that happens when an image's bytes contain the marker.
 
-    "error" and "transient" are that image's answer. "raise" is raised like a bug in a stage, "oom" as OutOfMemory for a batch
-    of more than `oom_above` images, "lost" as DeviceLost. "segfault" and "exit" end the process. "hang" blocks it forever, with
-    the interpreter lock held. unusable: why the stage cannot be built. notice: like that of a pack.
+    "error" and "transient" are that image's answer. "raise" is raised like a bug in a stage, "oom" as
+    OutOfMemory for a batch of more than `oom_above` images, "lost" as DeviceLost. "segfault" and "exit" end
+    the process. "hang" blocks it forever, with the interpreter lock held. unusable: why the stage cannot be
+    built. notice: like that of a pack.
     """
 
     load_seconds: float = 0.0

@@ -1,4 +1,5 @@
-"""Loads stages of other distributions. Each has an entry point in the group `visiond.stages` that names its descriptor.
+"""Loads stages of other distributions. Each has an entry
+point in the group `visiond.stages` that names its descriptor.
 
 [project.entry-points."visiond.stages"]
 quality = "visiond_quality:QUALITY"
@@ -21,10 +22,23 @@ from stages.descriptor import Backend, Descriptor
 GROUP = "visiond.stages"
 NAME = re.compile(r"[a-z][a-z0-9]{0,40}")
 HEAVY = ("torch",)  # importing it takes seconds
-# The other names in a sidecar, in a rule's record and in the configuration, and the first words of an export's columns.
+# The other names in a sidecar, in a rule's record and in the configuration,
+# and the first words of an export's columns.
 TAKEN = frozenset(
     (
-        *("schema", "id", "source", "notice", "bin", "timings", "models", "status", "reason", "detail", "attempts"),
+        *(
+            "schema",
+            "id",
+            "source",
+            "notice",
+            "bin",
+            "timings",
+            "models",
+            "status",
+            "reason",
+            "detail",
+            "attempts",
+        ),
         *("finished", "path", "width", "height", "objects", "caption", "fake", "copy", "decoding"),
         *("text", "object", "unique", "spatial", "clip", "tag", "embedding", "detections"),
     )
@@ -36,7 +50,8 @@ class Unfit(Exception):
 
 
 class Gathered(NamedTuple):
-    """stages: by name, in the order in which they run. sources: the distributions of those that are not visiond's own.
+    """stages: by name, in the order in which they run. sources:
+    the distributions of those that are not visiond's own.
 
     problems: what is wrong with a plug-in, by the name of its entry point; it may work in spite of it.
     """
@@ -69,7 +84,9 @@ def gather(built_in: Iterable[Descriptor]) -> Gathered:
     for stage in sort_by_use(found):
         stages[stage.name] = stage
     for entry in entries:
-        if entry.name in found and (unknown := [name for name in found[entry.name].uses if name not in stages]):
+        if entry.name in found and (
+            unknown := [name for name in found[entry.name].uses if name not in stages]
+        ):
             problems[entry.name] = " ".join(
                 [*filter(None, [problems.get(entry.name)]), explain_unknown(entry, unknown, stages)]
             )
@@ -108,7 +125,9 @@ def check(stage: object, entry: EntryPoint, stages: Mapping[str, Descriptor]) ->
     if not isinstance(stage, Descriptor):
         raise Unfit(f"{entry.value} is not a stages.descriptor.Descriptor")
     if stage.name != entry.name or stage.key != stage.name:
-        raise Unfit(f'name "{stage.name}" and key "{stage.key}" must both be "{entry.name}", the name of its entry point')
+        raise Unfit(
+            f'name "{stage.name}" and key "{stage.key}" must both be "{entry.name}", the name of its entry point'
+        )
     if not NAME.fullmatch(stage.name) or stage.name in TAKEN:
         raise Unfit("its name must be lowercase letters and digits, and not one that visiond uses itself")
     if stage.name in stages:
@@ -138,7 +157,10 @@ def sort_by_use(found: Mapping[str, Descriptor]) -> Iterator[Descriptor]:
     """Each after those of them that it uses; two that use each other by name."""
     left = dict(sorted(found.items()))
     while left:
-        ready = next((name for name, stage in left.items() if not ({*stage.uses} & left.keys()) - {name}), next(iter(left)))
+        ready = next(
+            (name for name, stage in left.items() if not ({*stage.uses} & left.keys()) - {name}),
+            next(iter(left)),
+        )
         yield left.pop(ready)
 
 

@@ -1,7 +1,8 @@
 """Identifies a checkpoint's model from its files alone. Imports no torch, and runs no code of a pickle.
 
-A model of another class can load without an error and give nonsense answers: YOLO's own loader also builds RT-DETR, and BLIP
-for questions has every weight of a captioner. So each model is identified here before any is loaded.
+A model of another class can load without an error and give nonsense answers: YOLO's own loader also builds
+RT-DETR, and BLIP for questions has every weight of a captioner. So each model is identified here before any
+is loaded.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ MODEL_PARTS = {
 class Model:
     """How to recognize a transformers model by its config.json and its weights.
 
-    type: its model_type. name: of its class. foreign: prefixes of weights that only another class of the same family has, and
-    that class: a config.json may have no class, or a wrong one.
+    type: its model_type. name: of its class. foreign: prefixes of weights that only another class
+    of the same family has, and that class: a config.json may have no class, or a wrong one.
     """
 
     type: str
@@ -94,7 +95,9 @@ def check_transformers(model: Model, folder: Path, *, pickle: bool = False) -> N
         raise PackError(f'by its config.json, {folder} holds {what} (model_type "{model_type}"); {taken}')
     for what, files in MODEL_PARTS.items():
         if not any((folder / file).is_file() for file in files):
-            raise PackError(f"{folder} has no {what}: none of {', '.join(files)}. Save it there with save_pretrained.")
+            raise PackError(
+                f"{folder} has no {what}: none of {', '.join(files)}. Save it there with save_pretrained."
+            )
     for file in list_weights(folder, pickle=pickle):
         for prefix, other in model.foreign.items():
             if any(name.startswith(prefix) for name in read_header(file)):
@@ -105,7 +108,9 @@ def name_model(folder: Path) -> tuple[str, str]:
     """The model_type and the class in a folder's config.json; empty if they are missing."""
     config = read_config(folder / "config.json")
     classes = config.get("architectures")
-    return str(config.get("model_type") or ""), str(classes[0]) if isinstance(classes, list) and classes else ""
+    return str(config.get("model_type") or ""), str(classes[0]) if isinstance(
+        classes, list
+    ) and classes else ""
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -118,7 +123,8 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
-    """The safetensors files of a transformers model; none if it has a pickle instead, and pickles are allowed."""
+    """The safetensors files of a transformers model; none if it has a pickle instead,
+    and pickles are allowed."""
     whole, index = (folder / name for name in WEIGHTS)
     if whole.is_file():
         return [whole]
@@ -131,7 +137,9 @@ def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
         raise PackError(
             f"the weights in {folder} are a pickle, {PICKLE}; `visiond models make` converts it to a pack with safetensors."
         )
-    raise PackError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}. Save them there with save_pretrained.")
+    raise PackError(
+        f"{folder} has no weights: none of {', '.join(WEIGHTS)}. Save them there with save_pretrained."
+    )
 
 
 def read_header(file: Path) -> dict[str, Any]:
@@ -152,12 +160,15 @@ def read_header(file: Path) -> dict[str, Any]:
     except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
         raise PackError(f"{damaged}: its header is not a list of tensors. Copy it again.") from error
     if 8 + length + end != size:
-        raise PackError(f"{damaged}: it has {size:,} bytes, but its header says {8 + length + end:,}. Copy it again.")
+        raise PackError(
+            f"{damaged}: it has {size:,} bytes, but its header says {8 + length + end:,}. Copy it again."
+        )
     return tensors
 
 
 def check_yolo(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
-    """Raises PackError if files are not those of a YOLO detection model, or may not be read. files: as for load_network."""
+    """Raises PackError if files are not those of a YOLO detection model, or may not be read.
+    files: as for load_network."""
     weights = files["weights"]
     if weights.suffix == ".pt":
         check_checkpoint(weights)
@@ -167,13 +178,19 @@ def check_yolo(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
     read_header(weights)
     config = read_config(files["config"])
     if missing := [key for key in ("model", "nc", "names", "imgsz") if key not in config]:
-        raise PackError(f"{files['config']} has no {', '.join(missing)} of the model; `visiond models make` writes it.")
+        raise PackError(
+            f"{files['config']} has no {', '.join(missing)} of the model; `visiond models make` writes it."
+        )
     try:
         head = str(config["model"]["head"][-1][2]) if isinstance(config["model"], dict) else ""
     except (LookupError, TypeError):
-        raise PackError(f"{files['config']}: its model has no head; `visiond models make` writes it.") from None
+        raise PackError(
+            f"{files['config']}: its model has no head; `visiond models make` writes it."
+        ) from None
     if head and head not in YOLO_HEADS:
-        raise PackError(f"by its {files['config'].name}, {weights} is a YOLO model with a {head} head; {YOLO_TAKEN}.")
+        raise PackError(
+            f"by its {files['config'].name}, {weights} is a YOLO model with a {head} head; {YOLO_TAKEN}."
+        )
 
 
 def explain_pickle(weights: str | Path) -> str:
@@ -184,21 +201,26 @@ def explain_pickle(weights: str | Path) -> str:
 
 
 def check_checkpoint(file: Path) -> None:
-    """Raises PackError if a .pt file names another class than YOLO's detection model. A file that is not a torch archive is
-    left to the loader."""
+    """Raises PackError if a .pt file names another class than YOLO's detection model.
+    A file that is not a torch archive is left to the loader."""
     classes = list_classes(file)
     models = [name for module, name in classes if module == "ultralytics.nn.tasks"]
     if other := [name for name in models if name not in YOLO_MODELS]:
-        raise PackError(f"{file} is {YOLO_CLASSES.get(other[0], 'an ultralytics model')} ({other[0]}); {YOLO_TAKEN}.")
+        raise PackError(
+            f"{file} is {YOLO_CLASSES.get(other[0], 'an ultralytics model')} ({other[0]}); {YOLO_TAKEN}."
+        )
     heads = [name for module, name in classes if module == "ultralytics.nn.modules.head"]
     if other := [name for name in heads if name not in YOLO_HEADS]:
         raise PackError(f"{file} is a YOLO model with a {other[0]} head; {YOLO_TAKEN}.")
     if classes and not models:
-        raise PackError(f"{file} does not contain an ultralytics model, but {'.'.join(classes[0])}; {YOLO_TAKEN}.")
+        raise PackError(
+            f"{file} does not contain an ultralytics model, but {'.'.join(classes[0])}; {YOLO_TAKEN}."
+        )
 
 
 def list_classes(file: Path) -> list[tuple[str, str]]:
-    """Module and name of each class in a torch archive, in order. They are read as text; nothing is imported or run."""
+    """Module and name of each class in a torch archive, in order. They are read as text;
+    nothing is imported or run."""
     try:
         with file.open("rb") as opened:
             if opened.read(2) != b"PK":
@@ -210,7 +232,11 @@ def list_classes(file: Path) -> list[tuple[str, str]]:
             if entry.file_size > LONGEST_PICKLE:
                 return []
             operations = pickletools.genops(archive.read(entry))
-            named = [argument.split(" ", 1) for code, argument, _ in operations if code.name == "GLOBAL" and argument]
+            named = [
+                argument.split(" ", 1)
+                for code, argument, _ in operations
+                if code.name == "GLOBAL" and argument
+            ]
     except OSError as error:
         raise PackError(f"{file} cannot be read: {error.strerror or error}.") from error
     except (zipfile.BadZipFile, ValueError) as error:

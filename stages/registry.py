@@ -1,7 +1,7 @@
 """All stages, their order, and their backends. Imports no torch.
 
-A backend's module is imported only when a stage is built. So the daemon can import this file, and a machine without the
-libraries of one backend can run the others.
+A backend's module is imported only when a stage is built. So the daemon can import this file,
+and a machine without the libraries of one backend can run the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ FAKE = Backend(  # of every stage
 )
 KEYS = {name: stage.key for name, stage in STAGES.items()}  # of results in the sidecar
 
-_DECODERS: dict[str, msgspec.json.Decoder[Result]] = {name: msgspec.json.Decoder(kind.result) for name, kind in STAGES.items()}
+_DECODERS: dict[str, msgspec.json.Decoder[Result]] = {
+    name: msgspec.json.Decoder(kind.result) for name, kind in STAGES.items()
+}
 
 
 class UnknownName(ValueError):

@@ -1,4 +1,5 @@
-"""What the stages of transformers' vision models, CLIP and BLIP, share: loading, preprocessing, batches, the first layer."""
+"""What the stages of transformers' vision models, CLIP and BLIP, share: loading, preprocessing, batches,
+the first layer."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class VisionStage(Stage, Generic[Output]):
         """The model's answer for a batch of images, uint8 [3, height, width] each, copied to the host."""
 
     def load_vision_model(self, kind: type[Model], processor: Any) -> Model:
-        """The model in the stage's folder; self.prepare becomes its preprocessing. processor: the image processor's class."""
+        """The model in the stage's folder; self.prepare becomes its preprocessing.
+        processor: the image processor's class."""
         folder, dtype = self.spec.files["model"], dtype_of(self.spec)
         model = load_model(kind, folder, dtype, self.device)
         self.prepare = ImageProcessor(load_part("image processor", processor, folder), self.device, dtype)
@@ -42,7 +44,8 @@ class VisionStage(Stage, Generic[Output]):
         synchronize(self.device)
 
     def forward_batches(self, images: Sequence[Image]) -> Iterator[tuple[Sequence[Image], Output]]:
-        """Batches of at most batch_size images, each with the model's answer. The device is free while a batch is used."""
+        """Batches of at most batch_size images, each with the model's answer.
+        The device is free while a batch is used."""
         for batch in split_batches(images, self.spec.batch_size):
             with hold_device(self.lock):
                 output = self.forward(pixels_of(batch))
@@ -50,7 +53,8 @@ class VisionStage(Stage, Generic[Output]):
 
 
 class Patches(nn.Module):
-    """The first layer of a vision tower as a matrix product: it is a convolution whose windows do not overlap.
+    """The first layer of a vision tower as a matrix product:
+    it is a convolution whose windows do not overlap.
 
     cuDNN takes four times as long for it, and plans it again for every thread and batch size.
     """
@@ -63,7 +67,9 @@ class Patches(nn.Module):
         """pixels: [batch, channels, height, width]. Returns [batch, dim, rows, columns]."""
         patch_height, patch_width = self.weight.shape[2:]
         batch, channels, height, width = pixels.shape
-        tiles = pixels.reshape(batch, channels, height // patch_height, patch_height, width // patch_width, patch_width)
+        tiles = pixels.reshape(
+            batch, channels, height // patch_height, patch_height, width // patch_width, patch_width
+        )
         patches = tiles.permute(0, 2, 4, 1, 3, 5).flatten(3)
         return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 

@@ -1,8 +1,9 @@
-"""Judges a run from outside, by folders, sidecars and the ledger's file, with its own SQL. It imports nothing of visiond.
+"""Judges a run from outside, by folders, sidecars and the ledger's file, with its own SQL.
+It imports nothing of visiond.
 
-`judge` compares what was dropped with what became of it, and returns a Verdict. Its lists are empty if the promise is kept:
-each version of a file ends in exactly one of DONE, FAILED, SKIPPED, GONE; each DONE has exactly one complete and correct
-sidecar; no file of the user is lost; no half-written file is left.
+`judge` compares what was dropped with what became of it, and returns a Verdict. Its lists are empty if the
+promise is kept: each version of a file ends in exactly one of DONE, FAILED, SKIPPED, GONE; each DONE has
+exactly one complete and correct sidecar; no file of the user is lost; no half-written file is left.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ LONGEST_NAME = 255  # bytes
 class Inbox:
     """A folder that files were dropped into.
 
-    dropped: path in it → SHA-256 (hex) of every version dropped there, in order; "" for anything that is not a regular file.
-    name: its sub-folder of results, failed, done and bins.
+    dropped: path in it → SHA-256 (hex) of every version dropped there, in order; "" for
+    anything that is not a regular file. name: its sub-folder of results, failed, done and bins.
     """
 
     path: Path
@@ -61,7 +62,8 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     rows: dict[tuple[str, bytes], list[Row]] = field(default_factory=dict)  # by inbox's name and path
-    results: dict[tuple[str, bytes], dict[str, Any]] = field(default_factory=dict)  # sidecars of DONE images, likewise
+    # sidecars of DONE images, likewise
+    results: dict[tuple[str, bytes], dict[str, Any]] = field(default_factory=dict)
 
     @property
     def problems(self) -> list[str]:
@@ -85,7 +87,9 @@ class Row:
     emitted: bool
 
 
-def judge(site: Site, inboxes: Sequence[Inbox], *, finished: bool = True, deleted: frozenset[bytes] = frozenset()) -> Verdict:
+def judge(
+    site: Site, inboxes: Sequence[Inbox], *, finished: bool = True, deleted: frozenset[bytes] = frozenset()
+) -> Verdict:
     """Compare what was dropped with what became of it.
 
     finished: whether all work must be finished; otherwise rows may be PENDING and files may be unknown.
@@ -110,8 +114,18 @@ def _rows(connection: sqlite3.Connection, inbox: Inbox) -> dict[bytes, list[Row]
     query = """SELECT image.path, image.id, status, hex(digest), models, bin, reason, emitted
                FROM image JOIN inbox ON inbox.id = image.inbox WHERE inbox.path = ? ORDER BY image.id"""
     found: dict[bytes, list[Row]] = {}
-    for path, number, status, digest, models, name, reason, emitted in connection.execute(query, (os.fsencode(inbox.path),)):
-        row = Row(number, status, digest.lower(), json.loads(models or "[]"), name or "", reason or "", bool(emitted))
+    for path, number, status, digest, models, name, reason, emitted in connection.execute(
+        query, (os.fsencode(inbox.path),)
+    ):
+        row = Row(
+            number,
+            status,
+            digest.lower(),
+            json.loads(models or "[]"),
+            name or "",
+            reason or "",
+            bool(emitted),
+        )
         found.setdefault(path, []).append(row)
     return found
 
@@ -137,15 +151,25 @@ def _judge_rows(
 
 
 def _judge_sidecars(
-    connection: sqlite3.Connection, site: Site, inbox: Inbox, rows: Mapping[bytes, list[Row]], verdict: Verdict
+    connection: sqlite3.Connection,
+    site: Site,
+    inbox: Inbox,
+    rows: Mapping[bytes, list[Row]],
+    verdict: Verdict,
 ) -> None:
-    """The newest DONE row of each path has its sidecar, and a path that is FAILED now has its reason; there are no other
-    files."""
+    """The newest DONE row of each path has its sidecar, and a path that is FAILED now has its reason;
+    there are no other files."""
     for status, folder in ((DONE, site.results / inbox.name), (FAILED, site.failed / inbox.name)):
-        of_status = {row.id: (path, row) for path, versions in rows.items() for row in versions if row.status == status}
+        of_status = {
+            row.id: (path, row) for path, versions in rows.items() for row in versions if row.status == status
+        }
         unpublished = [path for path, row in of_status.values() if not row.emitted]
         verdict.lost += [f"{path!r} is {STATUS_NAMES[status]} but not published" for path in unpublished]
-        owners = {row.id: (path, row) for path, row in of_status.values() if row.emitted and _is_owner(row, rows[path])}
+        owners = {
+            row.id: (path, row)
+            for path, row in of_status.values()
+            if row.emitted and _is_owner(row, rows[path])
+        }
         seen: collections.Counter[int] = collections.Counter()
         for file, document in _documents(folder, rows, verdict):
             number = document.get("id")
@@ -153,13 +177,22 @@ def _judge_sidecars(
                 seen[number] += 1
                 if status == DONE:
                     verdict.results[inbox.name, owners[number][0]] = document
-                verdict.wrong += [f"{file!r}: {lie}" for lie in _lies(connection, folder, file, document, *owners[number])]
+                verdict.wrong += [
+                    f"{file!r}: {lie}" for lie in _lies(connection, folder, file, document, *owners[number])
+                ]
             elif number not in of_status or _is_owner(of_status[number][1], rows[of_status[number][0]]):
                 verdict.wrong.append(f"{file!r} is of no published {STATUS_NAMES[status]} row: id {number}")
-            elif status == DONE or any(row.status == DONE and row.id > number for row in rows[of_status[number][0]]):
+            elif status == DONE or any(
+                row.status == DONE and row.id > number for row in rows[of_status[number][0]]
+            ):
                 verdict.wrong.append(f"{file!r} is of id {number}, whose file has a newer result")
-        verdict.double += [f"{owners[number][0]!r} has {count} sidecars" for number, count in seen.items() if count > 1]
-        verdict.lost += [f"{owners[n][0]!r} is {STATUS_NAMES[status]} without a sidecar" for n in owners.keys() - seen.keys()]
+        verdict.double += [
+            f"{owners[number][0]!r} has {count} sidecars" for number, count in seen.items() if count > 1
+        ]
+        verdict.lost += [
+            f"{owners[n][0]!r} is {STATUS_NAMES[status]} without a sidecar"
+            for n in owners.keys() - seen.keys()
+        ]
 
 
 def _is_owner(row: Row, versions: Sequence[Row]) -> bool:
@@ -170,7 +203,9 @@ def _is_owner(row: Row, versions: Sequence[Row]) -> bool:
     return all(other.status == GONE for other in later)
 
 
-def _documents(folder: Path, rows: Mapping[bytes, list[Row]], verdict: Verdict) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _documents(
+    folder: Path, rows: Mapping[bytes, list[Row]], verdict: Verdict
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Every sidecar in a folder, by path; any other file must be a source that was moved there."""
     for file in _files(os.fsencode(folder)):
         relative = os.path.relpath(file, os.fsencode(folder))
@@ -206,7 +241,12 @@ def _path_of(document: Mapping[str, Any]) -> bytes:
 
 
 def _lies(
-    connection: sqlite3.Connection, folder: Path, file: bytes, document: Mapping[str, Any], path: bytes, row: Row
+    connection: sqlite3.Connection,
+    folder: Path,
+    file: bytes,
+    document: Mapping[str, Any],
+    path: bytes,
+    row: Row,
 ) -> Iterator[str]:
     """What is wrong in a sidecar."""
     if document.get("schema") != "visiond/1":
@@ -214,7 +254,11 @@ def _lies(
     if _path_of(document) != path:
         yield f"it says it is of {_path_of(document)!r}, its row is of {path!r}"
     expected = os.path.join(os.fsencode(folder), path + b".json")
-    if len(os.path.basename(expected)) <= LONGEST_NAME and file != expected and not os.path.basename(file).startswith(b"~"):
+    if (
+        len(os.path.basename(expected)) <= LONGEST_NAME
+        and file != expected
+        and not os.path.basename(file).startswith(b"~")
+    ):
         yield f"its name should be {expected!r}"
     digest = document.get("source", {}).get("digest", "")
     if digest != (f"sha256:{row.digest}" if row.digest else ""):
@@ -245,7 +289,8 @@ def _results(connection: sqlite3.Connection, row: Row) -> dict[str, Any]:
 def _judge_sources(
     site: Site, inbox: Inbox, rows: Mapping[bytes, list[Row]], verdict: Verdict, deleted: frozenset[bytes]
 ) -> None:
-    """The bytes of each file are in exactly one place; those of a DONE file with on_success = "delete" are in none."""
+    """The bytes of each file are in exactly one place; those
+    of a DONE file with on_success = "delete" are in none."""
     places = {"inbox": inbox.path, "done": site.done / inbox.name, "failed": site.failed / inbox.name}
     bins = sorted((site.bins / inbox.name).iterdir()) if (site.bins / inbox.name).is_dir() else []
     moved_to = dict.fromkeys(bins) if site.bins_mode == "move" else {}
@@ -261,7 +306,9 @@ def _judge_sources(
         copies = [file for folder in folders if os.path.isfile(file := os.path.join(folder, path))]
         wanted = 0 if row and row.status == DONE and inbox.on_success == "delete" else 1
         if len(copies) != wanted and not (row and row.status == PENDING):
-            (verdict.lost if len(copies) < wanted else verdict.double).append(f"{path!r} itself lies at {copies}")
+            (verdict.lost if len(copies) < wanted else verdict.double).append(
+                f"{path!r} itself lies at {copies}"
+            )
         verdict.wrong += [f"{copy!r} has other bytes" for copy in copies if digest_of(copy) != digests[-1]]
         if row and row.status == DONE and row.emitted and site.bins_mode != "none":
             held = [folder.name for folder in bins if os.path.isfile(os.path.join(os.fsencode(folder), path))]

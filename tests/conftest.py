@@ -23,9 +23,11 @@ from tests.daemon_process import GLANCE
 from tests.makers import MODELS, Commits
 
 keep_memory()  # as in workers, whose stages the tests run
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the daemons of the tests would ignore it, as they should
+# under nohup the daemons of the tests would ignore it, as they should
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch may do; only the tests of kernels see it
+    # read when Triton is imported, which torch may do; only the tests of kernels see it
+    os.environ["TRITON_INTERPRET"] = "1"
 
 hypothesis.settings.register_profile("visiond", database=None, deadline=None)
 hypothesis.settings.load_profile("visiond")
@@ -38,8 +40,8 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _unconfigured_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of this process goes to the streams of the current test, not to those of an earlier test that ran a daemon
-    here."""
+    """The log of this process goes to the streams of the current test,
+    not to those of an earlier test that ran a daemon here."""
     structlog.reset_defaults()
     monkeypatch.setattr(log, "_as_json", False)
 

@@ -1,7 +1,8 @@
-"""A daemon as a real process in its own folder: configured, waited for on a real notify socket, queried, killed, judged.
+"""A daemon as a real process in its own folder: configured, waited for on a real notify socket, queried,
+killed, judged.
 
-A `Place` is the folder: it writes daemon.toml, remembers what is dropped, and lets the checker judge the outcome. A
-`Daemon` is one process at work there, as a context. At its end none of its processes may be left.
+A `Place` is the folder: it writes daemon.toml, remembers what is dropped, and lets the checker judge the
+outcome. A `Daemon` is one process at work there, as a context. At its end none of its processes may be left.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ SLACK_SECONDS = 0.0 if os.environ.get("VISIOND_ALONE") else 20.0
 TOKEN = "VISIOND_TEST_TOKEN"
 
 DEFAULTS: dict[str, Any] = {
-    "pipeline": {"slab_bytes": 16 << 20, "retry_seconds": 0.05, "rescan_seconds": 1.0, "workers_per_device": 1},
+    "pipeline": {
+        "slab_bytes": 16 << 20,
+        "retry_seconds": 0.05,
+        "rescan_seconds": 1.0,
+        "workers_per_device": 1,
+    },
     "http": {"listen": ""},
     "log": {"format": "json"},
     "stages": {name: {"backend": "fake"} for name in STAGES},
@@ -63,7 +69,8 @@ def caption_of(data: bytes) -> str:
 
 
 def seeded(seed: int | None = None) -> random.Random:
-    """A random generator whose seed is printed, so that pytest shows it when a test fails. VISIOND_SEED=… replays."""
+    """A random generator whose seed is printed, so that pytest shows it when a test fails.
+    VISIOND_SEED=… replays."""
     chosen = seed if seed is not None else int(os.environ.get("VISIOND_SEED") or secrets.randbits(32))
     print(f"VISIOND_SEED={chosen}")
     return random.Random(chosen)
@@ -92,8 +99,11 @@ def free_port() -> int:
 
 
 def make_certificate(folder: Path) -> dict[str, str]:
-    """A certificate of 127.0.0.1's own and its key, in certificate.pem and key.pem; returns the settings that name them."""
-    request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=visiond"
+    """A certificate of 127.0.0.1's own and its key, in certificate.pem and key.pem;
+    returns the settings that name them."""
+    request = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=visiond"
+    )
     request += " -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem"
     try:
         subprocess.run(request.split(), cwd=folder, check=True, capture_output=True)
@@ -133,7 +143,13 @@ class Place:
 
     @property
     def site(self) -> checker.Site:
-        output = {"results": "results", "failed": "failed", "done": "done", "bins_folder": "bins", "bins": "none"}
+        output = {
+            "results": "results",
+            "failed": "failed",
+            "done": "done",
+            "bins_folder": "bins",
+            "bins": "none",
+        }
         output |= self.settings.get("output", {})
         folders = [self.folder / output[key] for key in ("results", "failed", "done", "bins_folder")]
         return checker.Site(self.folder / "state" / "ledger.sqlite", *folders, bins_mode=output["bins"])
@@ -166,14 +182,18 @@ class Place:
     def command(
         self, *arguments: str | Path, prefix: Sequence[str] = (), stdout: int | IO[bytes] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run `visiond` with these arguments and this place's configuration until it ends. prefix: a command that runs it.
+        """Run `visiond` with these arguments and this place's configuration until it ends.
+        prefix: a command that runs it.
 
-        With a prefix or a stdout of the test's own it imports all it needs; otherwise the tests' server has done that.
+        With a prefix or a stdout of the test's own it imports all it needs;
+        otherwise the tests' server has done that.
         """
         told = [*map(str, arguments)]
         environment = {**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)}
         if not prefix and stdout is None:
-            return run_forked(told, self.folder, environment, self.folder / secrets.token_hex(8), 2 * PATIENCE)
+            return run_forked(
+                told, self.folder, environment, self.folder / secrets.token_hex(8), 2 * PATIENCE
+            )
         return subprocess.run(
             [*prefix, sys.executable, "-P", "-m", "daemon", *told],
             env=environment,
@@ -189,9 +209,11 @@ class Place:
         return self.command("run", "--once", prefix=prefix)
 
     def judge(self, *, finished: bool = True, deleted: frozenset[bytes] = frozenset()) -> checker.Verdict:
-        """The independent checker's verdict and, as the models are fakes, whether each answer went to its image."""
+        """The independent checker's verdict and, as the models are fakes,
+        whether each answer went to its image."""
         inboxes = [
-            checker.Inbox(self.inbox(name), dropped, name, self._on_success(name)) for name, dropped in self.dropped.items()
+            checker.Inbox(self.inbox(name), dropped, name, self._on_success(name))
+            for name, dropped in self.dropped.items()
         ]
         verdict = checker.judge(self.site, inboxes, finished=finished, deleted=deleted)
         verdict.wrong += self._misdirected_answers(verdict)
@@ -211,14 +233,18 @@ class Place:
 
     def has_ledger(self) -> bool:
         """Whether a daemon has created its tables."""
-        return self.site.ledger.exists() and bool(self.rows("SELECT 1 FROM sqlite_schema WHERE name = 'image'"))
+        return self.site.ledger.exists() and bool(
+            self.rows("SELECT 1 FROM sqlite_schema WHERE name = 'image'")
+        )
 
     def processes(self) -> list[int]:
         """Every living process that was started for this place, by the token in its environment."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and f"{TOKEN}={self.token}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                if entry.name.isdigit() and f"{TOKEN}={self.token}".encode() in (
+                    entry / "environ"
+                ).read_bytes().split(b"\0"):
                     found.append(int(entry.name))
         return found
 
@@ -229,12 +255,22 @@ class Place:
         return self.processes()
 
     def _on_success(self, name: str) -> str:
-        return str(next(t.get("on_success", "keep") for t in self.settings["inbox"] if t.get("name", "") == name))
+        return str(
+            next(t.get("on_success", "keep") for t in self.settings["inbox"] if t.get("name", "") == name)
+        )
 
     def _misdirected_answers(self, verdict: checker.Verdict) -> list[str]:
-        said = {key: document["caption"]["text"] for key, document in verdict.results.items() if "caption" in document}
+        said = {
+            key: document["caption"]["text"]
+            for key, document in verdict.results.items()
+            if "caption" in document
+        }
         true = {(name, path): self.captions.get(self.dropped[name][path][-1]) for name, path in said}
-        return [f"{key} is called {said[key]}, which is another image" for key in said if true[key] not in (said[key], None)]
+        return [
+            f"{key} is called {said[key]}, which is another image"
+            for key in said
+            if true[key] not in (said[key], None)
+        ]
 
 
 @dataclass(frozen=True)
@@ -258,19 +294,27 @@ class NotifySocket:
         self._thread = threading.Thread(target=self._read, name="notify", daemon=True)
         self._thread.start()
 
-    def wait(self, condition: Callable[[list[Notice]], Any], timeout: float, alive: Callable[[], bool]) -> Any:
-        """Block until the condition is true of the notices so far; returns its last value when time is up or the process has
-        ended."""
+    def wait(
+        self, condition: Callable[[list[Notice]], Any], timeout: float, alive: Callable[[], bool]
+    ) -> Any:
+        """Block until the condition is true of the notices so far;
+        returns its last value when time is up or the process has ended."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while not (value := condition(self.notices)) and alive() and (left := deadline - time.monotonic()) > 0:
+            while (
+                not (value := condition(self.notices))
+                and alive()
+                and (left := deadline - time.monotonic()) > 0
+            ):
                 self._changed.wait(min(left, 0.2))
             return value
 
     def catch_up(self) -> int:
         """Wait until all that were sent by now have been read; returns the number of notices."""
         self._send(mark := secrets.token_hex(8))
-        assert self.wait(lambda notices: any(notice.text == mark for notice in notices), PATIENCE, lambda: True)
+        assert self.wait(
+            lambda notices: any(notice.text == mark for notice in notices), PATIENCE, lambda: True
+        )
         return len(self.notices)
 
     def close(self) -> None:
@@ -305,8 +349,8 @@ while "daemon.workers.child" in sys.orig_argv:
 
 
 class Gate:
-    """Workers of a daemon that is run in this `environment` start when a test lets them, so that the test misses none: each
-    takes one of the tickets."""
+    """Workers of a daemon that is run in this `environment` start when a test lets them,
+    so that the test misses none: each takes one of the tickets."""
 
     def __init__(self, folder: Path, tickets: int = 0) -> None:
         self._tickets = folder / "tickets"
@@ -323,7 +367,8 @@ class Gate:
 
 
 class Daemon:
-    """`visiond run` at a place, from its start to its end. At the end of the context none of its processes may be left."""
+    """`visiond run` at a place, from its start to its end. At
+    the end of the context none of its processes may be left."""
 
     def __init__(
         self,
@@ -334,14 +379,25 @@ class Daemon:
         stderr: int | None = None,
         **environment: str,
     ) -> None:
-        """prefix: a command that replaces itself by the daemon. stderr: a descriptor in place of the log's file."""
+        """prefix: a command that replaces itself by the daemon.
+        stderr: a descriptor in place of the log's file."""
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
         self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
         environment = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-P", "-m", "daemon", "run", *options, "--config", str(place.config)],
+                [
+                    *prefix,
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "daemon",
+                    "run",
+                    *options,
+                    "--config",
+                    str(place.config),
+                ],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -359,7 +415,9 @@ class Daemon:
                 raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.kill()
         self.notify.close()
         orphans = self.place.orphans()
@@ -380,23 +438,31 @@ class Daemon:
         return self.wait_notice("READY=1", timeout)
 
     def wait_notice(self, text: str, timeout: float = PATIENCE) -> Notice:
-        notice = self.notify.wait(lambda notices: next((n for n in notices if n.text == text), None), timeout, self.alive)
+        notice = self.notify.wait(
+            lambda notices: next((n for n in notices if n.text == text), None), timeout, self.alive
+        )
         assert notice, f"no {text} from the daemon; its log:\n{self.log_text()[-6000:]}"
         return notice
 
-    def wait_until(self, condition: Callable[[dict[str, Any]], Any], what: str, timeout: float = PATIENCE) -> dict[str, Any]:
+    def wait_until(
+        self, condition: Callable[[dict[str, Any]], Any], what: str, timeout: float = PATIENCE
+    ) -> dict[str, Any]:
         """Ask for its status until the condition is true of it; returns that status."""
         return wait_for(lambda: (status := self.status()) and condition(status) and status, what, timeout)
 
     def wait_idle(self, ended: int, timeout: float = PATIENCE) -> dict[str, Any]:
         """Wait until this number of images have ended in this run and none is in flight."""
         return self.wait_until(
-            lambda s: s["ended_in_this_run"] >= ended and not s["pending"] and not s["in_flight"], f"{ended} endings", timeout
+            lambda s: s["ended_in_this_run"] >= ended and not s["pending"] and not s["in_flight"],
+            f"{ended} endings",
+            timeout,
         )
 
     def wait_event(self, event: str, timeout: float = PATIENCE, **fields: object) -> dict[str, Any]:
         """Wait until a line of its log has this event with these fields."""
-        return wait_for(lambda: next(self.events(event, **fields), None), f'"{event}" {fields} in the log', timeout)
+        return wait_for(
+            lambda: next(self.events(event, **fields), None), f'"{event}" {fields} in the log', timeout
+        )
 
     def wait_end(self, timeout: float = PATIENCE) -> int:
         """Wait until it ends; returns its exit status."""
@@ -493,7 +559,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def to_toml(document: Mapping[str, Any], prefix: str = "") -> str:
-    """TOML of strings, numbers, booleans, lists, tables and lists of tables. JSON writes its values as TOML does."""
+    """TOML of strings, numbers, booleans, lists, tables and lists of tables.
+    JSON writes its values as TOML does."""
     plain, tables = "", ""
     for key, value in document.items():
         name = f"{prefix}{json.dumps(key)}"
@@ -510,7 +577,9 @@ def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     merged = {key: _merge(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in more.items():
         held = merged.get(key)
-        merged[key] = _merge(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            _merge(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+        )
     return merged
 
 

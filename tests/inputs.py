@@ -1,8 +1,8 @@
 """A catalogue of bad and odd inputs, made on demand: what users put into inboxes, and how each must end.
 
-`CATALOGUE` is for every test that feeds files to something. `make()` gives the bytes, `reason` is what the image
-fails with (None: it decodes), and `shows_in_header` says whether `inspect` alone finds the fault or pixels must
-be decoded for it.
+`CATALOGUE` is for every test that feeds files to something. `make()` gives the bytes, `reason` is what the
+image fails with (None: it decodes), and `shows_in_header` says whether `inspect` alone finds the fault or
+pixels must be decoded for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def encode(image: Image.Image, image_format: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-# JPEG -----------------------------------------------------------------------------------------------------------------
+# JPEG
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def jpeg(image: Image.Image | None = None, **options: Any) -> bytes:
@@ -117,7 +118,8 @@ def flat_jpeg(**options: Any) -> bytes:
 
 
 def ycck_jpeg() -> bytes:
-    """Adobe's inverted CMYK under the YCbCr transform, read but not written by Pillow: its flag is set by hand."""
+    """Adobe's inverted CMYK under the YCbCr transform, read
+    but not written by Pillow: its flag is set by hand."""
     planes = ImageChops.invert(picture()).convert("YCbCr").split()
     stored = Image.merge("CMYK", (*map(ImageChops.invert, planes), Image.new("L", planes[0].size, 0)))
     data = jpeg(stored, quality=98)
@@ -125,14 +127,17 @@ def ycck_jpeg() -> bytes:
     return data[:at] + b"\x02" + data[at + 1 :]
 
 
-# PNG ------------------------------------------------------------------------------------------------------------------
+# PNG
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def raw_png(width: int, height: int, idat: bytes, extra: bytes = b"", kind: tuple[int, int] = (8, 0)) -> bytes:
+def raw_png(
+    width: int, height: int, idat: bytes, extra: bytes = b"", kind: tuple[int, int] = (8, 0)
+) -> bytes:
     """kind: bits a channel, color type (0 gray, 2 RGB)."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, *kind, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", idat) + chunk(b"IEND", b"")
@@ -156,7 +161,8 @@ def damage(data: bytes, at: int) -> bytes:
 
 
 def huge_png(side: int = 30_000) -> bytes:
-    """side × side black 8-bit pixels in under a megabyte: one deflated block over and over, and the known checksum."""
+    """side × side black 8-bit pixels in under a megabyte: one deflated block over and over,
+    and the known checksum."""
     rows = side // 100
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(bytes(rows * (side + 1))) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -182,7 +188,8 @@ def see_through_palette() -> bytes:
     return png(image, transparency=index)
 
 
-# Others ---------------------------------------------------------------------------------------------------------------
+# Others
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def tiff(image: Image.Image | None = None, **options: Any) -> bytes:
@@ -257,13 +264,19 @@ BAD: list[Input] = [
     Input("text.jpg", literal(b"not a picture at all\n" * 20), Reason.NOT_AN_IMAGE),
     Input("page.html.jpg", literal(b"\n<!DOCTYPE html><html><body>404</body></html>"), Reason.NOT_AN_IMAGE),
     Input("zip.jpg", zip_archive, Reason.NOT_AN_IMAGE),
-    Input("lfs pointer", literal(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), Reason.NOT_AN_IMAGE),
+    Input(
+        "lfs pointer",
+        literal(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"),
+        Reason.NOT_AN_IMAGE,
+    ),
     Input("video", literal(b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + bytes(64)), Reason.NOT_AN_IMAGE),
     Input("zeros", literal(bytes(5000)), Reason.NOT_AN_IMAGE),
     Input("noise", literal(bytes(range(255, 0, -1)) * 9), Reason.NOT_AN_IMAGE),
     Input("eps.jpg", literal(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), Reason.FORMAT),
     Input("pdf.jpg", literal(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n"), Reason.NOT_AN_IMAGE),
-    Input("svg.jpg", literal(b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'), Reason.FORMAT),
+    Input(
+        "svg.jpg", literal(b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'), Reason.FORMAT
+    ),
     Input("psd.jpg", literal(b"8BPS\0\1" + bytes(20)), Reason.FORMAT),
     *([] if heif_is_readable() else [Input("heic without its plug-in", avif_named_heic, Reason.FORMAT)]),
     Input("jpeg of 12 bits", lambda: patch_sof(jpeg(), 0xC1, precision=12), Reason.FORMAT),
@@ -271,8 +284,16 @@ BAD: list[Input] = [
     Input("jpeg without end marker", lambda: jpeg()[:-2], Reason.TRUNCATED),
     Input("jpeg header only", lambda: jpeg()[: scan_start(jpeg())], Reason.TRUNCATED),
     Input("jpeg, second half zeros", partial(without_bytes, 0.5, 1), Reason.TRUNCATED),
-    Input("jpeg, second half zeros, progressive", partial(without_bytes, 0.3, 1, progressive=True), Reason.TRUNCATED),
-    Input("jpeg, second half zeros, tables of its own", partial(without_bytes, 0.5, 1, optimize=True), Reason.TRUNCATED),
+    Input(
+        "jpeg, second half zeros, progressive",
+        partial(without_bytes, 0.3, 1, progressive=True),
+        Reason.TRUNCATED,
+    ),
+    Input(
+        "jpeg, second half zeros, tables of its own",
+        partial(without_bytes, 0.5, 1, optimize=True),
+        Reason.TRUNCATED,
+    ),
     Input("jpeg, a hole of zeros", partial(without_bytes, 0.4, 0.6), Reason.TRUNCATED),
     Input("jpeg of 30 bytes", lambda: jpeg()[:30], Reason.TRUNCATED),
     Input("jpeg of 0 × 0", partial(set_jpeg_size, 0, 0), Reason.HEADER),
@@ -286,7 +307,12 @@ BAD: list[Input] = [
     Input("png of 2³¹ × 2³¹", partial(raw_png, 2**31, 2**31, b""), Reason.HEADER),
     Input("png of 30000 × 30000", huge_png, Reason.PIXELS),
     Input("png of 1 × 20000", lambda: png(Image.new("L", (1, 20000))), Reason.ASPECT),
-    Input("gif cut in half", half(lambda: encode(Image.effect_noise((96, 64), 90), "GIF")), Reason.TRUNCATED, False),
+    Input(
+        "gif cut in half",
+        half(lambda: encode(Image.effect_noise((96, 64), 90), "GIF")),
+        Reason.TRUNCATED,
+        False,
+    ),
     Input("gif without a picture", gif_without_picture, Reason.HEADER),
     Input("webp cut in half", half(lambda: encode(picture(), "WEBP")), Reason.TRUNCATED),
     Input("tiff cut before its directory", half(lambda: tiff(compression="tiff_lzw")), Reason.TRUNCATED),
@@ -318,7 +344,10 @@ ODD: list[Input] = [
     Input("jpeg, two pictures (MPO)", lambda: animation("MPO"), None),
     Input("jpeg with junk after its end", lambda: jpeg() + bytes(1000), None),
     Input("jpeg, broken color profile", partial(jpeg, icc_profile=b"no profile" * 20), None),
-    *(Input(f"jpeg, malformed EXIF: {what}", partial(jpeg, exif=exif), None) for what, exif in EXIF_MESS.items()),
+    *(
+        Input(f"jpeg, malformed EXIF: {what}", partial(jpeg, exif=exif), None)
+        for what, exif in EXIF_MESS.items()
+    ),
     *(Input(f"jpeg, EXIF orientation {turn}", partial(oriented, turn), None) for turn in range(1, 9)),
     Input("jpeg, white, profile of zeros", flat_jpeg, None),
     Input("jpeg, white, progressive, profile of zeros", partial(flat_jpeg, progressive=True), None),
@@ -330,7 +359,9 @@ ODD: list[Input] = [
     Input("png, broken color profile", lambda: raw_png(9, 9, zlib.compress(bytes(90)), BROKEN_PROFILE), None),
     Input("png, 1-bit", lambda: png(picture().convert("1")), None),
     Input("png, 16-bit gray", lambda: png(gray_16()), None),
-    Input("png, 16-bit color", lambda: raw_png(4, 1, zlib.compress(b"\0" + b"\x80\0" * 12), kind=(16, 2)), None),
+    Input(
+        "png, 16-bit color", lambda: raw_png(4, 1, zlib.compress(b"\0" + b"\x80\0" * 12), kind=(16, 2)), None
+    ),
     Input("png, palette", lambda: png(picture().quantize(16)), None),
     Input("png, palette with transparency", see_through_palette, None),
     Input("png, gray and alpha", lambda: png(with_alpha().convert("LA")), None),
@@ -366,7 +397,8 @@ CATALOGUE: list[Input] = [*BAD, *ODD]
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
-    """A few random bit flips, overwritten numbers, cuts, insertions and repetitions, most of them near the start."""
+    """A few random bit flips, overwritten numbers, cuts, insertions and repetitions,
+    most of them near the start."""
     mutant = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 4, 16))):
         at = chance.randrange(min(len(mutant), chance.choice((64, 400, len(mutant)))))
@@ -374,7 +406,9 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
             case 0:
                 mutant[at] ^= 1 << chance.randrange(8)
             case 1:
-                mutant[at : at + 4] = chance.choice((b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff", b"\0\0\0\1", b"\0"))
+                mutant[at : at + 4] = chance.choice(
+                    (b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff", b"\0\0\0\1", b"\0")
+                )
             case 2 if len(mutant) > 100:
                 del mutant[at : at + chance.randrange(1, 40)]
             case 3:

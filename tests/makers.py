@@ -14,7 +14,7 @@ import msgspec
 from daemon.config.loading import parse
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Model, Record
+from daemon.ledger.record import Model, Record
 from daemon.messages import Output
 from daemon.results.destinations import Destination
 from stages import fake
@@ -49,12 +49,22 @@ def make_file(path: bytes = b"a.jpg", *, inbox: int = 1, regular: bool = True, *
 
 def make_job(path: bytes = b"a.jpg", *, version: Version = VERSION, **fields: Any) -> Job:
     return Job(
-        **{"id": 1, "inbox": 1, "path": path, "location": b"", "version": version, "attempts": 0, "seen_at": 1e9} | fields
+        **{
+            "id": 1,
+            "inbox": 1,
+            "path": path,
+            "location": b"",
+            "version": version,
+            "attempts": 0,
+            "seen_at": 1e9,
+        }
+        | fields
     )
 
 
 def make_outputs(variant: int = 3, stages: Iterable[str] = ORDER) -> dict[str, Output]:
-    """The fake stages' results for an image of 640 × 480. Variant 0 has neither text nor objects, 3 has three lines."""
+    """The fake stages' results for an image of 640 × 480. Variant 0 has neither text nor objects,
+    3 has three lines."""
     answers = {stage: fake.answer(stage, variant, 640, 480, frozenset(ORDER)) for stage in stages}
     return {stage: Output(msgspec.json.encode(answer), 0.25) for stage, answer in answers.items()}
 
@@ -70,7 +80,9 @@ def done(job: Job, variant: int = 3, data: bytes | None = None) -> Ending:
     read(job, job.path if data is None else data)
     job.outputs = job.outputs or make_outputs(variant)
     verdict = judge({stage: output.payload for stage, output in job.outputs.items()}, Thresholds())
-    return Ending(job, JobStatus.DONE, 2e9, job.attempts + 1, verdict.name, msgspec.json.encode(verdict.criteria))
+    return Ending(
+        job, JobStatus.DONE, 2e9, job.attempts + 1, verdict.name, msgspec.json.encode(verdict.criteria)
+    )
 
 
 def failed(job: Job, reason: Reason = Reason.TRUNCATED, detail: str = "its end is missing") -> Ending:
@@ -91,9 +103,24 @@ def make_record(folder: Path, path: bytes = b"a.jpg", data: bytes | None = None,
             file.write(data)
         fields = {"version": Version.of(os.stat(location)), "digest": hashlib.sha256(data).digest()} | fields
     outputs = fields.get("outputs", make_outputs())
-    verdict = msgspec.json.encode(judge({name: o.payload for name, o in outputs.items()}, Thresholds()).criteria)
-    whole = {"id": 7, "inbox": 1, "inbox_path": os.fsencode(folder), "path": path, "location": location, "version": VERSION}
-    whole |= {"status": JobStatus.DONE, "attempts": 1, "seen_at": 1e9, "finished_at": 2e9, "digest": bytes(32)}
+    verdict = msgspec.json.encode(
+        judge({name: o.payload for name, o in outputs.items()}, Thresholds()).criteria
+    )
+    whole = {
+        "id": 7,
+        "inbox": 1,
+        "inbox_path": os.fsencode(folder),
+        "path": path,
+        "location": location,
+        "version": VERSION,
+    }
+    whole |= {
+        "status": JobStatus.DONE,
+        "attempts": 1,
+        "seen_at": 1e9,
+        "finished_at": 2e9,
+        "digest": bytes(32),
+    }
     whole |= {"format": "JPEG", "width": 640, "height": 480, "outputs": outputs, "models": MODELS}
     whole |= {"bin": "A", "criteria": verdict, "reason": "", "detail": ""}
     return Record(**whole | fields)
@@ -129,6 +156,10 @@ def tree(root: Path) -> dict[str, bytes]:
     for folder, _, names in os.walk(root):
         for path in (os.path.join(folder, name) for name in names):
             link = os.path.islink(path)
-            content = os.fsencode("-> " + os.path.relpath(os.readlink(path), root)) if link else Path(path).read_bytes()
+            content = (
+                os.fsencode("-> " + os.path.relpath(os.readlink(path), root))
+                if link
+                else Path(path).read_bytes()
+            )
             found[os.path.relpath(path, root)] = content
     return found

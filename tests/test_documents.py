@@ -31,4 +31,7 @@ def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
 
 def test_the_glossary_is_linked_from_the_readme_and_for_contributors() -> None:
     assert len(DOCUMENTS) > 10
-    assert all("docs/glossary.md" in LINK.findall((ROOT / name).read_text()) for name in ("README.md", "CONTRIBUTING.md"))
+    assert all(
+        "docs/glossary.md" in LINK.findall((ROOT / name).read_text())
+        for name in ("README.md", "CONTRIBUTING.md")
+    )

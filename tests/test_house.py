@@ -1,4 +1,5 @@
-"""The rules of this code base that a program can check: the direction of imports, and the length of files and functions."""
+"""The rules of this code base that a program can check: the direction of imports,
+and the length of files and functions."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def name_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(file): file for package in ("daemon", "stages") for file in sorted((ROOT / package).rglob("*.py"))}
+MODULES = {
+    name_of(file): file for package in ("daemon", "stages") for file in sorted((ROOT / package).rglob("*.py"))
+}
 
 
 @cache
@@ -43,7 +46,8 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when a module is imported: not the bodies of functions or code for type checkers only."""
+    """The nodes that run when a module is imported: not the
+    bodies of functions or code for type checkers only."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -83,14 +87,18 @@ def test_no_rooms_import_each_other() -> None:
         named = set(imported(ast.walk(parse(module)))) & MODULES.keys()
         # `from folder import module` names the folder too.
         faces = {name for name in named if any(other.startswith(f"{name}.") for other in named)}
-        graph.setdefault(room_of(module), set()).update({room_of(name) for name in named - faces} - {room_of(module)})
+        graph.setdefault(room_of(module), set()).update(
+            {room_of(name) for name in named - faces} - {room_of(module)}
+        )
     assert len(graph) > 30
     assert find_cycle(graph) == []
 
 
-@pytest.mark.parametrize("folder", sorted({file.parent for file in MODULES.values()}), ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", sorted({file.parent for file in MODULES.values()}), ids=lambda folder: folder.name
+)
 def test_no_folder_has_too_many_files(folder: Path) -> None:
-    most = {"training": 24}.get(folder.name, 16)
+    most = {"training": 19}.get(folder.name, 16)
     assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= most
 
 
@@ -122,18 +130,36 @@ class Class:
 
 def test_the_daemon_and_its_commands_load_no_torch() -> None:
     program = f"import sys, daemon.service, daemon.cli.commands; print(*({HEAVY!r} & sys.modules.keys()))"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert result.stdout.split() == []
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "stages.processes"])
-def test_python_is_started_in_one_way_so_that_no_child_takes_code_from_the_working_directory(module: str) -> None:
-    assert not [node for node in ast.walk(parse(module)) if isinstance(node, ast.Attribute) and node.attr == "executable"]
+def test_python_is_started_in_one_way_so_that_no_child_takes_code_from_the_working_directory(
+    module: str,
+) -> None:
+    assert not [
+        node
+        for node in ast.walk(parse(module))
+        if isinstance(node, ast.Attribute) and node.attr == "executable"
+    ]
+
+
+def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = node.body[0]
+    return (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) is not None else 0
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_files_and_functions_fit_on_a_few_screens(module: str) -> None:
+    """Lines of docstrings do not count as lines of a function."""
     assert len(MODULES[module].read_text().splitlines()) <= LONGEST_FILE
-    functions = [node for node in ast.walk(parse(module)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions]
+    functions = [
+        node for node in ast.walk(parse(module)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    lengths = [
+        (node.name, (node.end_lineno or 0) - node.lineno + 1 - docstring_lines(node)) for node in functions
+    ]
     assert [(name, length) for name, length in lengths if length > LONGEST_FUNCTION] == []

@@ -1,4 +1,5 @@
-"""The rate of the daemon's workers fed from memory: the same workers and slab, without files, ledger or sidecars."""
+"""The rate of the daemon's workers fed from memory: the same workers and slab, without files,
+ledger or sidecars."""
 
 from __future__ import annotations
 

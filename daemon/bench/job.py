@@ -1,7 +1,8 @@
 """`visiond bench`: the standard job through the real daemon, compared with the same images one at a time.
 
-The daemon is a separate process, `visiond run --once`, as users start it. The figures come from its output: a sidecar is
-written when its result is durable, so its modification time shows when that was; the ledger has the seconds of the stages.
+The daemon is a separate process, `visiond run --once`, as users start it. The figures come from its output: a
+sidecar is written when its result is durable, so its modification time shows when that was; the ledger has
+the seconds of the stages.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from daemon.layout import Layout
 from daemon.state import KERNELS
 from daemon.system.gpus import driver_version, list_gpus
 from stages.processes import environment, python
-from stages.training.truth import TRUTH
+from stages.scenes.truth import TRUTH
 
 NEW_TOKENS = 12  # of each caption, forced
 WARM_UP = 2  # single images before the timed ones
@@ -74,14 +75,17 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The standard job once. images_per_second: from the moment that the first worker is loaded to the last sidecar."""
+    """The standard job once. images_per_second: from the
+    moment that the first worker is loaded to the last sidecar."""
 
     cold: bool  # without compiled kernels
     wall_seconds: float  # of the whole process
     load_seconds: float  # until the first worker had its models
     images_per_second: float
-    latency: Percentiles  # from seen or loaded, whichever is later, to the sidecar; with a backlog mostly waiting time
-    stage_seconds: dict[str, float]  # per image: the batch's time divided by its images, including the wait for the device
+    # from seen or loaded, whichever is later, to the sidecar; with a backlog mostly waiting time
+    latency: Percentiles
+    # per image: the batch's time divided by its images, including the wait for the device
+    stage_seconds: dict[str, float]
     published_at: list[float]  # seconds since the start, in order
     samples: list[Sample]
 
@@ -104,7 +108,9 @@ class Machine(msgspec.Struct, frozen=True):
     @classmethod
     def this(cls) -> Machine:
         names = [gpu.name for gpu in list_gpus()]
-        return cls(names, driver_version(), version("torch"), sys.version.split()[0], len(os.sched_getaffinity(0)))
+        return cls(
+            names, driver_version(), version("torch"), sys.version.split()[0], len(os.sched_getaffinity(0))
+        )
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +147,7 @@ class Place:
 
     def make_images(self, count: int) -> list[Path]:
         """Make the images of the standard job, unless they exist."""
-        from stages.training.scenes import standard_job
+        from stages.scenes.generator import standard_job
 
         inbox = make_once(self.folder / f"images-{count}", lambda part: standard_job(part, count, seed=0))
         return [path for path in sorted(inbox.iterdir()) if path.name != TRUTH]
@@ -150,7 +156,9 @@ class Place:
         """A folder with each image under `repeat` names. The daemon treats each name as a separate image."""
         if repeat == 1:
             return images[0].parent
-        return make_once(self.folder / f"images-{len(images)}x{repeat}", lambda part: link_images(images, repeat, part))
+        return make_once(
+            self.folder / f"images-{len(images)}x{repeat}", lambda part: link_images(images, repeat, part)
+        )
 
     def prepare(self, inbox: Path, *, cold: bool = False) -> Config:
         """Remove ledger and results, and write the configuration. Keeps compiled kernels unless `cold`."""
@@ -168,7 +176,9 @@ class Place:
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Start the daemon. Its progress and its errors go to stderr."""
         command = python("-m", "daemon", "run", "--config", str(self.config_file), *options)
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment())
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment()
+        )
 
 
 def run_bench(
@@ -183,8 +193,8 @@ def run_bench(
     memory_seconds: float,
     progress: Print,
 ) -> Report:
-    """Run all measurements. repeat: names of each image in the inbox. memory_seconds: how long to feed the workers from
-    memory; 0: not at all."""
+    """Run all measurements. repeat: names of each image in the inbox.
+    memory_seconds: how long to feed the workers from memory; 0: not at all."""
     progress("images and weights")
     place.make_pack()
     images = place.make_images(count)
@@ -243,7 +253,9 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
         load_seconds=meter.loaded_at - meter.started,
         images_per_second=len(records) / (max(published) - meter.loaded_at),
         latency=Percentiles.of(waits),
-        stage_seconds={name: statistics.fmean(r.outputs[name].seconds for r in records) for name in config.stage_names},
+        stage_seconds={
+            name: statistics.fmean(r.outputs[name].seconds for r in records) for name in config.stage_names
+        },
         published_at=sorted(at - meter.started for at in published),
         samples=meter.samples,
     )
@@ -265,7 +277,10 @@ def run_idle(place: Place, config: Config) -> Iterator[None]:
     deadline = time.monotonic() + config.pipeline.load_timeout_seconds
     with place.start() as daemon:
         try:
-            while not ((snapshot := find_snapshot(config)) and all(worker.state == "ready" for worker in snapshot.workers)):
+            while not (
+                (snapshot := find_snapshot(config))
+                and all(worker.state == "ready" for worker in snapshot.workers)
+            ):
                 if daemon.poll() is not None or time.monotonic() > deadline:
                     raise VisiondError("The daemon did not become ready; its messages are above.")
                 time.sleep(0.1)
@@ -289,7 +304,11 @@ def time_single_image(config: Config, drop: Path, image: Path) -> float:
 def time_one_at_a_time(config: Config, images: Sequence[Path]) -> Timings:
     """On the first GPU, or the CPU. The first image is for warm-up."""
     layout, paths = Layout.of(config), list(map(str, images))
-    task = {"stages": list(layout.specs.values()), "images": paths, "device": "cuda:0" if layout.gpus else "cpu"}
+    task = {
+        "stages": list(layout.specs.values()),
+        "images": paths,
+        "device": "cuda:0" if layout.gpus else "cpu",
+    }
     output = run_module("stages.baseline", task=msgspec.json.encode(task | {"new_tokens": NEW_TOKENS}))
     spent: dict[str, float] = json.loads(output.splitlines()[-1])
     timed = len(images) - 1
@@ -315,9 +334,13 @@ def make_once(target: Path, make: Callable[[Path], object]) -> Path:
 
 def run_module(module: str, *arguments: str, task: bytes = b"") -> bytes:
     """Run a module that needs torch in a separate process; returns its output. Raises VisiondError."""
-    result = subprocess.run(python("-m", module, *arguments), input=task, stdout=subprocess.PIPE, env=environment())
+    result = subprocess.run(
+        python("-m", module, *arguments), input=task, stdout=subprocess.PIPE, env=environment()
+    )
     if result.returncode:
-        raise VisiondError(f"python -m {module} ended with status {result.returncode}; its messages are above.")
+        raise VisiondError(
+            f"python -m {module} ended with status {result.returncode}; its messages are above."
+        )
     return result.stdout
 
 
@@ -325,5 +348,7 @@ def find_commit() -> str | None:
     """The commit of the source tree, with -dirty if files differ; None for an installed package."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return None
-    described = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    described = subprocess.run(
+        ["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
     return described.stdout.strip() or None

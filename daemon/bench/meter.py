@@ -32,7 +32,8 @@ class Meter:
     def __init__(self, pid: int, config: Config) -> None:
         self.samples: list[Sample] = []
         self.started = time.time()
-        self.loaded_at = self.started  # Unix seconds: the last sample at which no worker had loaded its models
+        # Unix seconds: the last sample at which no worker had loaded its models
+        self.loaded_at = self.started
         self._config = config
         self._process = psutil.Process(pid)
         self._ended = threading.Event()
@@ -42,7 +43,9 @@ class Meter:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ended.set()
         self._thread.join()
 

@@ -1,8 +1,9 @@
 """Entry point of the command `visiond`: what must happen before anything else is imported.
 
-First, the search path. With `python -m daemon` the working directory is on it, and that may be an inbox. Until it is removed,
-this module imports only what Python has imported already, not even __future__. What Python itself imports before that also
-comes from there; `visiond` and `python -P -m daemon` do not have that folder on the path at all. Second, the signal handlers.
+First, the search path. With `python -m daemon` the working directory is on it, and that may be an inbox.
+Until it is removed, this module imports only what Python has imported already, not even __future__. What
+Python itself imports before that also comes from there; `visiond` and `python -P -m daemon` do not have that
+folder on the path at all. Second, the signal handlers.
 """
 
 import os
@@ -43,7 +44,8 @@ def leave_threads(status: int) -> None:
 
 
 def forget_working_directory(*, by_module: bool) -> None:
-    """Remove the working directory and all relative folders from the search path of this process and its children."""
+    """Remove the working directory and all relative folders
+    from the search path of this process and its children."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     absolute = [entry for entry in entries if os.path.isabs(entry)]
     doubtful = {""}

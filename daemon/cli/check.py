@@ -1,4 +1,5 @@
-"""`visiond check`: whether `run` would work with this configuration on this machine, and how to fix what would not."""
+"""`visiond check`: whether `run` would work with this configuration on this machine,
+and how to fix what would not."""
 
 from __future__ import annotations
 
@@ -56,7 +57,19 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         else "configuration: no daemon.toml in this folder; every key has its default."
     )
     models = partial(_models, quick=quick)
-    examinations = (_inboxes, _folders, _sinks, _ledger, _http, _shared_memory, _limits, _gpus, _plugins, _rules, models)
+    examinations = (
+        _inboxes,
+        _folders,
+        _sinks,
+        _ledger,
+        _http,
+        _shared_memory,
+        _limits,
+        _gpus,
+        _plugins,
+        _rules,
+        models,
+    )
     yield Finding("ok", source)
     for examination in examinations:
         yield from examination(config)
@@ -75,7 +88,8 @@ def _inboxes(config: Config) -> Iterator[Finding]:
         there = is_there(inbox.path)
         if there is None:
             yield Finding(
-                "warning", f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes."
+                "warning",
+                f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes.",
             )
         elif not there:
             yield Finding("error", describe_missing(inbox.path))
@@ -83,10 +97,15 @@ def _inboxes(config: Config) -> Iterator[Finding]:
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
         elif (option := _what_moves(config, inbox)) and not os.access(inbox.path, os.W_OK):
             yield Finding(
-                "error", f"inbox {inbox.path} cannot be written, but {option} moves or removes files; fix its permissions."
+                "error",
+                f"inbox {inbox.path} cannot be written, but {option} moves or removes files; fix its permissions.",
             )
         else:
-            how = "scanned regularly: network mounts send no events" if is_network_mount(inbox.path) else "watched for events"
+            how = (
+                "scanned regularly: network mounts send no events"
+                if is_network_mount(inbox.path)
+                else "watched for events"
+            )
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
             yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
 
@@ -112,7 +131,11 @@ def _what_moves(config: Config, inbox: Inbox) -> str:
 
 def _folders(config: Config) -> Iterator[Finding]:
     output = config.output
-    folders = {"output.results": output.results, "output.failed": output.failed, "state.path": config.state.path}
+    folders = {
+        "output.results": output.results,
+        "output.failed": output.failed,
+        "state.path": config.state.path,
+    }
     folders |= {"output.bins_folder": output.bins_folder} if output.bins != "none" else {}
     folders |= {"output.done": output.done} if any(i.on_success == "move" for i in config.inbox) else {}
     for key, folder in folders.items():
@@ -125,11 +148,16 @@ def _folders(config: Config) -> Iterator[Finding]:
             continue
         free = shutil.disk_usage(there).free
         if free < LEAST_FREE_BYTES:
-            yield Finding("warning", f"{key}: {folder} has only {free >> 20} MiB free; visiond pauses when it is full.")
+            yield Finding(
+                "warning", f"{key}: {folder} has only {free >> 20} MiB free; visiond pauses when it is full."
+            )
         else:
             yield Finding("ok", f"{key}: {folder} {'is writable' if there == folder else 'can be created'}.")
     if is_network_mount(config.state.path):
-        yield Finding("error", f"state.path: {config.state.path} is on a network mount; SQLite's locks need a local disk.")
+        yield Finding(
+            "error",
+            f"state.path: {config.state.path} is on a network mount; SQLite's locks need a local disk.",
+        )
 
 
 def _sinks(config: Config) -> Iterator[Finding]:
@@ -199,7 +227,8 @@ def _limits(config: Config) -> Iterator[Finding]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # `run` raises its own limit to this
     if files < LEAST_OPEN_FILES:
         yield Finding(
-            "warning", f"the limit of open files is {files}; raise it to {LEAST_OPEN_FILES} (ulimit -Hn, LimitNOFILE=)."
+            "warning",
+            f"the limit of open files is {files}; raise it to {LEAST_OPEN_FILES} (ulimit -Hn, LimitNOFILE=).",
         )
     if WATCHES.exists() and int(WATCHES.read_text()) < LEAST_WATCHES:
         yield Finding(
@@ -211,7 +240,9 @@ def _limits(config: Config) -> Iterator[Finding]:
 def _gpus(_config: Config) -> Iterator[Finding]:
     gpus = list_gpus()
     for gpu in gpus:
-        yield Finding("ok", f"cuda:{gpu.index}: {gpu.name}, {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free.")
+        yield Finding(
+            "ok", f"cuda:{gpu.index}: {gpu.name}, {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free."
+        )
     if not gpus:
         yield Finding("warning", "no NVIDIA GPU found; stages run on the CPU.")
 
@@ -224,7 +255,10 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
         return
     if any(spec.backend != "fake" for spec in layout.specs.values()):
         pack = open_pack(config.models.pack, config.models.folder)
-        yield Finding("ok", f"models: pack {pack.name} in {pack.folder}; the digests of all files in use are as recorded.")
+        yield Finding(
+            "ok",
+            f"models: pack {pack.name} in {pack.folder}; the digests of all files in use are as recorded.",
+        )
     for name in layout.specs:
         if (section := getattr(config.stages, name)).model and section.backend != "fake":
             yield Finding("ok", f"models: the weights of {name} are from {section.model}, not from the pack.")

@@ -1,7 +1,7 @@
 """The sub-commands of `visiond`.
 
-A docstring is the text that --help prints. Its first paragraph is also the line in the list of commands. Typer keeps the line
-breaks of the others, so these are short enough for a terminal of 80 columns.
+A docstring is the text that --help prints. Its first paragraph is also the line in the list of commands.
+Typer keeps the line breaks of the others, so these are short enough for a terminal of 80 columns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run a sub-command. A VisiondError is printed as one sentence and ends with an exit status of sysexits.h."""
+    """Run a sub-command. A VisiondError is printed as one
+    sentence and ends with an exit status of sysexits.h."""
     forgive_standard_error()
     try:
         with standard_output():
@@ -81,7 +82,9 @@ def version(show: Annotated[bool, flag("--version", help="Print the version and 
 
 
 def retry(
-    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help=f"Failed images. {IMAGE_HELP}")] = None,
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help=f"Failed images. {IMAGE_HELP}")
+    ] = None,
     every: Annotated[bool, flag("--all", help="Queue all failed images.")] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -99,15 +102,25 @@ def retry(
     if bool(images) == every:
         raise typer.BadParameter("name the images to retry, or use --all, but not both")
     with control.open_reader(settings) as reader:
-        ids = reader.failed_ids() if every else [control.find_ended(reader, n, JobStatus.FAILED).id for n in images or []]
+        ids = (
+            reader.failed_ids()
+            if every
+            else [control.find_ended(reader, n, JobStatus.FAILED).id for n in images or []]
+        )
     print_put_back(control.put_back(settings, JobStatus.FAILED, ids), len(set(ids)))
 
 
 def redo(
-    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help=f"Finished images. {IMAGE_HELP}")] = None,
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help=f"Finished images. {IMAGE_HELP}")
+    ] = None,
     every: Annotated[bool, flag("--all", help="Queue all finished images.")] = False,
     stale: Annotated[
-        bool, flag("--stale", help="Queue the images whose result would change: other models, options, thresholds or rule.")
+        bool,
+        flag(
+            "--stale",
+            help="Queue the images whose result would change: other models, options, thresholds or rule.",
+        ),
     ] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -188,13 +201,17 @@ def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(placement)
         return
-    print_table(("stages", "devices"), ((" → ".join(s.stages), ", ".join(s.devices)) for s in placement.segments))
+    print_table(
+        ("stages", "devices"), ((" → ".join(s.stages), ", ".join(s.devices)) for s in placement.segments)
+    )
     print(placement.why)
 
 
 def check(
     config: ConfigOption = None,
-    quick: Annotated[bool, flag("--quick", help="Check only files and folders; do not build the stages.")] = False,
+    quick: Annotated[
+        bool, flag("--quick", help="Check only files and folders; do not build the stages.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that the configuration works on this machine, and list problems with their fixes.
@@ -228,7 +245,9 @@ def check(
 def samples(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")],
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of images.")] = 24,
-    seed: Annotated[int, typer.Option("--seed", "-s", metavar="N", help="The same seed makes the same images.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", "-s", metavar="N", help="The same seed makes the same images.")
+    ] = 0,
     standard: Annotated[
         bool, flag("--standard-job", help="Make the images of the benchmark: 1280×960, 12 lines of text.")
     ] = False,
@@ -244,17 +263,21 @@ def samples(
     """
     from daemon.cli.progress import Progress
     from daemon.ledger.files import written_into
-    from stages.training import scenes
+    from stages.scenes import generator
 
     with written_into(folder), Progress("images", total=count) as progress:
-        write = scenes.standard_job if standard else scenes.write_samples
+        write = generator.standard_job if standard else generator.write_samples
         write(folder, count, seed, progress.step)
     print(f"{quantity(count, 'image')} in {folder}")
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to work in; existing files stay.")] = Path("demo"),
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of sample images.")] = 24,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder to work in; existing files stay.")
+    ] = Path("demo"),
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of sample images.")
+    ] = 24,
 ) -> None:
     """Process sample images and two photographs, and print a table of the results.
 

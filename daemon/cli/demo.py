@@ -1,4 +1,5 @@
-"""`visiond demo`: process sample images and two photographs with the real daemon, and print a table of the results."""
+"""`visiond demo`: process sample images and two photographs with the real daemon,
+and print a table of the results."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from daemon.cli.progress import Progress
 from daemon.hints import command, quantity
 from daemon.jobs import JobStatus
 from daemon.ledger.files import written_into
-from daemon.ledger.records import Record
-from stages.training import scenes
-from stages.training.truth import TRUTH
+from daemon.ledger.record import Record
+from stages.scenes import generator
+from stages.scenes.truth import TRUTH
 
 SEED = 7
 LONGEST_TEXT = 60  # characters of a cell
@@ -75,10 +76,11 @@ def run_demo(folder: Path, count: int) -> None:
 
 
 def drop_images(folder: Path, count: int) -> int:
-    """Put synthetic scenes and ultralytics' two photographs into the inbox, each by rename. Returns how many are new."""
+    """Put synthetic scenes and ultralytics' two photographs into the inbox, each by rename.
+    Returns how many are new."""
     samples = folder / "samples"
     if not (samples / TRUTH).exists():
-        scenes.write_samples(samples, count, SEED)
+        generator.write_samples(samples, count, SEED)
     spec = importlib.util.find_spec("ultralytics")
     assets = [Path(root) / "assets" for root in (spec.submodule_search_locations or [])] if spec else []
     photographs = [asset / name for asset in assets for name in ("bus.jpg", "zidane.jpg")]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from daemon.cli.progress import Progress
     from daemon.config.loading import Config
-    from daemon.ledger.records import Record
+    from daemon.ledger.record import Record
     from daemon.monitoring.snapshot import Chore, SinkState, Snapshot
 
 MOST_OF_A_VALUE = 100  # characters
@@ -75,14 +75,18 @@ def standard_output() -> Iterator[None]:
     if sys.stdout is None:
         raise NotPrinted("standard output is closed; redirect it, for example with >/dev/null.")
     buffer = io.BufferedWriter(StandardOutput(sys.stdout.fileno(), "w", closefd=False))
-    sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=sys.stdout.isatty())
+    sys.stdout = io.TextIOWrapper(
+        buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=sys.stdout.isatty()
+    )
     try:
         yield
     finally:
         sys.stdout.flush()
 
 
-console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout and sys.stdout.isatty() else ENDLESS)
+console = Console(
+    soft_wrap=True, highlight=False, width=None if sys.stdout and sys.stdout.isatty() else ENDLESS
+)
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
@@ -110,7 +114,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title:
 
 
 def print_listing(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """On a terminal: a table of its width with long cells folded. When piped: one line per row, separated by tabs."""
+    """On a terminal: a table of its width with long cells folded. When piped: one line per row,
+    separated by tabs."""
     if sys.stdout.isatty():
         console.print(_table(columns, rows), soft_wrap=False)
         return
@@ -130,7 +135,10 @@ def print_chores(chores: Iterable[Chore]) -> None:
     """Print when each upkeep task last ran."""
     print_table(
         ("upkeep", "last success", "last run", "seconds", "outcome", "detail"),
-        ((c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail) for c in chores),
+        (
+            (c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail)
+            for c in chores
+        ),
     )
 
 
@@ -161,12 +169,17 @@ def show_record(record: Record) -> None:
         console.print(f"attempts  {record.attempts}")
         return
     console.print(f"caption  {printable(document.get('caption', {}).get('text', '-'))}")
-    console.print(f"tags  {printable(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}")
+    console.print(
+        f"tags  {printable(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}"
+    )
     if lines := document.get("ocr", {}).get("lines"):
         rows = ((line["text"], line["score"], "guessed" if line.get("guessed") else "") for line in lines)
         print_table(("text", "score", ""), rows)
     if found := document.get("objects", {}).get("detections"):
-        print_table(("object", "score", "box"), ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in found))
+        print_table(
+            ("object", "score", "box"),
+            ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in found),
+        )
     for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
         print_table((stage, ""), ((name, shorten(value)) for name, value in document[stage].items()))
     print_table(
@@ -180,7 +193,10 @@ def show_record(record: Record) -> None:
     )
     print_table(
         ("stage", "seconds (average of its batch)", "model"),
-        ((stage, f"{seconds:.4f}", document["models"][stage]) for stage, seconds in document["timings"].items()),
+        (
+            (stage, f"{seconds:.4f}", document["models"][stage])
+            for stage, seconds in document["timings"].items()
+        ),
     )
 
 
@@ -192,7 +208,10 @@ def shorten(value: object) -> str:
 
 def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Config) -> None:
     """Print what a finished run did."""
-    ends = [f"{outcomes[status]:,} {status.name.lower()}" for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)]
+    ends = [
+        f"{outcomes[status]:,} {status.name.lower()}"
+        for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)
+    ]
     seconds = progress.seconds
     rate = (outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]) / seconds
     console.print(
@@ -243,7 +262,9 @@ def print_unread(snapshot: Snapshot) -> None:
 
 def print_failed_hint() -> None:
     """Print the command that lists failed images with their reasons."""
-    console.print(f"`{printable(command('list', '--status', 'failed'))}` lists the failed images with their reasons.")
+    console.print(
+        f"`{printable(command('list', '--status', 'failed'))}` lists the failed images with their reasons."
+    )
 
 
 def _figure(value: float | None) -> str:

@@ -29,20 +29,26 @@ def make_pack(
     allow_pickle: bool = False,
     force: bool = False,
 ) -> Manifest:
-    """Make the pack in a temporary folder and rename it, so that a failure leaves nothing behind. sources: by stage.
+    """Make the pack in a temporary folder and rename it, so that a failure leaves nothing behind.
+    sources: by stage.
 
     Raises ModelsUnusable when a stage cannot use its checkpoint, NotWritable.
     """
     folder = Path(os.path.abspath(folder))
     check_place(folder, force=force)
     try:
-        with pack_errors(), tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+        with (
+            pack_errors(),
+            tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary,
+        ):
             new = Path(temporary) / folder.name
             manifest = assemble(new, folder.name, sources, progress, labels=labels, allow_pickle=allow_pickle)
             try_pack(new, list(manifest.stages), folder, progress)
             replace_folder(folder, new)
     except OSError as error:  # of a source that cannot be read, or of the folder
-        raise NotWritable(f"cannot create {folder}: {error.filename or folder}: {error.strerror or error}.") from error
+        raise NotWritable(
+            f"cannot create {folder}: {error.filename or folder}: {error.strerror or error}."
+        ) from error
     return manifest
 
 
@@ -60,11 +66,18 @@ def check_place(folder: Path, *, force: bool) -> None:
 
 def try_pack(new: Path, stages: list[str], folder: Path, progress: Print) -> None:
     """Build each stage and try it on the test images, as `visiond check` does. Raises ModelsUnusable."""
-    config = parse({"models": {"pack": str(new), "folder": str(new.parent)}, "pipeline": {"stages": stages}}, new.parent)
+    config = parse(
+        {"models": {"pack": str(new), "folder": str(new.parent)}, "pipeline": {"stages": stages}}, new.parent
+    )
     for tryout in try_stages(Layout.of(config)):
         if tryout.problem:
-            raise ModelsUnusable(f"{tryout.stage} on {tryout.device}: {tryout.problem.replace(str(new), str(folder))}")
-        progress(f"{tryout.stage} on {tryout.device}: {tryout.summary}" + f"; {tryout.warning}" * bool(tryout.warning))
+            raise ModelsUnusable(
+                f"{tryout.stage} on {tryout.device}: {tryout.problem.replace(str(new), str(folder))}"
+            )
+        progress(
+            f"{tryout.stage} on {tryout.device}: {tryout.summary}"
+            + f"; {tryout.warning}" * bool(tryout.warning)
+        )
 
 
 def explain_use(folder: Path, manifest: Manifest) -> list[str]:

@@ -17,12 +17,18 @@ models_app = typer.Typer(
     "Examples:\n  visiond models list\n  visiond models pull\n  visiond models make my-pack --yolo best.pt --allow-pickle",
     no_args_is_help=True,
 )
-train_app = typer.Typer(help="Train a pack of models.\n\nExamples:\n  visiond train mini --out my-pack", no_args_is_help=True)
+train_app = typer.Typer(
+    help="Train a pack of models.\n\nExamples:\n  visiond train mini --out my-pack", no_args_is_help=True
+)
 
 
-@train_app.command("mini", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+@train_app.command(
+    "mini",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+)
 def train_mini(context: typer.Context) -> None:
-    """Train small models on synthetic scenes, as for the mini pack. `visiond train mini --help` lists its options.
+    """Train small models on synthetic scenes, as for the mini pack.
+    `visiond train mini --help` lists its options.
 
     Examples:
       visiond train mini --out my-pack
@@ -30,12 +36,16 @@ def train_mini(context: typer.Context) -> None:
     from daemon.layout import pack_errors
 
     try:
-        from stages.training import children, recipe
+        from stages.training import children, options, recipe
     except ImportError as error:
-        raise MissingLibrary(f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'.") from error
+        raise MissingLibrary(
+            f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
+        ) from error
     try:
         with pack_errors():
-            recipe.train_mini(recipe.parse_options(context.args), lambda text: print(text, flush=True))
+            recipe.train_mini(
+                options.parse_options(recipe.__doc__, context.args), lambda text: print(text, flush=True)
+            )
     except (recipe.TrainingFailed, children.InUse) as error:
         raise VisiondError(str(error)) from error
 
@@ -55,12 +65,22 @@ def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> Non
     shelf = list_shelf(read_config(config))
     if as_json:
         keys = ("name", "folder", "bytes", "stages", "used_for", "notice")
-        rows = ((p.name, str(p.folder), p.size_bytes, list(p.manifest.stages), used, p.notice) for p, used in shelf.packs)
+        rows = (
+            (p.name, str(p.folder), p.size_bytes, list(p.manifest.stages), used, p.notice)
+            for p, used in shelf.packs
+        )
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
     else:
         columns = ("pack", "folder", "MiB", "stages", "used for", "note")
         cells = (
-            (p.name, p.folder, p.size_bytes >> 20, ", ".join(p.manifest.stages), ", ".join(used) or "-", p.notice)
+            (
+                p.name,
+                p.folder,
+                p.size_bytes >> 20,
+                ", ".join(p.manifest.stages),
+                ", ".join(used) or "-",
+                p.notice,
+            )
             for p, used in shelf.packs
         )
         print_table(columns, cells)
@@ -90,19 +110,34 @@ def pull_models(config: ConfigOption = None) -> None:
 def make_models(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the new pack.")],
     yolo: Annotated[
-        Path | None, typer.Option("--yolo", metavar="FILE", help="A .pt file, or a .safetensors file with yolo.json beside it.")
+        Path | None,
+        typer.Option(
+            "--yolo", metavar="FILE", help="A .pt file, or a .safetensors file with yolo.json beside it."
+        ),
     ] = None,
-    clip: Annotated[Path | None, typer.Option("--clip", metavar="FOLDER", help="A CLIPModel as transformers saves it.")] = None,
+    clip: Annotated[
+        Path | None, typer.Option("--clip", metavar="FOLDER", help="A CLIPModel as transformers saves it.")
+    ] = None,
     blip: Annotated[
         Path | None,
-        typer.Option("--blip", metavar="FOLDER", help="A BlipForConditionalGeneration as transformers saves it."),
+        typer.Option(
+            "--blip", metavar="FOLDER", help="A BlipForConditionalGeneration as transformers saves it."
+        ),
     ] = None,
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", metavar="FILE", help="CLIP's tags, one per line. Default: YOLO's classes and common scenes."),
+        typer.Option(
+            "--labels",
+            metavar="FILE",
+            help="CLIP's tags, one per line. Default: YOLO's classes and common scenes.",
+        ),
     ] = None,
     allow_pickle: Annotated[
-        bool, flag("--allow-pickle", help="Read pickled weights. A pickle can run code: allow only files that you trust.")
+        bool,
+        flag(
+            "--allow-pickle",
+            help="Read pickled weights. A pickle can run code: allow only files that you trust.",
+        ),
     ] = False,
     force: Annotated[bool, flag("--force", help="Replace FOLDER if it is a pack.")] = False,
 ) -> None:
@@ -122,7 +157,12 @@ def make_models(
     if not sources:
         raise typer.BadParameter("use at least one of --yolo, --clip and --blip")
     manifest = make_pack(
-        folder, sources, lambda text: print(text, flush=True), labels=labels, allow_pickle=allow_pickle, force=force
+        folder,
+        sources,
+        lambda text: print(text, flush=True),
+        labels=labels,
+        allow_pickle=allow_pickle,
+        force=force,
     )
     print(*explain_use(folder, manifest), sep="\n")
 

@@ -41,7 +41,9 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar:
             self._bar.stop()
 
@@ -56,7 +58,9 @@ class Progress:
         rate = done / self.seconds if self.seconds else 0.0
         note = f", {note}" if note else ""
         if self._bar:
-            self._bar.update(self._task, completed=done, total=total, rate=f"{rate:,.1f} {self._unit}/s{note}")
+            self._bar.update(
+                self._task, completed=done, total=total, rate=f"{rate:,.1f} {self._unit}/s{note}"
+            )
         elif self._shown and time.monotonic() - self._lined_at >= LINE_SECONDS:
             self._lined_at = time.monotonic()
             of = f" of {total}" if total else ""

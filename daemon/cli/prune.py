@@ -20,7 +20,9 @@ def prune(
     older_than: Annotated[
         str,
         typer.Option(
-            "--older-than", metavar="AGE", help="For example 12h, 90d, 8w or 2y. Default: prune_age_days of the configuration."
+            "--older-than",
+            metavar="AGE",
+            help="For example 12h, 90d, 8w or 2y. Default: prune_age_days of the configuration.",
         ),
     ] = "",
     dry_run: Annotated[bool, flag("--dry-run", help="Only print what would be removed.")] = False,
@@ -59,7 +61,9 @@ def prune(
     )
     total = sum(amount.bytes for amount in amounts.values())
     rows = sum(amount.rows for amount in amounts.values())
-    console.print(f"{quantity(rows, 'row')}, about {total:,} bytes, {'would be' if dry_run else 'were'} removed")
+    console.print(
+        f"{quantity(rows, 'row')}, about {total:,} bytes, {'would be' if dry_run else 'were'} removed"
+    )
 
 
 def parse_age(text: str) -> float:

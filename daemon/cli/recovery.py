@@ -83,9 +83,11 @@ def backup(
     print(f"The ledger is backed up to {file}")
 
 
-def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: Mapping[str, str] | None = None) -> Counter[str]:
-    """Print how many sidecars are of each kind, and name all that are not "whole". Returns the counts. done: what was done
-    about a kind."""
+def _show(
+    findings: Iterable[Finding], config: Config, *, as_json: bool, done: Mapping[str, str] | None = None
+) -> Counter[str]:
+    """Print how many sidecars are of each kind, and name all that are not "whole". Returns the counts.
+    done: what was done about a kind."""
     from daemon.cli.progress import Progress
     from daemon.recovery import verify as recovery
 
@@ -105,7 +107,10 @@ def _show(findings: Iterable[Finding], config: Config, *, as_json: bool, done: M
         notes.append(LEFT_OUT.format(quantity(left_out, "sidecar")))
     rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
     if as_json:
-        document = {"counts": counts, "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]}
+        document = {
+            "counts": counts,
+            "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows],
+        }
         print_json(document | ({"old_ledger": kept} if kept else {}) | ({"notes": notes} if notes else {}))
         return counts
     for kind, file, detail in rows:

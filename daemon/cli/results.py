@@ -71,7 +71,10 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if snapshot.workers:
         print_table(
             ("worker", "device", "state", "batches", "last problem"),
-            ((w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause) for w in snapshot.workers),
+            (
+                (w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause)
+                for w in snapshot.workers
+            ),
         )
     if snapshot.sinks:
         print_sinks(snapshot.sinks)
@@ -81,9 +84,12 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 def list_images(
     status: Annotated[
-        State | None, typer.Option("--status", "-s", case_sensitive=False, help="List only files in this state.")
+        State | None,
+        typer.Option("--status", "-s", case_sensitive=False, help="List only files in this state."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="List at most N files.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="List at most N files.")
+    ] = 50,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,7 +108,9 @@ def list_images(
     with control.open_reader(read_config(config, reads_only=True)) as reader:
         records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
     if as_json:
-        print_json([record.document() | {"location": record.location.decode(errors="replace")} for record in records])
+        print_json(
+            [record.document() | {"location": record.location.decode(errors="replace")} for record in records]
+        )
         return
     print_listing(
         ("id", "state", "file", "bin or reason"),
@@ -141,7 +149,10 @@ def show(
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, or - for standard output.")],
     format: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Default: taken from the suffix of FILE; csv for standard output.")
+        Format | None,
+        typer.Option(
+            "--format", "-f", help="Default: taken from the suffix of FILE; csv for standard output."
+        ),
     ] = None,
     bin: Annotated[str, typer.Option("--bin", metavar="BIN", help="Export only images of this bin.")] = "",
     ratio: Annotated[

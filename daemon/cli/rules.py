@@ -25,7 +25,8 @@ class RuleFailed(Exception):
 
 
 def try_rule(config: Config) -> str:
-    """Try the rule on the newest image that is DONE, else on a sample. Returns which bin it chose. Raises RuleFailed."""
+    """Try the rule on the newest image that is DONE, else on a sample. Returns which bin it chose.
+    Raises RuleFailed."""
     reference = config.binning.rules
     try:
         rule = load_rule(reference)
@@ -38,7 +39,9 @@ def try_rule(config: Config) -> str:
         chosen = apply_rule(rule, record)
     except Exception as error:
         place = place_in_rule(error, __file__) or _definition_of(rule)
-        raise RuleFailed(f'[binning] rules = "{reference}" fails on {name}: {explain(error, record, place)}.') from error
+        raise RuleFailed(
+            f'[binning] rules = "{reference}" fails on {name}: {explain(error, record, place)}.'
+        ) from error
     return f"binning rule {reference} puts {name} into bin {chosen}."
 
 
@@ -52,7 +55,10 @@ def _find_image(config: Config) -> tuple[Job, bytes, str]:
     except VisiondError:  # another finding reports it
         pass
     earlier = frozenset(config.stage_names)
-    outputs = {stage: Output(msgspec.json.encode(answer(stage, *SAMPLE, earlier)), 0.1) for stage in config.stage_names}
+    outputs = {
+        stage: Output(msgspec.json.encode(answer(stage, *SAMPLE, earlier)), 0.1)
+        for stage in config.stage_names
+    }
     job = Job(1, 1, b"sample.jpg", b"sample.jpg", Version(0, 1, 0, 0), 0, time.time(), outputs=outputs)
     job.format, job.width, job.height = "JPEG", 640, 480
     return job, str(config.inbox[0].path).encode(errors="surrogateescape"), "a sample record"

@@ -16,12 +16,20 @@ def run(
     config: ConfigOption = None,
     once: Annotated[
         bool,
-        flag("--once", help="Process the images in the inboxes, then exit: 0 if all succeeded, 1 if some failed."),
+        flag(
+            "--once",
+            help="Process the images in the inboxes, then exit: 0 if all succeeded, 1 if some failed.",
+        ),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="With --once: process at most N images, as a trial.")
+        int | None,
+        typer.Option(
+            "--limit", "-n", metavar="N", min=1, help="With --once: process at most N images, as a trial."
+        ),
     ] = None,
-    allow_failed: Annotated[bool, flag("--allow-failed", help="With --once: exit 0 even if some images failed.")] = False,
+    allow_failed: Annotated[
+        bool, flag("--allow-failed", help="With --once: exit 0 even if some images failed.")
+    ] = False,
 ) -> None:
     """Run the daemon: watch the inboxes and process every image.
 
@@ -43,7 +51,9 @@ def run(
     shortfall: Incomplete | None = None
     with Progress("images", shown=once) as progress:
         try:
-            outcomes = control.run(settings, once=once, limit=limit or 0, show=progress.show if once else None)
+            outcomes = control.run(
+                settings, once=once, limit=limit or 0, show=progress.show if once else None
+            )
         except Incomplete as error:
             outcomes, shortfall = error.outcomes, error
     if once:

@@ -1,6 +1,8 @@
-"""Builds each stage of a configuration and tries it on test images, for `visiond check` and `visiond models make`.
+"""Builds each stage of a configuration and tries it on test images,
+for `visiond check` and `visiond models make`.
 
-This happens in a child process (daemon/workers/tryout.py), so that this one needs no torch, and a crash is one more finding.
+This happens in a child process (daemon/workers/tryout.py), so that this one needs no torch,
+and a crash is one more finding.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def _try_segment(layout: Layout, segment: Segment, known: list[dict[str, bytes]]
         try:
             child = _start(Order(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
         except OSError as error:
-            yield Tryout(waiting[0], device, problem=f"no process can be started to try it: {error.strerror}.")
+            yield Tryout(
+                waiting[0], device, problem=f"no process can be started to try it: {error.strerror}."
+            )
             return
         try:
             for line in _lines(child, patience):
@@ -60,10 +64,13 @@ def _try_segment(layout: Layout, segment: Segment, known: list[dict[str, bytes]]
                 yield Tryout(waiting[0], device, problem=_describe_end(child, log))
         except (TimeoutError, subprocess.TimeoutExpired):
             if waiting:
-                yield Tryout(waiting[0], device, problem=f"building and trying it took longer than {patience:g} s.")
+                yield Tryout(
+                    waiting[0], device, problem=f"building and trying it took longer than {patience:g} s."
+                )
         finally:
             child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, for example on a broken GPU
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # it hangs in the kernel, for example on a broken GPU
                 child.wait(DEATH_SECONDS)
             assert child.stdout
             child.stdout.close()
@@ -74,7 +81,11 @@ def _start(order: Order, environment: dict[str, str], log: IO[bytes]) -> subproc
         file.write(msgspec.msgpack.encode(order))
         file.seek(0)
         return subprocess.Popen(
-            [*COMMAND, str(os.getpid())], stdin=file, stdout=subprocess.PIPE, stderr=log, env=processes.environment(environment)
+            [*COMMAND, str(os.getpid())],
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=processes.environment(environment),
         )
 
 

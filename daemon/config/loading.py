@@ -1,14 +1,14 @@
 """Reads daemon.toml and checks all of it before anything starts.
 
-Every key is optional. An unknown key is refused, and the message names the most similar known one. All problems are reported at
-once.
+Every key is optional. An unknown key is refused, and the message names the most similar known one.
+All problems are reported at once.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ from stages.registry import ORDER, UnknownName, find_backend
 class Config(Section):
     """All of daemon.toml. Relative paths are relative to the file's folder."""
 
-    inbox: list[Inbox] = Field([Inbox()], min_length=1, description="An [[inbox]] table for each folder to watch.")
+    inbox: list[Inbox] = Field(
+        [Inbox()], min_length=1, description="An [[inbox]] table for each folder to watch."
+    )
     output: OutputSection = OutputSection()
     state: StateSection = StateSection()
     upkeep: UpkeepSection = UpkeepSection()
@@ -56,7 +58,8 @@ class Config(Section):
 def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Config:
     """Read and check a configuration. None: the defaults, in the current folder.
 
-    warn: for commands that need no stages. If configured stages are missing, it gets a sentence; without it that is an error.
+    warn: for commands that need no stages. If configured stages are missing, it gets a sentence;
+    without it that is an error.
 
     Raises ConfigError with all problems, each with the file's name.
     """
@@ -68,7 +71,9 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
             warn(f"{path}: {' '.join(map(explain_missing_stage, missing))}")
         return parse(document, path.parent)
     except OSError as error:
-        raise ConfigError([f"{path} cannot be read: {error.strerror}. Name another file with --config."]) from error
+        raise ConfigError(
+            [f"{path} cannot be read: {error.strerror}. Name another file with --config."]
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} is not valid TOML: {error}"]) from error
     except ConfigError as error:
@@ -89,7 +94,8 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
 
 
 def drop_missing_stages(document: dict[str, Any]) -> list[str]:
-    """Remove stages that are not installed from a document; returns their names. Parts of a wrong type are left to `parse`."""
+    """Remove stages that are not installed from a document; returns their names.
+    Parts of a wrong type are left to `parse`."""
     pipeline, tables = document.get("pipeline"), document.get("stages")
     missing: dict[str, None] = {}
 
@@ -100,12 +106,15 @@ def drop_missing_stages(document: dict[str, Any]) -> list[str]:
         return [name for name in names if name not in missing]
 
     if isinstance(tables, dict):
-        missing.update({name: None for name, table in tables.items() if name not in ORDER and isinstance(table, dict)})
+        missing.update(
+            {name: None for name, table in tables.items() if name not in ORDER and isinstance(table, dict)}
+        )
         document["stages"] = {name: table for name, table in tables.items() if name not in missing}
     if isinstance(pipeline, dict):
         named = pipeline.pop("stages", None)
         left = keep(named)
-        if named is not None and (left or not named):  # if none is left, the default is as good for a command that needs none
+        if named is not None and (left or not named):
+            # if none is left, the default is as good for a command that needs none
             pipeline["stages"] = left
         segments = pipeline.get("segment")
         if isinstance(segments, list) and all(isinstance(table, dict) for table in segments):
@@ -142,16 +151,20 @@ def _anchor(config: Config, folder: Path) -> Config:
             "output": anchored(config.output, "results", "failed", "done", "bins_folder"),
             "state": anchored(config.state, "path"),
             "upkeep": config.upkeep.model_copy(update=backups),
-            "models": anchored(config.models, "folder").model_copy(update={"pack": located(config.models.pack)}),
+            "models": anchored(config.models, "folder").model_copy(
+                update={"pack": located(config.models.pack)}
+            ),
             "stages": config.stages.model_copy(update=stages),
-            "http": config.http.model_copy(update={name: absolute(file) for name, file in files.items() if file}),
+            "http": config.http.model_copy(
+                update={name: absolute(file) for name, file in files.items() if file}
+            ),
         }
     )
 
 
 def _misplaced_folders(config: Config) -> list[str]:
     """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
-    problems = []
+    problems: list[str] = []
     own = {
         "output.results": config.output.results,
         "output.failed": config.output.failed,
@@ -163,29 +176,21 @@ def _misplaced_folders(config: Config) -> list[str]:
     if config.upkeep.backup_folder:
         own["upkeep.backup_folder"] = Path(config.upkeep.backup_folder)
     for index, inbox in enumerate(config.inbox):
-        for key, folder in own.items():
-            if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):
-                problems.append(f"{key}: {folder} is inside the inbox {inbox.path}; choose a folder outside it.")
-        if "jsonl" in config.output.sinks and not inbox.recursive and config.output.jsonl_file.parent == inbox.path:
-            problems.append(
-                f"output.results: {config.output.jsonl_file}, the file of the sink jsonl, is inside the inbox {inbox.path}; "
-                "choose another place."
-            )
-        for key in ("output.failed", "output.done", "output.bins_folder"):
-            if inbox.path.is_relative_to(own[key]):
-                problems.append(
-                    f"{key}: the inbox {inbox.path} is inside {own[key]}, where finished images go; move one of them."
-                )
+        problems += _misplaced_inbox(config, inbox, own)
         for other in config.inbox[index + 1 :]:
             if inbox.path.is_relative_to(other.path) or other.path.is_relative_to(inbox.path):
-                problems.append(f"inbox: one of {inbox.path} and {other.path} contains the other; keep one of them.")
+                problems.append(
+                    f"inbox: one of {inbox.path} and {other.path} contains the other; keep one of them."
+                )
             if inbox.name == other.name or not (inbox.name and other.name):
                 problems.append(
                     f"inbox: {inbox.path} and {other.path} would write the same sidecars; give each inbox its own `name`."
                 )
     for key, folder in own.items():
         if key != "output.bins_folder" and folder.is_relative_to(config.output.bins_folder):
-            problems.append(f"{key}: {folder} is inside output.bins_folder, where each folder is a bin; choose another place.")
+            problems.append(
+                f"{key}: {folder} is inside output.bins_folder, where each folder is a bin; choose another place."
+            )
     results, failed = own["output.results"], own["output.failed"]
     if results.is_relative_to(failed) or failed.is_relative_to(results):
         problems.append(
@@ -198,8 +203,31 @@ def _misplaced_folders(config: Config) -> list[str]:
             'use "copy" or "move".'
         )
     if config.output.bins == "move" and any(inbox.on_success != "keep" for inbox in config.inbox):
-        problems.append('output.bins: "move" already moves the source; set on_success = "keep" for every inbox.')
+        problems.append(
+            'output.bins: "move" already moves the source; set on_success = "keep" for every inbox.'
+        )
     return problems
+
+
+def _misplaced_inbox(config: Config, inbox: Inbox, own: Mapping[str, Path]) -> Iterator[str]:
+    """An inbox in one of the daemon's own folders, or one of these in an inbox."""
+    for key, folder in own.items():
+        if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):
+            yield (f"{key}: {folder} is inside the inbox {inbox.path}; choose a folder outside it.")
+    if (
+        "jsonl" in config.output.sinks
+        and not inbox.recursive
+        and config.output.jsonl_file.parent == inbox.path
+    ):
+        yield (
+            f"output.results: {config.output.jsonl_file}, the file of the sink jsonl, is inside the inbox {inbox.path}; "
+            "choose another place."
+        )
+    for key in ("output.failed", "output.done", "output.bins_folder"):
+        if inbox.path.is_relative_to(own[key]):
+            yield (
+                f"{key}: the inbox {inbox.path} is inside {own[key]}, where finished images go; move one of them."
+            )
 
 
 def _unknown_backends(config: Config) -> Iterator[str]:
@@ -213,10 +241,16 @@ def _unknown_backends(config: Config) -> Iterator[str]:
 
 def _misused_names(config: Config) -> list[str]:
     """Stage names, segments and rules that contradict each other."""
-    problems = [f"pipeline.stages: {explain_missing_stage(name)}" for name in config.pipeline.stages if name not in ORDER]
+    problems = [
+        f"pipeline.stages: {explain_missing_stage(name)}"
+        for name in config.pipeline.stages
+        if name not in ORDER
+    ]
     problems += _unknown_backends(config)
     if config.binning.rules and config.pipeline.mode == "cascade":
-        problems.append('binning.rules: a custom rule needs the results of every stage; set pipeline.mode = "full".')
+        problems.append(
+            'binning.rules: a custom rule needs the results of every stage; set pipeline.mode = "full".'
+        )
     if config.http.tls_key and not config.http.tls_certificate:
         problems.append("http.tls_key: HTTPS also needs a certificate; set http.tls_certificate.")
     placed = [name for table in config.pipeline.segment for name in table.stages]

@@ -21,9 +21,21 @@ from stages.registry import STAGES
 WIDTH = 110
 
 # Keys that are not commented out in daemon.toml: those that users look for first.
-LIVE = {("[[inbox]]", "path"), ("[output]", "results"), ("[output]", "failed"), ("[state]", "path"), ("[http]", "listen")}
+LIVE = {
+    ("[[inbox]]", "path"),
+    ("[output]", "results"),
+    ("[output]", "failed"),
+    ("[state]", "path"),
+    ("[http]", "listen"),
+}
 
-KINDS = {"integer": "integer", "number": "number", "boolean": "true or false", "object": "table", "string": "text"}
+KINDS = {
+    "integer": "integer",
+    "number": "number",
+    "boolean": "true or false",
+    "object": "table",
+    "string": "text",
+}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 ABOUT = {
@@ -100,10 +112,15 @@ def list_options() -> list[Table]:
     tables = []
     for stage, described in STAGES.items():
         for name, backend in described.backends.items():
-            header, described_options = f"[stages.{stage}.options]", msgspec.json.schema(backend.options)["$defs"]
+            header, described_options = (
+                f"[stages.{stage}.options]",
+                msgspec.json.schema(backend.options)["$defs"],
+            )
             schema = described_options[backend.options.__name__]
             about = f"Options of the backend `{name}`. {schema.get('description', '')}".rstrip()
-            tables += [Table([header], keys, about) for _, keys in [*_walk(header, schema, described_options)][:1]]
+            tables += [
+                Table([header], keys, about) for _, keys in [*_walk(header, schema, described_options)][:1]
+            ]
     return tables
 
 
@@ -126,9 +143,16 @@ def write_markdown() -> str:
 
 
 def _markdown_table(table: Table, mark: str) -> list[str]:
-    rows = [f"| `{key.name}` | {_escape(key.kind)} | {_code(key.default)} | {_escape(key.meaning)} |" for key in table.keys]
+    rows = [
+        f"| `{key.name}` | {_escape(key.kind)} | {_code(key.default)} | {_escape(key.meaning)} |"
+        for key in table.keys
+    ]
     heading = f"{mark} " + ", ".join(f"`{header}`" for header in table.headers)
-    return [heading, table.about.strip(), "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])]
+    return [
+        heading,
+        table.about.strip(),
+        "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows]),
+    ]
 
 
 def write_toml() -> str:
@@ -172,7 +196,8 @@ def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterat
             below.append((f"[[{where}]]", target))
             if not path:  # at the top level the tables themselves are not commented out
                 continue
-        spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})  # it is optional
+        # it is optional
+        spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})
         limited = not spec.keys().isdisjoint({"enum", *BOUNDS})
         keys.append(Key(name, _kind(name, spec), limited, _default(name, spec), spec.get("description", "")))
     if keys:
@@ -190,11 +215,15 @@ def _kind(name: str, spec: dict[str, Any]) -> str:
         return " | ".join(json.dumps(choice) for choice in choices)
     if spec["type"] == "array":
         return "list of tables" if "$ref" in spec["items"] else f"list of {_kind(name, spec['items'])}"
-    kind = "path" if spec.get("format") == "path" else "size" if name.endswith("_bytes") else KINDS[spec["type"]]
+    kind = (
+        "path" if spec.get("format") == "path" else "size" if name.endswith("_bytes") else KINDS[spec["type"]]
+    )
     if "minimum" in spec and "maximum" in spec:
         return f"{kind} from {_figure(spec['minimum'])} to {_figure(spec['maximum'])}"
     bounds = [
-        f" {sign} {_size(spec[bound]) if kind == 'size' else spec[bound]}" for bound, sign in BOUNDS.items() if bound in spec
+        f" {sign} {_size(spec[bound]) if kind == 'size' else spec[bound]}"
+        for bound, sign in BOUNDS.items()
+        if bound in spec
     ]
     return kind + "".join(bounds)
 
@@ -206,7 +235,8 @@ def _default(name: str, spec: dict[str, Any]) -> str | None:
         return ""
     if default and name.endswith("_bytes"):
         default = _size(default)
-    return "{}" if default == {} else json.dumps(default, ensure_ascii=False)  # all other defaults look the same in TOML
+    # all other defaults look the same in TOML
+    return "{}" if default == {} else json.dumps(default, ensure_ascii=False)
 
 
 def _size(count: int) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from daemon.config.sections import OUT_OF_RANGE, Section, most_of
+from daemon.config.sections import Section
+from daemon.config.values import OUT_OF_RANGE, most_of
 from stages.registry import ORDER, PROBLEMS
 
 WANTED = {
@@ -24,7 +25,15 @@ WANTED = {
     "bool_parsing": "true or false",
 }
 NO_NUMBER = {  # or not within the key's limits
-    *("int_type", "int_parsing", "int_parsing_size", "int_from_float", "float_type", "float_parsing", "finite_number"),
+    *(
+        "int_type",
+        "int_parsing",
+        "int_parsing_size",
+        "int_from_float",
+        "float_type",
+        "float_parsing",
+        "finite_number",
+    ),
     *("greater_than", "greater_than_equal", "less_than", "less_than_equal", OUT_OF_RANGE),
 }
 PARSERS = "function-before[_parse_bytes(), int]"  # added by pydantic to the location of a key with a parser
@@ -57,13 +66,19 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
 
 def _describe_number(name: str, field: FieldInfo) -> str:
     """The kind of number, its limits, and the default as an example."""
-    limits = {key: getattr(part, key) for part in field.metadata for key in ("gt", "ge", "le") if hasattr(part, key)}
+    limits = {
+        key: getattr(part, key) for part in field.metadata for key in ("gt", "ge", "le") if hasattr(part, key)
+    }
     most = min(limits.get("le", most_of(name)), most_of(name))
     if name.endswith("_bytes"):
         least = f'from "{limits["ge"] >> 20} MiB" to' if "ge" in limits else "up to"
         return f'a number of bytes {least} "{most >> 30} GiB", for example "4 GiB"'
     kind = "a whole number" if field.annotation is int else "a number"
-    reach = f"above {limits['gt']:_}, at most {most:_}" if "gt" in limits else f"from {limits['ge']:_} to {most:_}"
+    reach = (
+        f"above {limits['gt']:_}, at most {most:_}"
+        if "gt" in limits
+        else f"from {limits['ge']:_} to {most:_}"
+    )
     example = "" if field.is_required() else f", for example {field.default}"
     return f"{kind} {reach}{example}"
 

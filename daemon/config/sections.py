@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -22,70 +21,33 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from daemon.config.values import (
+    OUT_OF_RANGE,
+    ByteCount,
+    Device,
+    Ratio,
+    check_address,
+    check_name,
+    check_slab,
+    most_of,
+)
 from stages.base import Limits
 from stages.binning import Thresholds
 from stages.registry import BUILT_IN, STAGES
 
 # Names of temporary and partial files of programs for upload and editing.
-IGNORED = [".*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.crdownload", "*.download", "*.swp", "*.filepart"]
-LEAST_SLAB_BYTES = 1 << 20
-OUT_OF_RANGE = "out_of_range"  # error type, for refusal.py
-MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # largest value, by suffix of the key
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-def _parse_bytes(value: object) -> object:
-    """Accept 268435456, "256 MiB" and "0.5GB"."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip().lower().removesuffix("b").strip()
-    number = text.rstrip("kmgi").strip()
-    try:
-        return int(float(number) * _UNITS[text[len(number) :].strip()])
-    except (ValueError, KeyError, OverflowError):
-        raise ValueError(f'"{value}" is not a size; write a number of bytes or, for example, "256 MiB"') from None
-
-
-def _check_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_-]*", name):
-        raise ValueError(f'"{name}" is not a valid name; write letters, digits, - and _, for example "scans-2"')
-    return name
-
-
-def _check_address(text: str) -> str:
-    """Accept a host or [IPv6 address], a colon and a port; or ""."""
-    if text and not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):\d{1,5}", text):
-        raise ValueError(
-            f'"{text}" is not an address; write a host and a port, for example "127.0.0.1:9464", or "" for no pages'
-        )
-    if text and int(text.rpartition(":")[2]) > 65535:
-        raise ValueError(f'"{text}": the largest port is 65535')
-    return text
-
-
-def _check_slab(count: int) -> int:
-    if 0 != count < LEAST_SLAB_BYTES:
-        raise ValueError("write 0 or at least 1 MiB; images larger than the slab are refused")
-    return count
-
-
-def _canonical_device(name: str) -> str:
-    """Return the one name of a device that the code compares: "cpu", or "cuda:" and its number."""
-    found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,6}))?", name, re.ASCII)
-    if not found:
-        raise ValueError(f'"{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists it, for example "cuda:0"')
-    return "cpu" if found[1] == "cpu" else f"cuda:{int(found[2] or 0)}"
-
-
-def most_of(name: str) -> int:
-    """The largest value of a key with this name."""
-    return next(most for unit, most in MOST.items() if name.endswith(unit))
-
-
-ByteCount = Annotated[int, BeforeValidator(_parse_bytes), Field(le=1 << 53)]
-Ratio = Annotated[float, Field(ge=0, le=1)]
-Device = Annotated[str, AfterValidator(_canonical_device)]
+IGNORED = [
+    ".*",
+    "*~",
+    "*.tmp",
+    "*.temp",
+    "*.part",
+    "*.partial",
+    "*.crdownload",
+    "*.download",
+    "*.swp",
+    "*.filepart",
+]
 
 
 class Section(BaseModel):
@@ -103,12 +65,15 @@ class Section(BaseModel):
 
 class Inbox(Section):
     path: Path = Field(Path("inbox"), description="Folder to watch.")
-    name: Annotated[str, AfterValidator(_check_name)] = Field(
+    name: Annotated[str, AfterValidator(check_name)] = Field(
         "",
         description="Sub-folder for this inbox in results, failed, done and bins. Required if there are several inboxes.",
     )
     priority: int = Field(
-        0, ge=-1_000_000, le=1_000_000, description="Images of the inbox with the highest priority are processed first."
+        0,
+        ge=-1_000_000,
+        le=1_000_000,
+        description="Images of the inbox with the highest priority are processed first.",
     )
     recursive: bool = Field(True, description="Whether to watch folders inside the inbox too.")
     settle_seconds: float = Field(
@@ -154,14 +119,18 @@ class OutputSection(Section):
 
 
 class StateSection(Section):
-    path: Path = Field(Path("state"), description="The daemon's own folder: ledger, lock, control socket, compiled kernels.")
+    path: Path = Field(
+        Path("state"), description="The daemon's own folder: ledger, lock, control socket, compiled kernels."
+    )
 
 
 def _check_hours(text: str) -> str:
     """Accept "HH:MM-HH:MM" or ""."""
     found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", text)
     if text and not found:
-        raise ValueError(f'"{text}" is not a time range; write a start and an end, for example "02:00-05:00", or ""')
+        raise ValueError(
+            f'"{text}" is not a time range; write a start and an end, for example "02:00-05:00", or ""'
+        )
     if found and found.group(1, 2) == found.group(3, 4):
         raise ValueError(f'"{text}" starts and ends at the same time; write "" for any time')
     return text
@@ -174,7 +143,9 @@ class UpkeepSection(Section):
         "Empty: any time.",
     )
     verify_days: float = Field(
-        7, ge=0, description="Days between checks of the whole ledger, which run while work goes on. 0: never."
+        7,
+        ge=0,
+        description="Days between checks of the whole ledger, which run while work goes on. 0: never.",
     )
     vacuum_days: float = Field(
         7,
@@ -184,7 +155,9 @@ class UpkeepSection(Section):
     )
     prune_days: float = Field(0, ge=0, description="Days between prunes, as by `visiond prune`. 0: never.")
     prune_age_days: float = Field(
-        90, ge=1, description="Prune versions that were replaced or gone longer ago than this many days; like --older-than."
+        90,
+        ge=1,
+        description="Prune versions that were replaced or gone longer ago than this many days; like --older-than.",
     )
     backup_folder: str = Field(
         "",
@@ -196,7 +169,9 @@ class UpkeepSection(Section):
 
 class SegmentTable(Section):
     stages: list[str] = Field(min_length=1, description="Stages of the segment, in order.")
-    devices: list[Device] = Field(min_length=1, description='Devices that hold these stages, for example ["cuda:0", "cuda:1"].')
+    devices: list[Device] = Field(
+        min_length=1, description='Devices that hold these stages, for example ["cuda:0", "cuda:1"].'
+    )
     workers_per_device: int = Field(1, ge=1, le=256, description="Worker processes on each of these devices.")
 
 
@@ -207,15 +182,20 @@ class PipelineSection(Section):
         description="Stages to run. Their order is always ocr, yolo, clip, blip, then those of plug-ins.",
     )
     mode: Literal["full", "cascade"] = Field(
-        "full", description="full: run every stage. cascade: skip the stages that cannot change an image's bin any more."
+        "full",
+        description="full: run every stage. cascade: skip the stages that cannot change an image's bin any more.",
     )
     placement: Literal["auto", "replicated", "pipelined"] = Field(
         "auto",
         description="replicated: each device holds all stages. pipelined: the stages are spread over the devices. "
         "auto: replicated if the memory is sufficient.",
     )
-    segment: list[SegmentTable] = Field([], description="Explicit placement: a [[pipeline.segment]] table for each segment.")
-    devices: list[Device] = Field([], description="Devices to use. Empty: all GPUs, or the CPU if there are none.")
+    segment: list[SegmentTable] = Field(
+        [], description="Explicit placement: a [[pipeline.segment]] table for each segment."
+    )
+    devices: list[Device] = Field(
+        [], description="Devices to use. Empty: all GPUs, or the CPU if there are none."
+    )
     workers_per_device: int = Field(
         0,
         ge=0,
@@ -232,20 +212,35 @@ class PipelineSection(Section):
     decoders_per_worker: int = Field(
         0, ge=0, le=256, description="Decoder processes of each worker. 0: chosen by the number of cores."
     )
-    slab_bytes: Annotated[ByteCount, AfterValidator(_check_slab)] = Field(
-        0, description="Size of the slab, the shared memory for images in flight. 0: 1 GiB for each GPU, 256 MiB without a GPU."
+    slab_bytes: Annotated[ByteCount, AfterValidator(check_slab)] = Field(
+        0,
+        description="Size of the slab, the shared memory for images in flight. 0: 1 GiB for each GPU, 256 MiB without a GPU.",
     )
-    queue_images: int = Field(1024, ge=1, le=1_000_000, description="Largest number of images waiting for each segment.")
-    max_attempts: int = Field(3, ge=1, le=1000, description="Attempts at an image with a temporary error before it is FAILED.")
-    retry_seconds: float = Field(5.0, ge=0, description="Wait before the second attempt; doubled before each further one.")
-    batch_timeout_seconds: float = Field(120.0, gt=0, description="A worker that takes longer for a batch is killed.")
-    load_timeout_seconds: float = Field(600.0, gt=0, description="A worker that takes longer to load its models is killed.")
+    queue_images: int = Field(
+        1024, ge=1, le=1_000_000, description="Largest number of images waiting for each segment."
+    )
+    max_attempts: int = Field(
+        3, ge=1, le=1000, description="Attempts at an image with a temporary error before it is FAILED."
+    )
+    retry_seconds: float = Field(
+        5.0, ge=0, description="Wait before the second attempt; doubled before each further one."
+    )
+    batch_timeout_seconds: float = Field(
+        120.0, gt=0, description="A worker that takes longer for a batch is killed."
+    )
+    load_timeout_seconds: float = Field(
+        600.0, gt=0, description="A worker that takes longer to load its models is killed."
+    )
     drain_seconds: float = Field(30.0, ge=0, description="Time for images in flight to finish after SIGTERM.")
-    rescan_seconds: float = Field(30.0, gt=0, description="Time between scans, which compare the inboxes with the ledger.")
+    rescan_seconds: float = Field(
+        30.0, gt=0, description="Time between scans, which compare the inboxes with the ledger."
+    )
     reuse_results: bool = Field(
         True, description="Whether to reuse results of the same bytes by the same models from the ledger."
     )
-    max_pixels: int = Field(100_000_000, ge=1, le=10**12, description="Images with more pixels FAIL with reason pixels.")
+    max_pixels: int = Field(
+        100_000_000, ge=1, le=10**12, description="Images with more pixels FAIL with reason pixels."
+    )
     max_aspect_ratio: float = Field(
         50.0, ge=1, description="Images with a larger ratio of long to short edge FAIL with reason aspect."
     )
@@ -267,9 +262,12 @@ class ModelsSection(Section):
 
 class StageSection(Section):
     backend: str = Field(
-        "", description='Empty: the backend that the pack names. "fake": invented results without a model, for tests.'
+        "",
+        description='Empty: the backend that the pack names. "fake": invented results without a model, for tests.',
     )
-    model: str = Field("", description="Path of a folder with weights for this stage only. Empty: the weights of the pack.")
+    model: str = Field(
+        "", description="Path of a folder with weights for this stage only. Empty: the weights of the pack."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="auto: bfloat16 on GPUs since Ampere (ocr and yolo: float16), float16 on older GPUs, float32 on a CPU, "
@@ -281,25 +279,34 @@ class StageSection(Section):
         le=65_536,
         description="Largest number of images in a forward pass. 0: 8 on a CPU, up to 128 on a GPU, depending on its memory.",
     )
-    options: dict[str, Any] = Field({}, description="Options of the backend; docs/configuration.md lists them.")
+    options: dict[str, Any] = Field(
+        {}, description="Options of the backend; docs/configuration.md lists them."
+    )
 
 
 if TYPE_CHECKING:
 
     class StageTables(Section): ...
 else:  # a table for each stage, including those of plug-ins
-    StageTables = create_model("StageTables", __base__=Section, **{name: (StageSection, StageSection()) for name in STAGES})
+    StageTables = create_model(
+        "StageTables", __base__=Section, **{name: (StageSection, StageSection()) for name in STAGES}
+    )
 
 
 class BinningSection(Section):
     text_boxes_threshold: int = Field(2, ge=0, le=1_000_000_000, description="A: more text boxes than this.")
     text_area_threshold: Ratio = Field(0.2, description="A: text over more of the image's area.")
     text_score_threshold: Ratio = Field(
-        0.7, description="A: only lines with a higher score count as text boxes; a single letter or sign never counts."
+        0.7,
+        description="A: only lines with a higher score count as text boxes; a single letter or sign never counts.",
     )
     object_count_threshold: int = Field(5, ge=0, le=1_000_000_000, description="B: more objects than this.")
-    unique_objects_threshold: int = Field(3, ge=0, le=1_000_000_000, description="B: more kinds of object than this.")
-    spatial_dispersion_threshold: Ratio = Field(0.3, description="B: centers of objects spread over more of the image's area.")
+    unique_objects_threshold: int = Field(
+        3, ge=0, le=1_000_000_000, description="B: more kinds of object than this."
+    )
+    spatial_dispersion_threshold: Ratio = Field(
+        0.3, description="B: centers of objects spread over more of the image's area."
+    )
     clip_similarity_threshold: float = Field(
         0.25, ge=-1, le=1, description="C: similarity of caption and image. Only reported."
     )
@@ -322,7 +329,7 @@ class BinningSection(Section):
 
 
 class Http(Section):
-    listen: Annotated[str, AfterValidator(_check_address)] = Field(
+    listen: Annotated[str, AfterValidator(check_address)] = Field(
         "127.0.0.1:9464",
         description="Address of the pages. Empty: no pages. Port 0: any free port; the log line `ready` names it.",
     )
@@ -330,7 +337,9 @@ class Http(Section):
         "",
         description='File with a token that every request must send as "Authorization: Bearer …". Empty: no token needed.',
     )
-    tls_certificate: str = Field("", description="PEM file of a certificate, to serve the pages only by HTTPS. Empty: HTTP.")
+    tls_certificate: str = Field(
+        "", description="PEM file of a certificate, to serve the pages only by HTTPS. Empty: HTTP."
+    )
     tls_key: str = Field("", description="PEM file of the certificate's key, if it is not in the same file.")
 
     @property
@@ -351,5 +360,9 @@ class Http(Section):
 
 
 class Log(Section):
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
-    format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, otherwise json.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level that is logged."
+    )
+    format: Literal["auto", "console", "json"] = Field(
+        "auto", description="auto: console on a terminal, otherwise json."
+    )

@@ -1,4 +1,5 @@
-"""Inboxes whose images cannot be read for now because their mount or disk has gone away. The images themselves are fine."""
+"""Inboxes whose images cannot be read for now because their mount or disk has gone away.
+The images themselves are fine."""
 
 from __future__ import annotations
 
@@ -21,10 +22,13 @@ TRIES = 3  # after these, `run --once` no longer waits
 
 
 def check_inboxes(config: Config) -> None:
-    """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount."""
+    """Raises ConfigError when an inbox does not exist. It is not created,
+    because that might hide a missing mount."""
     there = {inbox.path: is_there(inbox.path) for inbox in config.inbox}
     for path in [path for path, answer in there.items() if answer is None]:
-        log.warning("inbox does not answer; its mount may be dead; other inboxes are processed", path=str(path))
+        log.warning(
+            "inbox does not answer; its mount may be dead; other inboxes are processed", path=str(path)
+        )
     if missing := [path for path, answer in there.items() if answer is False]:
         raise ConfigError([describe_missing(path) for path in missing])
 
@@ -37,7 +41,8 @@ class _Absence:
 
 
 class Absences:
-    """Which inboxes are away, as shown by reading their images. While one is away, few of its images are tried. Logged once."""
+    """Which inboxes are away, as shown by reading their images. While one is away,
+    few of its images are tried. Logged once."""
 
     def __init__(self, roots: Mapping[int, bytes]) -> None:
         self._roots = roots
@@ -48,9 +53,15 @@ class Absences:
         for inbox in {job.inbox for job in jobs if job.digest} & self._absent.keys():
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
             del self._absent[inbox]
-        for inbox, why in {job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away}.items():
+        for inbox, why in {
+            job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away
+        }.items():
             if inbox not in self._absent:
-                log.warning("images of an inbox cannot be read; they wait", path=os.fsdecode(self._roots[inbox]), error=why)
+                log.warning(
+                    "images of an inbox cannot be read; they wait",
+                    path=os.fsdecode(self._roots[inbox]),
+                    error=why,
+                )
             known, now = self._absent.get(inbox), time.monotonic()
             if known is None or now >= known.until:  # else these images belong to the last try
                 self._absent[inbox] = _Absence(why, now + REST_SECONDS, known.tries + 1 if known else 1)

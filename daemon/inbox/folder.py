@@ -35,8 +35,8 @@ class Hint(NamedTuple):
 
 @dataclass(slots=True)
 class Folder:
-    """An inbox as the watcher sees it. `number` is its number in the ledger. Each has its own tasks and threads, so that a
-    mount that does not answer delays no other inbox."""
+    """An inbox as the watcher sees it. `number` is its number in the ledger. Each has its
+    own tasks and threads, so that a mount that does not answer delays no other inbox."""
 
     number: int
     settings: Inbox
@@ -55,7 +55,8 @@ class Folder:
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
     settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
-    calls: list[float] = field(default_factory=list)  # when each call that still runs in a thread began (monotonic)
+    # when each call that still runs in a thread began (monotonic)
+    calls: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.unread = Unread(self.root)
@@ -74,7 +75,9 @@ class Folder:
         started = time.monotonic()
         self.calls.append(started)
         try:
-            answer = await to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=self.threads)
+            answer = await to_thread.run_sync(
+                function, *arguments, abandon_on_cancel=True, limiter=self.threads
+            )
             self.has_answered = True
             return answer
         finally:
@@ -105,4 +108,6 @@ class Folder:
 
 
 def open_folder(number: int, inbox: Inbox) -> Folder:
-    return Folder(number, inbox, os.fsencode(inbox.path), compile_ignored(inbox.ignore), polls=inbox.watch == "poll")
+    return Folder(
+        number, inbox, os.fsencode(inbox.path), compile_ignored(inbox.ignore), polls=inbox.watch == "poll"
+    )

@@ -1,4 +1,5 @@
-"""Reads each file once, straight into the slab, and computes its digest. It never reads another version than the ledger's."""
+"""Reads each file once, straight into the slab, and computes its digest.
+It never reads another version than the ledger's."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO,
 
 
 def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> None:
-    """Read each job's file into its extent and set its digest; else its `failure`, or `gone` when the file has
-    changed since it was seen. `roots` are the inboxes' folders. Runs in a thread.
+    """Read each job's file into its extent and set its digest; else its `failure`, or `gone` when
+    the file has changed since it was seen. `roots` are the inboxes' folders. Runs in a thread.
 
     Raises OSError if no file at all can be read for now. It may then be called again."""
     for job in jobs:

@@ -1,5 +1,6 @@
-"""The names of the inboxes. The ledger knows an inbox by its path, but its results are in a folder with its name. If the name
-changes, the results stay behind; if two inboxes swap names, each gets the other's results. So the names are kept in a file."""
+"""The names of the inboxes. The ledger knows an inbox by its path, but its results are in a folder with its
+name. If the name changes, the results stay behind; if two inboxes swap names, each gets the other's results.
+So the names are kept in a file."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ log = structlog.get_logger()
 
 
 def check_names(config: Config, reader: Reader) -> None:
-    """Raises ConfigError when an inbox that has results has a different name than before; otherwise saves the names."""
+    """Raises ConfigError when an inbox that has results has a different name than before;
+    otherwise saves the names."""
     if problems := find_renamed(config, reader):
         raise ConfigError(problems)
     for warning in find_left_out(config, reader):
@@ -31,7 +33,10 @@ def check_names(config: Config, reader: Reader) -> None:
 
 def find_renamed(config: Config, reader: Reader) -> list[str]:
     """A sentence for each inbox whose results are under another name."""
-    known, numbers = _read(config.state.path / NAMES), {path: number for number, path in reader.inboxes().items()}
+    known, numbers = (
+        _read(config.state.path / NAMES),
+        {path: number for number, path in reader.inboxes().items()},
+    )
     problems = []
     for inbox in config.inbox:
         before, number = known.get(str(inbox.path), inbox.name), numbers.get(os.fsencode(inbox.path))
@@ -45,7 +50,8 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
 
 
 def find_left_out(config: Config, reader: Reader) -> list[str]:
-    """A sentence for each inbox that has results and is not in this configuration: perhaps its folder was moved."""
+    """A sentence for each inbox that has results and is not
+    in this configuration: perhaps its folder was moved."""
     configured = {os.fsencode(inbox.path) for inbox in config.inbox}
     known = [path for number, path in reader.inboxes().items() if reader.has_results(number)]
     new = [os.fsdecode(path) for path in configured.difference(known)]

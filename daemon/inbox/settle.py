@@ -1,8 +1,9 @@
 """Which files are complete. A file that is still being written must not be read; it has to settle first.
 
-A file is whole if it arrived by rename, or if its size, times and inode have not changed for `settle_seconds`. On a local file
-system its change time shows that at once. On a network mount, which uses another machine's clock, the file has to be watched
-for that long. The same is true for a while after the clock was set: a file that is growing may seem old.
+A file is whole if it arrived by rename, or if its size, times and inode have not changed for
+`settle_seconds`. On a local file system its change time shows that at once. On a network mount, which uses
+another machine's clock, the file has to be watched for that long. The same is true for a while after the
+clock was set: a file that is growing may seem old.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class _Wait:
 
 
 class Settling:
-    """Files of one inbox that were seen but are not whole yet. Bounded: what does not fit is left to the next scan; until
-    that begins, `overflowed` is true.
+    """Files of one inbox that were seen but are not whole yet. Bounded: what does
+    not fit is left to the next scan; until that begins, `overflowed` is true.
 
     Times are passed in, so nothing here waits: `now` is monotonic, `clock` is Unix seconds.
     """
@@ -49,10 +50,13 @@ class Settling:
 
     @property
     def has_room_again(self) -> bool:
-        """Whether to scan again for files that did not fit. Some files may never settle, so this does not wait for all."""
+        """Whether to scan again for files that did not fit. Some files may never settle,
+        so this does not wait for all."""
         return self.overflowed and len(self._waiting) <= self.limit // 2
 
-    def is_whole(self, file: File, patience: Patience, now: float, clock: float, *, renamed: bool = False) -> bool:
+    def is_whole(
+        self, file: File, patience: Patience, now: float, clock: float, *, renamed: bool = False
+    ) -> bool:
         """Whether this version of the file may be read now. If not, `due` returns it later."""
         wait = self._waiting.get(file.path)
         if wait is None or wait.version != file.version:

@@ -1,4 +1,5 @@
-"""Moves, copies, links or deletes the source of an image that has ended, and never another version that took its place."""
+"""Moves, copies, links or deletes the source of an image that has ended,
+and never another version that took its place."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from collections.abc import Iterator
 
 from daemon.jobs import Placed, Version
 from daemon.ledger.files import sync_folder
-from daemon.ledger.records import Record
+from daemon.ledger.record import Record
 from daemon.system.beneath import FOLDER, READ, open_beneath
 
 COPIED_BYTES = 1 << 20  # at once
 
 
 def move(record: Record, target: bytes) -> Placed:
-    """Rename the source, or copy it across file systems. A file that already has the target's name is left alone.
+    """Rename the source, or copy it across file systems. A
+    file that already has the target's name is left alone.
 
     A source that is a different version by now stays: it gets its own row and result.
     """
@@ -40,7 +42,8 @@ def move(record: Record, target: bytes) -> Placed:
     except OSError as error:
         if error.errno != errno.EXDEV:  # two mounts of one file system give it too
             raise
-        copied = next((path for path in taken if _is_copy(record, path)), None)  # before a crash, or the deletion failed
+        # before a crash, or the deletion failed
+        copied = next((path for path in taken if _is_copy(record, path)), None)
         if not copied and not copy(record, final):
             return Placed(record.id)
         final = copied or final
@@ -50,9 +53,8 @@ def move(record: Record, target: bytes) -> Placed:
 
 
 def copy(record: Record, target: bytes) -> bool:
-    """Copy the file that was opened, even if it or a folder on its path is replaced during that. Returns whether the source,
-    and
-    so the copy, is there."""
+    """Copy the file that was opened, even if it or a folder on its path is replaced during that.
+    Returns whether the source, and so the copy, is there."""
     if not _is_same(record, record.location):
         return False
     if record.location == target:
@@ -91,7 +93,8 @@ def link(source: bytes, target: bytes) -> None:
 
 
 def delete(record: Record) -> None:
-    """Delete the source. It is renamed first, so that a version that takes its place at that moment is not deleted."""
+    """Delete the source. It is renamed first, so that a
+    version that takes its place at that moment is not deleted."""
     aside = temporary_name(record.location)
     if _is_same(record, record.location):
         _take(record, aside)
@@ -120,7 +123,8 @@ def _names(target: bytes, number: int) -> Iterator[bytes]:
 
 
 def temporary_name(path: bytes) -> bytes:
-    """A name in the same folder, always the same for a path: a crash leaves at most one such file, and the next reuses it."""
+    """A name in the same folder, always the same for a path: a crash leaves at most one such file,
+    and the next reuses it."""
     folder, name = os.path.split(path)
     return os.path.join(folder, b".visiond-" + hashlib.sha256(name).hexdigest()[:24].encode() + b".tmp")
 
@@ -166,8 +170,8 @@ def _replaced(record: Record) -> OSError:
 
 @contextlib.contextmanager
 def _opened_folder(record: Record) -> Iterator[int]:
-    """A descriptor of the folder with the source, so that no link that someone puts on the path later can lead to another
-    file of that name."""
+    """A descriptor of the folder with the source, so that no link that
+    someone puts on the path later can lead to another file of that name."""
     folder = os.path.dirname(record.location if record.has_moved else record.path)
     fd = os.open(folder, FOLDER) if record.has_moved else open_beneath(record.inbox_path, folder or b".")
     try:

@@ -1,7 +1,9 @@
-"""Walks through an inbox: finds every file in it, and every sub-folder that has to be skipped, with the reason.
+"""Walks through an inbox: finds every file in it, and every sub-folder that has to be skipped,
+with the reason.
 
-It uses full paths, as every later step (reading, results, bins) does. A folder whose path is longer than the system allows is
-skipped. A walk by descriptors could enter it, but the files found there could not be published.
+It uses full paths, as every later step (reading, results, bins) does. A folder whose path is longer than the
+system allows is skipped. A walk by descriptors could enter it, but the files found there could not be
+published.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ CHECK_ENTRIES, CHECK_SECONDS = 100_000, 5.0  # the most that `check` reads of an
 LONGEST_SHOWN = 200  # characters of a path
 LONGEST_PATH = 4095  # bytes (PATH_MAX)
 TOO_LONG = (
-    f"its path, or one in it, is over Linux's limit of {LONGEST_PATH:,} bytes, here or in an output folder; use shorter names"
+    f"its path, or one in it, is over Linux's limit of {LONGEST_PATH:,} bytes, here or in an output folder; "
+    "use shorter names"
 )
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # since its folder was listed: no trouble
 
@@ -37,8 +40,8 @@ Found = tuple[bytes, os.stat_result]  # a file's path in the inbox, and its stat
 
 @dataclass(slots=True)
 class Unread:
-    """The folders in an inbox that cannot be read now, by their path in it. b"" is the inbox itself, if it can be
-    listed but the status of its files cannot be read."""
+    """The folders in an inbox that cannot be read now, by their path in it. b"" is the inbox itself,
+    if it can be listed but the status of its files cannot be read."""
 
     root: bytes
     logs: bool = True
@@ -60,7 +63,8 @@ class Unread:
         self._seen, self._unnamed = set(), 0
 
     def end_scan(self) -> None:
-        """Remove folders that the scan did not find: they are gone, or inside another folder that cannot be read."""
+        """Remove folders that the scan did not find: they are gone,
+        or inside another folder that cannot be read."""
         for path in self.causes.keys() - self._seen:
             del self.causes[path]
         self.unnamed = self._unnamed
@@ -72,11 +76,17 @@ class Unread:
             self.causes[path] = cause
             self._seen.add(path)
             if not known and self.logs:
-                log.warning("folder cannot be read; it is tried again at every scan", path=self._say(path), error=cause)
+                log.warning(
+                    "folder cannot be read; it is tried again at every scan",
+                    path=self._say(path),
+                    error=cause,
+                )
             return
         self._unnamed += 1
         if not self.unnamed and self.logs:
-            log.warning("more folders cannot be read; they are only counted", path=self._say(path), error=cause)
+            log.warning(
+                "more folders cannot be read; they are only counted", path=self._say(path), error=cause
+            )
         self.unnamed = max(self.unnamed, self._unnamed)
 
     def forget(self, path: bytes) -> None:
@@ -87,15 +97,20 @@ class Unread:
     def _say(self, path: bytes) -> str:
         """The path; of a very long one the start and the end."""
         whole = os.fsdecode(os.path.join(self.root, path).rstrip(b"/"))
-        return whole if len(whole) <= LONGEST_SHOWN else f"{whole[: LONGEST_SHOWN // 2]}…{whole[-LONGEST_SHOWN // 2 :]}"
+        return (
+            whole
+            if len(whole) <= LONGEST_SHOWN
+            else f"{whole[: LONGEST_SHOWN // 2]}…{whole[-LONGEST_SHOWN // 2 :]}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How to walk an inbox. longest: a file with a longer path could not be published, and that would stop the daemon.
+    """How to walk an inbox. longest: a file with a longer path could not be published,
+    and that would stop the daemon.
 
-    enter: called with each folder before it is listed. answer: called with the error if the inbox itself cannot be listed, or
-    with None once it has been listed.
+    enter: called with each folder before it is listed. answer: called with the error
+    if the inbox itself cannot be listed, or with None once it has been listed.
     """
 
     root: bytes
@@ -123,7 +138,8 @@ class Walk:
                         try:
                             is_folder = entry.is_dir(follow_symlinks=False)
                             status = None if is_folder else entry.stat(follow_symlinks=False)
-                        except OSError as error:  # the folder can be listed but not entered, or the path is too long
+                        except OSError as error:
+                            # the folder can be listed but not entered, or the path is too long
                             trouble = trouble if error.errno in _VANISHED else error
                             yield None
                             continue
@@ -166,8 +182,8 @@ def compile_ignored(patterns: Iterable[str]) -> re.Pattern[bytes]:
 
 
 def find_unread(inbox: Inbox, longest: int) -> tuple[Unread, bool]:
-    """The folders that cannot be read, and whether the walk was complete. It ends after CHECK_ENTRIES files or CHECK_SECONDS,
-    as a mount may die during that."""
+    """The folders that cannot be read, and whether the walk was complete. It ends
+    after CHECK_ENTRIES files or CHECK_SECONDS, as a mount may die during that."""
     unread = Unread(os.fsencode(inbox.path), logs=False)
     walk = Walk(unread.root, compile_ignored(inbox.ignore), inbox.recursive, unread, longest)
     deadline, whole = time.monotonic() + CHECK_SECONDS, []

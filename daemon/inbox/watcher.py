@@ -1,7 +1,8 @@
 """Finds files. Events are a hint; a scan of the folders, compared with the ledger, is the truth.
 
-The kernel drops events if nobody reads them in time, network mounts send none, and a daemon that was down got none. So each
-inbox is scanned every `rescan_seconds`, and files that the ledger does not know are admitted. Events only make that faster.
+The kernel drops events if nobody reads them in time, network mounts send none, and a daemon that was down got
+none. So each inbox is scanned every `rescan_seconds`, and files that the ledger does not know are admitted.
+Events only make that faster.
 """
 
 from __future__ import annotations
@@ -66,9 +67,11 @@ class Watcher:
         for folder in self._folders:
             metrics.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
 
-    async def run(self, admit: Admit, answered: Callable[[], None] = lambda: None, *, once: bool = False) -> None:
-        """Watch until cancelled; with `once`, until all files that are there are whole and admitted. answered: called when an
-        inbox has answered for the first time."""
+    async def run(
+        self, admit: Admit, answered: Callable[[], None] = lambda: None, *, once: bool = False
+    ) -> None:
+        """Watch until cancelled; with `once`, until all files that are there are whole and admitted.
+        answered: called when an inbox has answered for the first time."""
         self._admit, self._answered = admit, answered
         if once:
             async with anyio.create_task_group() as tasks:
@@ -144,7 +147,8 @@ class Watcher:
             return 0.0
         interval = min(POLL_SECONDS, self._rescan_seconds) if folder.polls else self._rescan_seconds
         if folder.settling.overflowed:
-            interval = min(interval, folder.settings.settle_seconds)  # by then there is room for the files that did not fit
+            # by then there is room for the files that did not fit
+            interval = min(interval, folder.settings.settle_seconds)
         return folder.scanned_at + max(interval, REST * folder.scan_seconds)
 
     async def _scan(self, folder: Folder, subtree: bytes) -> None:
@@ -184,9 +188,9 @@ class Watcher:
         found: list[File] = []
         yielded_at = time.monotonic()
         own = (partial(self._watch, folder), partial(self._answer, folder))
-        for entry in Walk(folder.root, folder.ignored, folder.settings.recursive, folder.unread, folder.longest, *own).files(
-            subtree
-        ):
+        for entry in Walk(
+            folder.root, folder.ignored, folder.settings.recursive, folder.unread, folder.longest, *own
+        ).files(subtree):
             if entry:
                 found.append(_file(folder.number, *entry))
             if len(found) >= CHUNK or time.monotonic() > yielded_at + CHUNK_SECONDS:
@@ -203,7 +207,9 @@ class Watcher:
         """Note whether an inbox can be read; log once that it cannot."""
         if error and not folder.trouble:
             path = os.fsdecode(folder.root)
-            log.warning("inbox cannot be read; it is tried again at every scan", path=path, error=cause_of(error))
+            log.warning(
+                "inbox cannot be read; it is tried again at every scan", path=path, error=cause_of(error)
+            )
         folder.trouble = cause_of(error) if error else ""
 
     # The hints: events
@@ -218,7 +224,8 @@ class Watcher:
             return None
 
     def _watch(self, folder: Folder, relative: bytes) -> None:
-        """Ask for the events of one folder. This comes before the folder is listed, so that no file is missed."""
+        """Ask for the events of one folder. This comes before the folder is listed,
+        so that no file is missed."""
         if folder.polls or self._inotify is None:
             return
         try:
@@ -260,7 +267,9 @@ class Watcher:
         path = os.path.join(relative, name) if relative else name
         if not event.mask & Mask.ISDIR:
             folder.push(Hint(path, renamed=bool(event.mask & Mask.MOVED_TO)))
-        elif folder.settings.recursive and (event.mask & (Mask.CREATE | Mask.MOVED_TO) or path in folder.unread.causes):
+        elif folder.settings.recursive and (
+            event.mask & (Mask.CREATE | Mask.MOVED_TO) or path in folder.unread.causes
+        ):
             folder.want_scan(path)  # it may already have files, or its permissions have changed
 
     async def _follow(self, folder: Folder) -> None:
@@ -290,12 +299,20 @@ class Watcher:
 
     def _read_versions(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
         """The current version of each file that is there. Runs in a thread."""
-        found = [(path, status) for path in paths if len(path) <= folder.longest and (status := _status_of(folder, path))]
+        found = [
+            (path, status)
+            for path in paths
+            if len(path) <= folder.longest and (status := _status_of(folder, path))
+        ]
         return [_file(folder.number, path, status) for path, status in found]
 
     def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
         now, clock = time.monotonic(), time.time()
-        return [file for file, renamed in found if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)]
+        return [
+            file
+            for file, renamed in found
+            if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)
+        ]
 
 
 def _due(folder: Folder) -> list[Hint]:

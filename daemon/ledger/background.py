@@ -1,4 +1,5 @@
-"""Long reads of the ledger during the daemon's work, in a separate thread and connection. They can be stopped."""
+"""Long reads of the ledger during the daemon's work, in a separate thread and connection.
+They can be stopped."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def opened_for_reading(path: Path, stop: Stop) -> Iterator[sqlite3.Connection]:
 
 
 async def run_in_background(function: Callable[..., T], *arguments: object) -> T:
-    """Call `function(*arguments, stop)` in a separate thread. When this is cancelled, `stop` returns true from then on, and
-    nothing waits for the thread, not even the end of the process."""
+    """Call `function(*arguments, stop)` in a separate thread. When this is cancelled, `stop`
+    returns true from then on, and nothing waits for the thread, not even the end of the process."""
     loop, stop = asyncio.get_running_loop(), threading.Event()
     answer: asyncio.Future[Any] = loop.create_future()
 

@@ -1,8 +1,8 @@
 """Checksums of what the ledger stores, so that a flipped bit is found before it is published or used again.
 
-Each covers only what a sidecar also has, in the same form. So it can be computed from a sidecar as well, and if ledger and
-sidecar differ, it shows which one is right. CRC-32 finds every single flipped bit and costs half a microsecond for 3 KB. A
-row written by an older visiond has no checksum (NULL) and is trusted.
+Each covers only what a sidecar also has, in the same form. So it can be computed from a sidecar as well, and
+if ledger and sidecar differ, it shows which one is right. CRC-32 finds every single flipped bit and costs
+half a microsecond for 3 KB. A row written by an older visiond has no checksum (NULL) and is trusted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _of_image(image: Image, start: int) -> int:
 
 
 def holds(stored: int | None, compute: Callable[..., int], *fields: object) -> bool:
-    """Whether the stored checksum is that of these fields; true without one. A flipped bit may have changed a field's type."""
+    """Whether the stored checksum is that of these fields; true without one.
+    A flipped bit may have changed a field's type."""
     try:
         return stored is None or compute(*fields) == stored
     except (TypeError, AttributeError, ValueError, OverflowError):

@@ -18,10 +18,11 @@ STDOUT = Path("-")
 
 @contextlib.contextmanager
 def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[Path]:
-    """A temporary file in the same folder, which gets the name `file` at the end of the context. force: replace an existing
-    file, which may be the last good backup.
+    """A temporary file in the same folder, which gets the name `file` at the end of the context.
+    force: replace an existing file, which may be the last good backup.
 
-    Raises NotWritable, and WrongArgument for the ledger's own files: a daemon would continue to write to the replaced one.
+    Raises NotWritable, and WrongArgument for the ledger's own
+    files: a daemon would continue to write to the replaced one.
     """
     file = file.resolve()
     if file in [Path(f"{ledger.resolve()}{suffix}") for suffix in DATABASE]:
@@ -54,7 +55,8 @@ def sync_file(file: Path) -> None:
 
 
 def sync_folder(folder: Path | bytes) -> None:
-    """Flush a folder, so that a rename in it outlives a power failure; otherwise the old file may be back. Raises OSError."""
+    """Flush a folder, so that a rename in it outlives a power failure; otherwise the old file may be back.
+    Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -68,12 +70,14 @@ def written_into(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise NotWritable(f"{error.filename or folder} cannot be written: {error.strerror or error}.") from error
+        raise NotWritable(
+            f"{error.filename or folder} cannot be written: {error.strerror or error}."
+        ) from error
 
 
 def describe_lost_ledger(config: Config) -> str:
-    """A warning if there are results but no ledger, or an empty one, and no file `identity` that says that it was lost: then a
-    daemon makes a new ledger. Otherwise empty."""
+    """A warning if there are results but no ledger, or an empty one, and no file `identity`
+    that says that it was lost: then a daemon makes a new ledger. Otherwise empty."""
     path = config.state.path / LEDGER
     if not is_blank(path) or (config.state.path / IDENTITY).exists():
         return ""

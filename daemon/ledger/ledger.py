@@ -1,8 +1,9 @@
 """The ledger: one SQLite file that knows every image and stores every result. It is the truth.
 
-A result is durable when its transaction is committed. One thread writes, over one connection, and commits in groups: all
-requests that came during the last commit go into the next one, so many images share an fsync. A row is PENDING until the
-image ends. Which images are being worked on is only in the daemon's memory, so a crash leaves no leases behind.
+A result is durable when its transaction is committed. One thread writes, over one connection, and commits in
+groups: all requests that came during the last commit go into the next one, so many images share an fsync. A
+row is PENDING until the image ends. Which images are being worked on is only in the daemon's memory, so a
+crash leaves no leases behind.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed
+from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
 from daemon.ledger import identity, outbox
-from daemon.ledger.records import BUILT_IN_KEYS, Model, Record, assemble
-from daemon.ledger.rows import content_row, ending_checksum, file_row, job_of, reason_of, result_row
+from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
+from daemon.ledger.records import assemble
+from daemon.ledger.rows import content_row, ending_checksum, file_row, job_of, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key, Stored, read_stored
 from daemon.ledger.writer import Alone, T, Work, Writer
@@ -49,7 +51,8 @@ class Ledger:
         self._model_ids: dict[str, int] = {}  # stage → its current model
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
-        self._configured = "[]"  # inboxes, as JSON; rows of other inboxes wait until these are configured again
+        # inboxes, as JSON; rows of other inboxes wait until these are configured again
+        self._configured = "[]"
         self._cursors: dict[int, int] = {}  # priority → the last row that `next_jobs` returned
         self._asked_of: frozenset[int] = frozenset()  # the inboxes whose rows the cursors have not skipped
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
@@ -95,15 +98,16 @@ class Ledger:
         return await self._ask(work)
 
     async def bound_waits(self, retry_seconds: float, longest_seconds: float) -> None:
-        """Limit each wait for another attempt to its own pause from now, even if the last daemon's clock was wrong."""
+        """Limit each wait for another attempt to its own pause from now,
+        even if the last daemon's clock was wrong."""
         bounds = {"now": steady_seconds(), "retry": retry_seconds, "longest": longest_seconds}
         await self._ask(lambda connection: connection.execute(SQL["bound_waits"], bounds))
 
     # Before a job
 
     async def admit(self, files: Sequence[File]) -> Admitted:
-        """Add a row for each new version: PENDING, or SKIPPED if it is not a regular file. Older pending versions of the same
-        file become GONE or, if they have a result, DONE again."""
+        """Add a row for each new version: PENDING, or SKIPPED if it is not a regular file. Older
+        pending versions of the same file become GONE or, if they have a result, DONE again."""
 
         def work(connection: sqlite3.Connection) -> Admitted:
             now = time.time()
@@ -113,7 +117,9 @@ class Ledger:
             new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
             if not statuses:
                 return Admitted(*new, 0)
-            old = [row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()]
+            old = [
+                row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
+            ]
             failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
             return Admitted(*new, old.count(JobStatus.GONE), failures, old.count(JobStatus.DONE))
 
@@ -129,10 +135,11 @@ class Ledger:
         inboxes: Collection[int] | None = None,
         only: Collection[int] | None = None,
     ) -> list[Job]:
-        """Jobs to work on: those due for another attempt, then the highest priority first, and the oldest first within it.
+        """Jobs to work on: those due for another attempt, then the highest priority first,
+        and the oldest first within it.
 
-        busy: ids in work already. inboxes: only jobs of these. only: only those of these ids that are due for another attempt.
-        One caller at a time: the ledger remembers how far it has read.
+        busy: ids in work already. inboxes: only jobs of these. only: only those of these ids that
+        are due for another attempt. One caller at a time: the ledger remembers how far it has read.
         """
         asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
         wanted = msgspec.json.encode(sorted(asked_of)).decode()
@@ -143,13 +150,17 @@ class Ledger:
         def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
             most = limit + len(busy) if only is None else -1  # others may come before them
             due = connection.execute(SQL["again"], (steady_seconds(), wanted, most)).fetchall()
-            rows = [row for row in due if row["id"] not in busy and (only is None or row["id"] in only)][:limit]
+            rows = [row for row in due if row["id"] not in busy and (only is None or row["id"] in only)][
+                :limit
+            ]
             cursors: dict[int, int] = {}
             if only is not None:
                 return rows, cursors
             for priority in sorted(self._cursors, reverse=True):
                 place = self._cursors[priority]
-                while found := connection.execute(SQL["fresh"], (priority, place, wanted, limit - len(rows))).fetchall():
+                while found := connection.execute(
+                    SQL["fresh"], (priority, place, wanted, limit - len(rows))
+                ).fetchall():
                     rows += [row for row in found if row["id"] not in busy]
                     cursors[priority] = place = found[-1]["id"]
             return rows, cursors
@@ -163,11 +174,14 @@ class Ledger:
         now, wanted = steady_seconds(), self._configured
         if without:
             wanted = msgspec.json.encode(sorted(self._inbox_paths.keys() - set(without))).decode()
-        row = await self._ask(lambda connection: connection.execute(SQL["next_again"], (now, wanted)).fetchone())
+        row = await self._ask(
+            lambda connection: connection.execute(SQL["next_again"], (now, wanted)).fetchone()
+        )
         return None if row[0] is None else max(0.0, float(row[0]) - now)
 
     async def recall(self, jobs: Sequence[Job]) -> None:
-        """Add to each job what the ledger knows about its bytes: format and size, and the results of the current models."""
+        """Add to each job what the ledger knows about its bytes: format and size,
+        and the results of the current models."""
         digests = {job.digest for job in jobs}
 
         def work(connection: sqlite3.Connection) -> Stored:
@@ -193,22 +207,26 @@ class Ledger:
     # After it
 
     async def keep(self, jobs: Sequence[Job]) -> None:
-        """Store the outputs of jobs that are not finished yet, so that work resumes at the next segment after a crash."""
+        """Store the outputs of jobs that are not finished yet,
+        so that work resumes at the next segment after a crash."""
         await self._ask(lambda connection: self._keep(connection, jobs))
 
     async def blame(self, job: Job) -> None:
         """Store how many workers died on the job alone, so that a restart does not reset the count."""
         await self._ask(lambda connection: connection.execute(SQL["blame"], (job.deaths, job.id)))
 
-    async def end(self, endings: list[Ending], judge: Callable[[list[Job]], list[Ending]] | None = None) -> set[int]:
-        """Write how jobs ended, with all their results. Returns the ids that were still PENDING: a job whose file was replaced
-        in the meantime is not among them and must not be published. If other results of the same bytes were stored first, the
-        jobs
-        get those and are judged again, in `endings`: what is published is what the ledger has. A job that already had a
-        result and whose file is GONE keeps that result, and is DONE as before."""
+    async def end(
+        self, endings: list[Ending], judge: Callable[[list[Job]], list[Ending]] | None = None
+    ) -> set[int]:
+        """Write how jobs ended, with all their results. Returns the ids that were still PENDING: a job whose
+        file was replaced in the meantime is not among them and must not be published. If other results of the
+        same bytes were stored first, the jobs get those and are judged again, in `endings`: what is published
+        is what the ledger has. A job that already had a result and whose file is GONE keeps that result, and
+        is DONE as before."""
         jobs = [e.job for e in endings]
         for job in jobs:
-            if not job.outputs.keys() <= BUILT_IN_KEYS.keys():  # a sidecar has them in the order of its stored models
+            if not job.outputs.keys() <= BUILT_IN_KEYS.keys():
+                # a sidecar has them in the order of its stored models
                 job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
 
         def work(connection: sqlite3.Connection) -> set[int]:
@@ -217,12 +235,18 @@ class Ledger:
                 again = {ending.job.id: ending for ending in judge(changed)}
                 endings[:] = [again.get(ending.job.id, ending) for ending in endings]
             postponed = [
-                (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id) for e in endings if e.status is JobStatus.PENDING
+                (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id)
+                for e in endings
+                if e.status is JobStatus.PENDING
             ]
             connection.executemany(SQL["postpone"], postponed)
             standing = [(e.job.id,) for e in endings if e.keeps_result]
-            rows = [self._end_row(e) for e in endings if e.status is not JobStatus.PENDING and not e.keeps_result]
-            return {row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)}
+            rows = [
+                self._end_row(e) for e in endings if e.status is not JobStatus.PENDING and not e.keeps_result
+            ]
+            return {
+                row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
+            }
 
         return await self._ask(work)
 
@@ -252,40 +276,19 @@ class Ledger:
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
-        job = ending.job
-        inbox_path = self._inbox_paths[job.inbox]
-        reason, detail = reason_of(ending.failure)
-        return Record(
-            id=job.id,
-            inbox=job.inbox,
-            inbox_path=inbox_path,
-            path=job.path,
-            location=job.location or os.path.join(inbox_path, job.path),
-            version=job.version,
-            status=ending.status,
-            attempts=ending.attempts,
-            seen_at=job.seen_at,
-            finished_at=ending.at,
-            digest=job.digest,
-            format=job.format,
-            width=job.width,
-            height=job.height,
-            pages=job.pages,
-            outputs=job.outputs,
-            models=[self._models[self._model_ids[stage]] for stage in job.outputs if ending.status is JobStatus.DONE],
-            bin=ending.bin,
-            criteria=ending.criteria,
-            reason=reason or "",
-            detail=detail or "",
-        )
+        models = [self._models[self._model_ids[stage]] for stage in ending.job.outputs]
+        return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
     async def mark_emitted(
         self, placed: Sequence[Placed], *, superseding: bool = False, for_sinks: Sequence[int] = ()
     ) -> dict[int, int]:
-        """Mark images as published: their sidecars, bins and sources are as they should be. superseding: mark earlier
-        versions of the same files too, whose sources could not leave the inbox. for_sinks: images whose records go into the
-        outbox; returns these images by their sequence numbers in it."""
-        rows = [(p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2)) for p in placed]
+        """Mark images as published: their sidecars, bins and sources are as they should be. superseding: mark
+        earlier versions of the same files too, whose sources could not leave the inbox. for_sinks: images
+        whose records go into the outbox; returns these images by their sequence numbers in it."""
+        rows = [
+            (p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2))
+            for p in placed
+        ]
 
         def work(connection: sqlite3.Connection) -> dict[int, int]:
             run_rows(connection, "placed", [row for row in rows if row[1]])
@@ -296,7 +299,8 @@ class Ledger:
         return await self._ask(work)
 
     async def owed(self, after: int, limit: int) -> list[Record]:
-        """Images that have ended and are not marked as published, by id: a crash may have interrupted their publication."""
+        """Images that have ended and are not marked as published,
+        by id: a crash may have interrupted their publication."""
 
         def work(connection: sqlite3.Connection) -> list[Record]:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
@@ -305,8 +309,8 @@ class Ledger:
         return await self._ask(work)
 
     async def annotate_again(self, ids: Sequence[int]) -> list[Change]:
-        """Make images PENDING again whose stored results are damaged and cannot be published. Versions that a newer one has
-        replaced are GONE instead. Returns each image's status before and after."""
+        """Make images PENDING again whose stored results are damaged and cannot be published. Versions
+        that a newer one has replaced are GONE instead. Returns each image's status before and after."""
 
         def work(connection: sqlite3.Connection) -> list[Change]:
             changes = []
@@ -322,8 +326,8 @@ class Ledger:
         return await self._ask(work)
 
     async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
-        """Make images that are FAILED, or DONE, PENDING again with a fresh set of attempts; returns how many. One that was DONE
-        keeps its result until it has a new one."""
+        """Make images that are FAILED, or DONE, PENDING again with a fresh set of attempts; returns how many.
+        One that was DONE keeps its result until it has a new one."""
         rows = [{"id": number, "status": status} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
@@ -335,17 +339,22 @@ class Ledger:
         """When the image that waits longest was seen, in Unix seconds."""
 
         def work(connection: sqlite3.Connection) -> float | None:
-            rows = [connection.execute(SQL["oldest_pending"], (priority,)).fetchone() for priority in self._cursors]
+            rows = [
+                connection.execute(SQL["oldest_pending"], (priority,)).fetchone()
+                for priority in self._cursors
+            ]
             return min((row[0] for row in rows if row), default=None)
 
         return await self._ask(work)
 
     async def run(self, work: Work | Alone) -> Any:
-        """Run anything else in the writing thread. It shares a transaction with others, so it should take only milliseconds."""
+        """Run anything else in the writing thread. It shares a transaction with others,
+        so it should take only milliseconds."""
         return await self._ask(work)
 
     async def _ask_soon(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Make a request that must not wait until the file has been shrunk, as an image or a person waits for it."""
+        """Make a request that must not wait until the file has been shrunk,
+        as an image or a person waits for it."""
         self.awaited += 1
         try:
             return await self._ask(work)
@@ -378,4 +387,12 @@ class Ledger:
         result = (job.digest or None, models, ending.bin or None, ending.criteria or None)
         made_by = [self._models[self._model_ids[stage]] for stage in job.outputs]
         checksum = ending_checksum(ending, self._inbox_paths[job.inbox], made_by)
-        return (job.id, int(ending.status), *result, *reason_of(ending.failure), ending.at, ending.attempts, checksum)
+        return (
+            job.id,
+            int(ending.status),
+            *result,
+            *reason_of(ending.failure),
+            ending.at,
+            ending.attempts,
+            checksum,
+        )

@@ -1,6 +1,8 @@
-"""The tables that sinks follow: which published records a sink does not have yet, and the place of each sink among them.
+"""The tables that sinks follow: which published records a sink does not have yet,
+and the place of each sink among them.
 
-A record enters the outbox in the transaction that marks its image as published. It leaves when every sink has it.
+A record enters the outbox in the transaction that marks its image as published.
+It leaves when every sink has it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ class Place(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The outbox at the start of a daemon. dropped: the sinks that are no longer configured, with how many records each never
-    got."""
+    """The outbox at the start of a daemon. dropped: the sinks that are no longer configured,
+    with how many records each never got."""
 
     last: int  # the highest sequence number so far
     places: dict[str, Place]
@@ -32,7 +34,8 @@ class Opened(NamedTuple):
 
 
 def follow(connection: sqlite3.Connection, names: Collection[str]) -> Opened:
-    """Let these sinks follow the outbox, and no others. A new one gets the records that are published from now on."""
+    """Let these sinks follow the outbox, and no others. A
+    new one gets the records that are published from now on."""
     last: int = connection.execute(SQL["last_sequence"]).fetchone()[0]
     gone = connection.execute(SQL["drop_sinks"], (msgspec.json.encode(list(names)).decode(),)).fetchall()
     for name in names:

@@ -1,7 +1,8 @@
 """Connections that read the ledger, lent to one thread at a time.
 
-SQLite crashes the process if a connection is closed, or used by another thread, while a thread runs a statement on it. So a
-connection that is lent is only closed by its borrower: when that is done, if the others have been closed by then.
+SQLite crashes the process if a connection is closed, or used by another thread, while a thread runs a
+statement on it. So a connection that is lent is only closed by its borrower: when that is done, if the others
+have been closed by then.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Connections:
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[sqlite3.Connection]:
-        """A connection for this thread only. Raises ReaderClosed, LedgerDamaged, LedgerUnusable, LedgerTooNew."""
+        """A connection for this thread only. Raises ReaderClosed, LedgerDamaged, LedgerUnusable,
+        LedgerTooNew."""
         connection = self._take() or self._open()
         try:
             yield connection
@@ -62,7 +64,8 @@ class Connections:
         try:
             with contextlib.ExitStack() as undo:
                 address = f"{self._path.absolute().as_uri()}?mode=ro"
-                connection = sqlite3.connect(address, uri=True, check_same_thread=False)  # one thread after another
+                # one thread after another
+                connection = sqlite3.connect(address, uri=True, check_same_thread=False)
                 undo.callback(connection.close)
                 set_factories(connection)
                 if 0 < read_version(self._path, connection) < WITH_CHECKSUMS:

@@ -7,8 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,107 +19,19 @@ from daemon.hints import command
 from daemon.jobs import JobStatus, Version
 from daemon.ledger import checksums, identity, outbox
 from daemon.ledger.reading import Connections
+from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.schema import WITH_CHECKSUMS, WITH_OUTBOX, damaged, explain, newest, read_version
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
-from daemon.messages import Output
-from daemon.sidecar import SCHEMA, describe_source, timestamp
-from stages.registry import BUILT_IN
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The model that gave a stage's result."""
-
-    stage: str
-    fingerprint: str
-    notice: str
-
-
-BUILT_IN_KEYS = {stage.name: stage.key for stage in BUILT_IN}  # in the order of the results in a sidecar
-UNKNOWN = Model("an unknown stage", "", "")
-
-
-@dataclass(frozen=True)
-class Record:
-    """An image's row with its results: everything that is known about it, and everything that a sidecar needs."""
-
-    id: int
-    inbox: int
-    inbox_path: bytes
-    path: bytes  # relative to the inbox
-    location: bytes  # absolute: where the file is now
-    version: Version
-    status: JobStatus
-    attempts: int
-    seen_at: float
-    finished_at: float | None
-    digest: bytes
-    format: str
-    width: int
-    height: int
-    outputs: dict[str, Output]
-    models: list[Model]
-    bin: str
-    criteria: bytes
-    reason: str
-    detail: str
-    pages: int = 1  # pictures in the file; only the first was read
-    damage: str = ""  # which parts of it are damaged in the ledger; such a record is not published
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether the daemon has moved the file out of its inbox."""
-        return self.location != os.path.join(self.inbox_path, self.path)
-
-    @property
-    def summary(self) -> str:
-        """Its bin, or in one line why it has none."""
-        damage = f"damaged in the ledger: {self.damage}" if self.damage else ""
-        return damage or self.bin or ": ".join(filter(None, (self.reason, self.detail)))
-
-    def document(self) -> dict[str, Any]:
-        """The record as in its sidecar; for an image without a result, with the reason instead."""
-        document: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "source": describe_source(self.inbox_path, self)}
-        if notices := sorted({model.notice for model in self.models if model.notice}):
-            document["notice"] = " ".join(notices)
-        if self.status is JobStatus.DONE:
-            # Plug-ins are in the order of the stored models: the sidecar must not change when one is uninstalled.
-            for stage in (*BUILT_IN_KEYS, *(stage for stage in self.outputs if stage not in BUILT_IN_KEYS)):
-                if output := self.outputs.get(stage):
-                    document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
-            document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
-            document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
-            document["models"] = {model.stage: model.fingerprint for model in self.models}
-        else:
-            document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
-        document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
-        document["finished_at"] = timestamp(self.finished_at) if self.finished_at else None
-        return document
-
-    @cached_property
-    def sidecar(self) -> bytes:
-        """One JSON object and a newline, encoded once for the sidecar and the sinks."""
-        return msgspec.json.encode(self.document()) + b"\n"
-
-    @property
-    def checksum(self) -> int:
-        """The checksum of what a sidecar has from the image's own row. Results and sizes have their own checksums."""
-        image = checksums.Image(
-            self.id, self.inbox_path, self.path, self.version.size, self.seen_at, self.finished_at, self.digest
-        )
-        if self.status is JobStatus.DONE:
-            return checksums.of_done(image, self.models, self.bin, self.criteria or b"{}")
-        return checksums.of_failed(image, self.reason, self.detail, self.attempts)
 
 
 class Reader:
     """Reads a ledger, with or without a running daemon. Any thread may use it."""
 
     def __init__(self, path: Path, *, of_any_id: bool = False) -> None:
-        """of_any_id: ignore the file `identity`. Raises FileNotFoundError when there is no ledger yet, LedgerDamaged,
-        LedgerUnusable, LedgerTooNew."""
+        """of_any_id: ignore the file `identity`. Raises FileNotFoundError when there is no ledger yet,
+        LedgerDamaged, LedgerUnusable, LedgerTooNew."""
         known = None if of_any_id else identity.expect(path)
         if not path.exists():
             raise FileNotFoundError(path)
@@ -140,9 +51,12 @@ class Reader:
         self._connections.close()
 
     def counts(self) -> dict[JobStatus, int]:
-        """Versions by state. FAILED counts only the newest version of each file, as older ones need no attention."""
+        """Versions by state. FAILED counts only the newest version of each file,
+        as older ones need no attention."""
         found = {JobStatus(status): count for status, count in self._rows("counts")}
-        return {status: found.get(status, 0) for status in JobStatus} | {JobStatus.FAILED: len(self.failed_ids())}
+        return {status: found.get(status, 0) for status in JobStatus} | {
+            JobStatus.FAILED: len(self.failed_ids())
+        }
 
     def bin_counts(self) -> dict[str, int]:
         """By bin, how many images `finished` returns."""
@@ -170,13 +84,18 @@ class Reader:
         return self.assemble(next(filter(None, self._called(name)), []))
 
     def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
-        """Rows by number, path, a link to it, path in an inbox, path that the daemon moved it to, and the end of the path."""
+        """Rows by number, path, a link to it, path in an inbox, path that the daemon moved it to,
+        and the end of the path."""
         if name.isdecimal() and len(name) < 19:
             yield self._rows("find_by_id", int(name))
         given, inboxes = os.fsencode(name), self.inboxes().items()
         absolute = (os.path.abspath(given), os.path.realpath(given))
         for path in absolute:
-            yield [row for inbox, folder in inboxes for row in self._rows("find_by_path", inbox, os.path.relpath(path, folder))]
+            yield [
+                row
+                for inbox, folder in inboxes
+                for row in self._rows("find_by_path", inbox, os.path.relpath(path, folder))
+            ]
         yield [row for inbox, _ in inboxes for row in self._rows("find_by_path", inbox, given)]
         for path in absolute:
             yield self._rows("find_by_location", path)
@@ -191,13 +110,16 @@ class Reader:
         return [row["id"] for row in self._rows("failed")]
 
     def newest_done(self, *, with_results: bool) -> Iterator[Record]:
-        """Files whose newest version is DONE and published, oldest first. Without their results, thousands are read at once."""
+        """Files whose newest version is DONE and published, oldest first. Without their results,
+        thousands are read at once."""
         return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
 
     def count_made_by_others(self, present: Iterable[Model]) -> int:
         """How many files are DONE by another model than the current one in at least one stage."""
         keys = {(model.stage, model.fingerprint) for model in present}
-        others = {number for number, model in self.models.items() if (model.stage, model.fingerprint) not in keys}
+        others = {
+            number for number, model in self.models.items() if (model.stage, model.fingerprint) not in keys
+        }
         sets = self._rows("model_sets") if others else []
         return sum(row["images"] for row in sets if others.intersection(msgspec.json.decode(row["models"])))
 
@@ -205,15 +127,22 @@ class Reader:
         return next(iter(self.assemble(self._rows("find_by_id", number))), None)
 
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
-        """Every file whose newest version is DONE, and every image that was moved; oldest first, a few in memory at a time."""
+        """Every file whose newest version is DONE, and every image that was moved; oldest first,
+        a few in memory at a time."""
         return self._walk("finished", bin_name, bin_name, chunk)
 
     def answers_of_each_model(self, stage: str, bin_name: str = "") -> list[bytes]:
         """One result of each model of a stage that made some result that `finished` returns."""
         used = {
-            number for row in self._rows("finished_models", bin_name, bin_name) for number in msgspec.json.decode(row["models"])
+            number
+            for row in self._rows("finished_models", bin_name, bin_name)
+            for number in msgspec.json.decode(row["models"])
         }
-        found = [self._rows("first_answer", number) for number in sorted(used) if self.models[number].stage == stage]
+        found = [
+            self._rows("first_answer", number)
+            for number in sorted(used)
+            if self.models[number].stage == stage
+        ]
         return [row["payload"] for rows in found for row in rows]
 
     def published(self) -> Iterator[Record]:
@@ -229,7 +158,8 @@ class Reader:
         return self._walk("pending", 256)
 
     def set_aside(self) -> Iterator[Record]:
-        """Every image that FAILED, was moved, and has a newer version. It is GONE if that version came before a retry."""
+        """Every image that FAILED, was moved, and has a newer version.
+        It is GONE if that version came before a retry."""
         return self._walk("set_aside", 256)
 
     def owed(self) -> Iterator[Record]:
@@ -237,8 +167,9 @@ class Reader:
         return self._walk("owed", 256)
 
     def undelivered(self, after: int, limit: int) -> tuple[list[Record], int]:
-        """Records of the outbox that follow a sequence number, and the sequence number of the last one that was read, or the
-        given one if there is none. An image that was replaced since and has no result has no record."""
+        """Records of the outbox that follow a sequence number, and the sequence number of the last one that
+        was read, or the given one if there is none. An image that was replaced since and has no result has no
+        record."""
         rows = self._rows("undelivered", after, limit)
         ended = [row for row in rows if row["status"] in (JobStatus.DONE, JobStatus.FAILED)]
         return self.assemble(ended), rows[-1]["sequence"] if rows else after
@@ -253,8 +184,8 @@ class Reader:
         return {name: (last - place.sequence, place.succeeded_at) for name, place in places.items()}
 
     def check(self, go_on: GoOn = lambda: True) -> None:
-        """Read the ledger from end to end, and compare every row with its checksum. go_on: called every few milliseconds; false
-        stops early. Raises LedgerDamaged."""
+        """Read the ledger from end to end, and compare every row with its checksum.
+        go_on: called every few milliseconds; false stops early. Raises LedgerDamaged."""
         self.check_file(go_on)
         if found := next(self.damaged_rows(go_on), None) or next(self._damaged_endings(go_on), None):
             raise LedgerDamaged(
@@ -278,7 +209,9 @@ class Reader:
 
     def name_of(self, digest: bytes, model: int | None) -> str:
         """The name of a row of stored results, for messages."""
-        what = "format and size" if model is None else f"the result of {self.models.get(model, UNKNOWN).stage}"
+        what = (
+            "format and size" if model is None else f"the result of {self.models.get(model, UNKNOWN).stage}"
+        )
         return f"{what} of the bytes sha256:{digest.hex()}"
 
     def lend(self) -> AbstractContextManager[sqlite3.Connection]:
@@ -293,7 +226,8 @@ class Reader:
             last = rows[-1]["id"]
 
     def back_up(self, file: Path) -> None:
-        """Copy the ledger as of now into a new file, durably. The daemon may continue to write. Raises OSError."""
+        """Copy the ledger as of now into a new file, durably. The daemon may continue to write.
+        Raises OSError."""
         try:
             with contextlib.closing(sqlite3.connect(file)) as copy, self._connections.lend() as connection:
                 connection.backup(copy)
@@ -316,14 +250,22 @@ class Reader:
 
 
 def assemble(
-    connection: sqlite3.Connection, rows: list[sqlite3.Row], models: dict[int, Model], *, with_results: bool = True
+    connection: sqlite3.Connection,
+    rows: list[sqlite3.Row],
+    models: dict[int, Model],
+    *,
+    with_results: bool = True,
 ) -> Iterator[Record]:
-    """Join rows of `image` in memory with their contents and results. Raises LedgerDamaged when a row cannot be read."""
-    stored = read_stored(connection, {row["digest"] for row in rows if row["digest"] and with_results}, models)
+    """Join rows of `image` in memory with their contents and results.
+    Raises LedgerDamaged when a row cannot be read."""
+    stored = read_stored(
+        connection, {row["digest"] for row in rows if row["digest"] and with_results}, models
+    )
     for row in rows:
         try:
             record = _join(row, stored, models)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:  # after a flipped bit
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            # after a flipped bit
             raise damaged(
                 ledger_of(connection), f"image {row['id']} cannot be read ({type(error).__name__}: {error})"
             ) from error

@@ -6,9 +6,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
+from daemon.jobs import Ending, File, Job, JobStatus, Version, reason_of
 from daemon.ledger import checksums
-from daemon.ledger.records import Model, Record
+from daemon.ledger.record import Model, Record
 from daemon.messages import Output
 from stages.base import Reason
 
@@ -28,7 +28,9 @@ def result_row(digest: bytes, number: int, model: Model, output: Output) -> tupl
 def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
     """The checksum of the record that an ending makes; only images with a sidecar or a reason have one."""
     job = ending.job
-    image = checksums.Image(job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, job.digest)
+    image = checksums.Image(
+        job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, job.digest
+    )
     if ending.status is JobStatus.DONE:
         return checksums.of_done(image, models, ending.bin, ending.criteria or b"{}")
     if ending.status is JobStatus.FAILED:
@@ -56,8 +58,3 @@ def job_of(row: sqlite3.Row) -> Job:
         deaths=row["deaths"],
         has_result=bool(row["has_result"]),
     )
-
-
-def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:
-    # The detail may contain a file name that is not UTF-8, which SQLite and JSON refuse.
-    return (failure.reason, failure.detail.encode(errors="backslashreplace").decode()) if failure else (None, None)

@@ -1,6 +1,7 @@
 """Opens the ledger's file: checks that it is a ledger and whole, and that it has the tables of this program.
 
-Migrations go forward only: an older file is migrated when the daemon opens it, a newer one is refused and left untouched.
+Migrations go forward only: an older file is migrated when the daemon opens it,
+a newer one is refused and left untouched.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from daemon.ledger.statements import SQL
 from daemon.system.scarcity import SCARCE, find_scarcity
 
 APPLICATION_ID = 0x56495344  # "VISD"
-# The first migrates schema 1 to schema 2, and so on; append only. `schema` in ledger.sql is the result of all of them.
+# The first migrates schema 1 to schema 2, and so on; append only.
+# `schema` in ledger.sql is the result of all of them.
 MIGRATIONS = [
     "ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;",
     """
@@ -43,10 +45,18 @@ WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
 # Views through which an older ledger is read as if it had the columns that were added later.
 ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
-OLDER = "".join(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table};" for table, columns in ADDED.items())
+OLDER = "".join(
+    f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table};" for table, columns in ADDED.items()
+)
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_TROUBLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY)
+_TROUBLE = (
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_BUSY,
+)
 
 
 def newest() -> int:
@@ -55,19 +65,23 @@ def newest() -> int:
 
 
 def connect(path: Path, id: str = "") -> sqlite3.Connection:
-    """Open a ledger for writing: create it if there is none, migrate it if it is older. id: for a ledger that has none yet.
+    """Open a ledger for writing: create it if there is none, migrate it if it is older.
+    id: for a ledger that has none yet.
 
     Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, and ConfigError when the file is another program's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+        connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
     except sqlite3.OperationalError as error:
         raise explain(path, error) from error
     set_factories(connection)
     try:
         version = read_version(path, connection)
-        if version and (fault := find_fault(connection, current=version == newest())):  # before anything is written
+        if version and (fault := find_fault(connection, current=version == newest())):
+            # before anything is written
             raise damaged(path, fault)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -89,13 +103,15 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
 
 
 def set_factories(connection: sqlite3.Connection) -> None:
-    """Return rows with named columns. Read text also if a flipped bit made it invalid: its checksum shows that."""
+    """Return rows with named columns. Read text also if a
+    flipped bit made it invalid: its checksum shows that."""
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda data: data.decode(errors="replace")
 
 
 def read_version(path: Path, connection: sqlite3.Connection) -> int:
-    """The schema of a file; 0 if it has none yet. Raises ConfigError when the file is another program's, LedgerTooNew."""
+    """The schema of a file; 0 if it has none yet. Raises ConfigError when the file is another program's,
+    LedgerTooNew."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     if connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0] == 0:
@@ -110,13 +126,14 @@ def read_version(path: Path, connection: sqlite3.Connection) -> int:
     return version
 
 
-_UNREADABLE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)  # of other files in the folder
+# of other files in the folder
+_UNREADABLE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
 def trouble_named(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite about the ledger, and of the system about files in its folder, into errors of visiond. Errors
-    that are defects of the program pass unchanged."""
+    """Turn errors of SQLite about the ledger, and of the system about files in its folder,
+    into errors of visiond. Errors that are defects of the program pass unchanged."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -143,7 +160,11 @@ def _code(error: sqlite3.DatabaseError) -> int:
 
 
 def unusable(path: Path, error: Exception) -> LedgerUnusable:
-    if isinstance(error, sqlite3.DatabaseError) and _code(error) == sqlite3.SQLITE_CANTOPEN and (lack := find_scarcity()):
+    if (
+        isinstance(error, sqlite3.DatabaseError)
+        and _code(error) == sqlite3.SQLITE_CANTOPEN
+        and (lack := find_scarcity())
+    ):
         trouble = LedgerUnusable(f"{path} cannot be used: {SCARCE[lack]}.")
         trouble.errno = lack
         return trouble

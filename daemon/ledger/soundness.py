@@ -1,8 +1,8 @@
 """Checks a ledger when it is opened, as far as a short time allows; `visiond verify` reads all of it.
 
-Always checked: the file's length, its tables and indexes by name and text, the free list, the last number given, and the
-small tables with their indexes. A ledger of up to SMALL_BYTES is read from end to end. Checksums are compared whenever a row is
-read (checksums.py).
+Always checked: the file's length, its tables and indexes by name and text, the free list, the last number
+given, and the small tables with their indexes. A ledger of up to SMALL_BYTES is read from end to end.
+Checksums are compared whenever a row is read (checksums.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SMALL_TABLES = ("inbox", "model", "meta", "sink")
 
 
 def is_blank(path: Path) -> bool:
-    """Whether the ledger has no content: the file is missing or empty, or has no tables, and there is no -wal to apply.
+    """Whether the ledger has no content: the file is missing or empty, or has no tables,
+    and there is no -wal to apply.
 
     Raises OSError.
     """
@@ -36,13 +37,18 @@ def is_blank(path: Path) -> bool:
     wal = Path(f"{path}-wal")
     if not head:
         return True  # SQLite deletes the -wal of an empty file
-    page_type, tables = head[HEADER_BYTES : HEADER_BYTES + 1], int.from_bytes(head[HEADER_BYTES + 3 : HEADER_BYTES + 5])
-    is_leaf = page_type == LEAF_PAGE  # else the list of tables goes on in other pages, even if this one has no entry
+    page_type, tables = (
+        head[HEADER_BYTES : HEADER_BYTES + 1],
+        int.from_bytes(head[HEADER_BYTES + 3 : HEADER_BYTES + 5]),
+    )
+    # else the list of tables goes on in other pages, even if this one has no entry
+    is_leaf = page_type == LEAF_PAGE
     return head.startswith(MAGIC) and is_leaf and tables == 0 and not (wal.exists() and wal.stat().st_size)
 
 
 def find_cut(path: Path) -> str:
-    """What is wrong if the file is shorter than its header says; otherwise empty. With a -wal, the rest may be in that."""
+    """What is wrong if the file is shorter than its header says; otherwise empty. With a -wal,
+    the rest may be in that."""
     wal = Path(f"{path}-wal")
     if wal.exists() and wal.stat().st_size:
         return ""
@@ -64,7 +70,8 @@ def _page_bytes(head: bytes) -> int:
 
 
 def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
-    """What is wrong with an open ledger, in a few words; empty when nothing is found. current: its schema is this program's.
+    """What is wrong with an open ledger, in a few words; empty when nothing is found.
+    current: its schema is this program's.
 
     Raises sqlite3.DatabaseError.
     """
@@ -85,8 +92,8 @@ def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
 
 
 def find_altered_tables(connection: sqlite3.Connection) -> str:
-    """What is wrong with the tables of a ledger with this program's schema; empty when nothing is. SQLite's own check accepts
-    each table that it can read. Raises sqlite3.DatabaseError."""
+    """What is wrong with the tables of a ledger with this program's schema; empty when nothing is.
+    SQLite's own check accepts each table that it can read. Raises sqlite3.DatabaseError."""
     missing = expected_tables() - tables_of(connection)
     return f"{len(missing)} of its tables or indexes are not as visiond makes them" if missing else ""
 

@@ -23,7 +23,9 @@ def _parse(text: str) -> dict[str, str]:
 SQL = _parse(resources.files("daemon.ledger").joinpath("ledger.sql").read_text())
 
 
-def run_rows(connection: sqlite3.Connection, name: str, rows: Sequence[Sequence[Any]], *before: Any) -> list[Any]:
+def run_rows(
+    connection: sqlite3.Connection, name: str, rows: Sequence[Sequence[Any]], *before: Any
+) -> list[Any]:
     """Run a statement with `:rows` for many rows, in few calls; returns the rows that it returns.
 
     before: parameters that come before the rows. Rows of one column become a plain list, as for IN.

@@ -1,4 +1,5 @@
-"""Reads what the ledger stores about an image's bytes, and compares each row with its checksum. Damaged rows are left out."""
+"""Reads what the ledger stores about an image's bytes, and compares each row with its checksum.
+Damaged rows are left out."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Stored(NamedTuple):
     damaged: set[Key]
 
 
-def read_stored(connection: sqlite3.Connection, digests: Iterable[bytes], models: Mapping[int, Named]) -> Stored:
+def read_stored(
+    connection: sqlite3.Connection, digests: Iterable[bytes], models: Mapping[int, Named]
+) -> Stored:
     """Contents and results of these digests, without damaged ones. Bytes without content have no results."""
     wanted = [(digest,) for digest in digests]
     contents: dict[bytes, tuple[str, int, int, int]] = {}
@@ -64,7 +67,8 @@ def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
 
 
 def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go_on: GoOn) -> Iterator[Key]:
-    """Every row of `content` and `result` whose checksum does not match. go_on: called now and then; false stops early."""
+    """Every row of `content` and `result` whose checksum does not match. go_on: called now and then;
+    false stops early."""
     last: bytes | int = b""
     while go_on() and (rows := connection.execute(SQL["all_contents"], (last, CHUNK)).fetchall()):
         yield from (Key(row["digest"], None) for row in rows if not _is_whole_content(row))
@@ -76,7 +80,8 @@ def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go
 
 
 def find_fault_in_file(connection: sqlite3.Connection, go_on: GoOn) -> str:
-    """What SQLite finds wrong when it reads the whole file; empty if nothing is wrong, or if `go_on` stopped it."""
+    """What SQLite finds wrong when it reads the whole file; empty if nothing is wrong,
+    or if `go_on` stopped it."""
     try:
         with stopping(connection, lambda: not go_on()):
             found: str = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]

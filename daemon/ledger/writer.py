@@ -1,5 +1,5 @@
-"""The thread that writes the ledger. It commits in groups: all requests that came during the last commit go into the next
-one, so many requests share an fsync.
+"""The thread that writes the ledger. It commits in groups: all requests that came
+during the last commit go into the next one, so many requests share an fsync.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ class Alone(NamedTuple):
 class Writer:
     """Runs requests over one connection, in a separate thread. Called from the event loop."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, committed: Callable[[float], None]) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, committed: Callable[[float], None]
+    ) -> None:
         """committed: called after each commit that wrote something, with its seconds."""
         self._connection = connection
         self._path = path
         self._committed = committed
-        self._requests: queue.SimpleQueue[tuple[Work | Alone, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[Work | Alone, asyncio.Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
 
@@ -46,7 +50,8 @@ class Writer:
         self._thread.join()
 
     async def ask(self, work: Callable[[sqlite3.Connection], T] | Alone) -> T:
-        """The answer, once it is durable. Raises LedgerUnusable if the disk cannot store it; then nothing was done."""
+        """The answer, once it is durable. Raises LedgerUnusable if the disk cannot store it;
+        then nothing was done."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._requests.put((work, future))
         return await future

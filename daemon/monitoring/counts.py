@@ -1,4 +1,5 @@
-"""How many images are in each state, without asking the ledger: metrics, status and exit statuses all come from here."""
+"""How many images are in each state, without asking the ledger: metrics,
+status and exit statuses all come from here."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Counts:
         self.states.update(states)
 
     def of(self, status: JobStatus) -> int:
-        """Images in this state. Events of one image may arrive out of order, so for a moment the sum can be below zero."""
+        """Images in this state. Events of one image may arrive out of order,
+        so for a moment the sum can be below zero."""
         return max(0, self.states[status])
 
     def outcomes(self) -> Counter[JobStatus]:
@@ -57,5 +59,6 @@ class Counts:
             self.states[after] += 1
 
     def pruned(self, status: JobStatus) -> None:
-        """A row of this state was deleted. Of a file that FAILED only the newest version is counted, and that one stays."""
+        """A row of this state was deleted. Of a file that FAILED only the newest version is counted,
+        and that one stays."""
         self.states[status] -= status is not JobStatus.FAILED

@@ -1,4 +1,5 @@
-"""The Prometheus metrics. There is one registry, in the daemon; workers send their figures with their replies.
+"""The Prometheus metrics. There is one registry, in the daemon;
+workers send their figures with their replies.
 
 Label values come from closed sets only, never from a path or the text of an error.
 """
@@ -56,8 +57,12 @@ class Metrics:
 
         self.images = counter("visiond_images", "Finished images.", ["outcome", "reason"])
         self.retries = counter("visiond_retries", "Failed attempts that are repeated.", ["reason"])
-        self.bins = counter("visiond_bins", "Finished images by bin (A, B, C; other: bins of a custom rule).", ["bin"])
-        self.image_seconds = histogram("visiond_image_duration_seconds", "Time from reading an image to its durable result.")
+        self.bins = counter(
+            "visiond_bins", "Finished images by bin (A, B, C; other: bins of a custom rule).", ["bin"]
+        )
+        self.image_seconds = histogram(
+            "visiond_image_duration_seconds", "Time from reading an image to its durable result."
+        )
         self.wait_seconds = histogram(
             "visiond_image_wait_seconds", "Time from seeing an image to reading it.", buckets=LONG_SECONDS
         )
@@ -69,20 +74,32 @@ class Metrics:
         )
         self.last_success = gauge("visiond_last_success_timestamp_seconds", "When an image last became DONE.")
 
-        self.scan_seconds = histogram("visiond_scan_duration_seconds", "Duration of a scan of an inbox.", buckets=LONG_SECONDS)
-        self.reconcile_found = counter("visiond_reconcile_found", "Files found by a later scan, which events had missed.")
+        self.scan_seconds = histogram(
+            "visiond_scan_duration_seconds", "Duration of a scan of an inbox.", buckets=LONG_SECONDS
+        )
+        self.reconcile_found = counter(
+            "visiond_reconcile_found", "Files found by a later scan, which events had missed."
+        )
         self.watch_overflows = counter("visiond_watch_overflows", "Overflows of the kernel's event queue.")
-        self.unread_folders = gauge("visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"])
+        self.unread_folders = gauge(
+            "visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"]
+        )
         self.slab_used = gauge("visiond_slab_used_bytes", "Bytes of images in flight.")
-        self.slab_size = gauge("visiond_slab_size_bytes", "Size of the slab: the budget for images in flight.")
+        self.slab_size = gauge(
+            "visiond_slab_size_bytes", "Size of the slab: the budget for images in flight."
+        )
         self.reused = counter("visiond_reused_results", "Results reused from the ledger.", ["stage"])
         self.queue_depth = gauge("visiond_queue_depth", "Images waiting for a worker.", ["segment"])
         self.batch_images = histogram(
             "visiond_batch_images", "Images in a batch sent to a worker.", ["segment"], buckets=BATCHES
         )
-        self.stage_seconds = histogram("visiond_stage_duration_seconds", "Time of a stage for one batch.", ["stage"])
+        self.stage_seconds = histogram(
+            "visiond_stage_duration_seconds", "Time of a stage for one batch.", ["stage"]
+        )
         self.stage_images = counter("visiond_stage_images", "Images processed by a stage.", ["stage"])
-        self.commit_seconds = histogram("visiond_ledger_commit_seconds", "Duration of a transaction of the ledger.")
+        self.commit_seconds = histogram(
+            "visiond_ledger_commit_seconds", "Duration of a transaction of the ledger."
+        )
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
         self._open_upkeep_and_sinks()
         self._open_workers()
@@ -93,32 +110,53 @@ class Metrics:
     def _open_upkeep_and_sinks(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.upkeep_success = gauge(
-            "visiond_upkeep_last_success_timestamp_seconds", "When an upkeep task last succeeded; 0: never.", ["task"]
+            "visiond_upkeep_last_success_timestamp_seconds",
+            "When an upkeep task last succeeded; 0: never.",
+            ["task"],
         )
         self.upkeep_failures = counter("visiond_upkeep_failures", "Upkeep tasks that failed.", ["task"])
-        self.sink_behind = gauge("visiond_sink_records_behind", "Published records that a sink does not have yet.", ["sink"])
+        self.sink_behind = gauge(
+            "visiond_sink_records_behind", "Published records that a sink does not have yet.", ["sink"]
+        )
         self.sink_success = gauge(
-            "visiond_sink_last_success_timestamp_seconds", "When a sink last took records; 0: never.", ["sink"]
+            "visiond_sink_last_success_timestamp_seconds",
+            "When a sink last took records; 0: never.",
+            ["sink"],
         )
 
     def _open_workers(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
-        self.workers_sharing = gauge("visiond_workers_sharing", "Workers that share their GPU by MPS.", ["segment"])
-        self.worker_restarts = counter("visiond_worker_restarts", "Workers that were replaced.", ["device", "reason"])
+        self.workers_sharing = gauge(
+            "visiond_workers_sharing", "Workers that share their GPU by MPS.", ["segment"]
+        )
+        self.worker_restarts = counter(
+            "visiond_worker_restarts", "Workers that were replaced.", ["device", "reason"]
+        )
         self.model_load_seconds = gauge(
             "visiond_model_load_seconds", "Time that a stage's model last took to load.", ["device", "stage"]
         )
-        self.out_of_memory = counter("visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"])
+        self.out_of_memory = counter(
+            "visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"]
+        )
         self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
-        self.stage_notice = gauge("visiond_stage_notice_info", "1 if a stage has a notice of this kind.", ["stage", "notice"])
-        self.worker_gpu_memory = gauge("visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"])
+        self.stage_notice = gauge(
+            "visiond_stage_notice_info", "1 if a stage has a notice of this kind.", ["stage", "notice"]
+        )
+        self.worker_gpu_memory = gauge(
+            "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"]
+        )
 
     def _begin_at_zero(self) -> None:
-        """Create all series at 0; otherwise `rate` and `increase` miss the first event. `begin_segment` creates those of a
-        segment."""
+        """Create all series at 0; otherwise `rate` and `increase` miss the first event.
+        `begin_segment` creates those of a segment."""
         Info("visiond_build", "Version of visiond.", registry=self.registry).info({"version": __version__})
-        for outcome, reasons in (("done", [""]), ("gone", [""]), ("failed", Reason), ("skipped", SKIPPED_FOR)):
+        for outcome, reasons in (
+            ("done", [""]),
+            ("gone", [""]),
+            ("failed", Reason),
+            ("skipped", SKIPPED_FOR),
+        ):
             for reason in reasons:
                 self.images.labels(outcome, str(reason))
         for reason in Reason:
@@ -207,7 +245,9 @@ class _Process(Collector):
         yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
         yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
         yield CounterMetricFamily(
-            "visiond_log_lines_dropped", "Log lines dropped because nobody read the log in time.", lines.dropped()
+            "visiond_log_lines_dropped",
+            "Log lines dropped because nobody read the log in time.",
+            lines.dropped(),
         )
 
 
@@ -228,7 +268,9 @@ class _Gpus(Collector):
     def _ask(self) -> Iterable[Metric]:
         labels = ["gpu", "uuid", "name"]
         memory = GaugeMetricFamily("visiond_gpu_memory_bytes", "GPU memory.", labels=[*labels, "kind"])
-        utilisation = GaugeMetricFamily("visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels)
+        utilisation = GaugeMetricFamily(
+            "visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels
+        )
         for gpu in list_gpus():
             label = [str(gpu.index), gpu.uuid, gpu.name]
             peak = self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))

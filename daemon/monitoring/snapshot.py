@@ -62,7 +62,8 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state at one moment. running = False: no daemon is running, and only the ledger's counts are filled in."""
+    """The state at one moment. running = False: no daemon is running,
+    and only the ledger's counts are filled in."""
 
     running: bool
     pending: int
@@ -77,7 +78,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     eta_seconds: float | None = None  # None while nothing is processed
     obstacles: list[str] = []  # what cannot be read or written, and why
     unread_folders: int = 0  # in the inboxes; they are skipped
-    unread: list[str] = []  # the first of them, each with its cause; empty on the public pages, which name no files
+    # the first of them, each with its cause; empty on the public pages, which name no files
+    unread: list[str] = []
     slab_used_bytes: int = 0
     slab_size_bytes: int = 0
     sinks: list[SinkState] = []
@@ -95,7 +97,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def loading_sentence(self) -> str:
         """Which stages are loaded: those that every worker that has them has loaded."""
         stages = dict.fromkeys(stage for worker in self.workers for stage in worker.stages)
-        missing = {stage for worker in self.workers for stage in worker.stages if stage not in worker.stages_loaded}
+        missing = {
+            stage for worker in self.workers for stage in worker.stages if stage not in worker.stages_loaded
+        }
         count = f"{self._count_ready()}; " if len(self.workers) > 1 else ""
         return f"loading models: {count}{describe_loading(list(stages), stages.keys() - missing)}"
 
@@ -105,11 +109,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return self._count_ready() if "loading" in states and not self.loading else ""
 
     def _count_ready(self) -> str:
-        return f"{sum(worker.state == 'ready' for worker in self.workers)} of {len(self.workers)} workers ready"
+        return (
+            f"{sum(worker.state == 'ready' for worker in self.workers)} of {len(self.workers)} workers ready"
+        )
 
     def sentence(self) -> str:
         """One line for people."""
-        parts = [f"{self.done} done", f"{self.failed} failed", f"{self.skipped} skipped", f"{self.pending} pending"]
+        parts = [
+            f"{self.done} done",
+            f"{self.failed} failed",
+            f"{self.skipped} skipped",
+            f"{self.pending} pending",
+        ]
         if self.running:
             parts.append(self.loading_sentence() if self.loading else f"{self.images_per_second:g} images/s")
             parts += [count] if (count := self.some_loading()) else []

@@ -13,7 +13,8 @@ import msgspec
 
 from daemon.jobs import JobStatus
 from daemon.ledger import checksums, identity
-from daemon.ledger.records import Reader, Record
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
 from daemon.ledger.rows import content_row, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import find_damaged
@@ -31,8 +32,9 @@ class DamagedRows:
         self._named: set[tuple[bytes, int | None]] = set()  # rows of these that may be damaged
 
     def check(self, destination: Destination | None, record: Record, *, fix: bool) -> Finding:
-        """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is correct; if not, let
-        the next start process the image again. destination: None for an inbox that is not configured."""
+        """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is
+        correct; if not, let the next start process the image again. destination: None for an inbox that is
+        not configured."""
         self._note(record.id, record.digest)
         found = self._find_true_sidecar(destination, record) if destination else None
         if found is None:
@@ -49,27 +51,35 @@ class DamagedRows:
         if fix:
             self._write(sidecar, record)
         then = "the ledger now has it again" if fix else "`repair` copies it into the ledger"
-        return Finding("damaged", file, f"{record.damage}: damaged in the ledger, but this sidecar is correct; {then}")
+        return Finding(
+            "damaged", file, f"{record.damage}: damaged in the ledger, but this sidecar is correct; {then}"
+        )
 
     def check_unshown(self, *, fix: bool) -> Iterator[Finding]:
-        """Check damaged results that no sidecar has. fix: delete them, so that nothing uses them, and also those of images that
-        are to be processed again."""
+        """Check damaged results that no sidecar has. fix: delete them, so that nothing uses them,
+        and also those of images that are to be processed again."""
         reader = self._reader
         with reader.lend() as connection:
             left = list(find_damaged(connection, reader.models, lambda: True))
         for digest, model in (key for key in left if key not in self._named):
             what = reader.name_of(digest, model)
             then = "it was removed" if fix else "`repair` removes it"
-            yield Finding("damaged", os.fsencode(reader.path), f"{what}: damaged, and no sidecar shows it; {then}")
+            yield Finding(
+                "damaged", os.fsencode(reader.path), f"{what}: damaged, and no sidecar shows it; {then}"
+            )
         if fix and left:
             with self._writing() as connection:
-                connection.executemany(SQL["drop_content"], [(key.digest,) for key in left if key.model is None])
+                connection.executemany(
+                    SQL["drop_content"], [(key.digest,) for key in left if key.model is None]
+                )
                 connection.executemany(SQL["drop_result"], [key for key in left if key.model is not None])
 
     def check_replaced(self, *, fix: bool) -> Iterator[Finding]:
-        """Check damaged versions whose sidecar is now that of a newer version: no file has their data. fix: remove their data
-        from the ledger, and keep only the row."""
-        left = [record for record in self._reader.replaced() if record.damage and record.id not in self._checked]
+        """Check damaged versions whose sidecar is now that of a newer version: no file has their data.
+        fix: remove their data from the ledger, and keep only the row."""
+        left = [
+            record for record in self._reader.replaced() if record.damage and record.id not in self._checked
+        ]
         for record in left:
             self._note(record.id, record.digest)
             then = "it is GONE now" if fix else "`repair` makes it GONE"
@@ -77,7 +87,9 @@ class DamagedRows:
             yield self._of_the_ledger(record, detail)
         if fix and left:
             with self._writing() as connection:
-                connection.executemany(SQL["clear"], [{"id": record.id, "now": time.time()} for record in left])
+                connection.executemany(
+                    SQL["clear"], [{"id": record.id, "now": time.time()} for record in left]
+                )
 
     def _of_the_ledger(self, record: Record, detail: str) -> Finding:
         return Finding("damaged", os.fsencode(self._reader.path), f"image {record.id}: {detail}")
@@ -97,8 +109,8 @@ class DamagedRows:
         return None
 
     def _is_true(self, sidecar: Record, record: Record) -> bool:
-        """Whether every row of the image agrees with the sidecar: it has the sidecar's checksum, or the same data and a damaged
-        checksum."""
+        """Whether every row of the image agrees with the sidecar: it has the sidecar's checksum,
+        or the same data and a damaged checksum."""
         if (sidecar.id, sidecar.path, sidecar.status) != (record.id, record.path, record.status):
             return False
         with self._reader.lend() as connection:
@@ -106,11 +118,17 @@ class DamagedRows:
 
     def _agrees(self, connection: sqlite3.Connection, sidecar: Record, record: Record) -> bool:
         (row,) = connection.execute(SQL["find_by_id"], (record.id,)).fetchall()
-        whole = checksums.holds(row["checksum"], lambda: sidecar.checksum) or sidecar.checksum == record.checksum
+        whole = (
+            checksums.holds(row["checksum"], lambda: sidecar.checksum) or sidecar.checksum == record.checksum
+        )
         for content in run_rows(connection, "contents", [(sidecar.digest,)] if sidecar.width else []):
-            whole &= content["checksum"] == content_row(sidecar)[-1] or tuple(content)[:-1] == content_row(sidecar)[:-1]
+            whole &= (
+                content["checksum"] == content_row(sidecar)[-1]
+                or tuple(content)[:-1] == content_row(sidecar)[:-1]
+            )
         stored = {
-            result["model"]: result for result in run_rows(connection, "results", [(sidecar.digest,)] if sidecar.models else [])
+            result["model"]: result
+            for result in run_rows(connection, "results", [(sidecar.digest,)] if sidecar.models else [])
         }
         for model in sidecar.models:
             number = self._numbers.get((model.stage, model.fingerprint))
@@ -132,9 +150,18 @@ class DamagedRows:
                 run_rows(connection, "keep_content", [content_row(sidecar)])
             for number, model in zip(numbers, sidecar.models, strict=True):
                 connection.execute(SQL["drop_result"], (sidecar.digest, number))
-                run_rows(connection, "keep_result", [result_row(sidecar.digest, number, model, sidecar.outputs[model.stage])])
+                run_rows(
+                    connection,
+                    "keep_result",
+                    [result_row(sidecar.digest, number, model, sidecar.outputs[model.stage])],
+                )
             models = msgspec.json.encode(numbers).decode() if sidecar.status is JobStatus.DONE else None
-            result = (sidecar.bin or None, sidecar.criteria or None, sidecar.reason or None, sidecar.detail or None)
+            result = (
+                sidecar.bin or None,
+                sidecar.criteria or None,
+                sidecar.reason or None,
+                sidecar.detail or None,
+            )
             checksum = replace(sidecar, attempts=attempts).checksum
             row = (
                 sidecar.digest or None,

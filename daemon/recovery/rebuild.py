@@ -27,7 +27,7 @@ from daemon.inbox.sources import taken_names
 from daemon.jobs import JobStatus, Version
 from daemon.ledger import identity
 from daemon.ledger.files import sync_folder
-from daemon.ledger.records import Model, Record
+from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import content_row, result_row
 from daemon.ledger.schema import connect
 from daemon.ledger.soundness import MOST
@@ -43,8 +43,9 @@ CLOCK_SECONDS = 0.001  # the precision of the times in a sidecar
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sidecar. kind, compared with a ledger: "whole", "missing", "edited", "foreign" (it has no row) or "damaged" (its
-    row is); for a new ledger: "restored" or "left out". "kept" is not a sidecar but the place of the old ledger."""
+    """One sidecar. kind, compared with a ledger: "whole", "missing", "edited", "foreign" (it has no row) or
+    "damaged" (its row is); for a new ledger: "restored" or "left out". "kept" is not a sidecar but the place
+    of the old ledger."""
 
     kind: str
     file: bytes
@@ -55,12 +56,15 @@ class OtherInbox(ValueError):
     """A sidecar is in the folder of another inbox than its own."""
 
     def __init__(self, inbox: str, destination: Destination) -> None:
-        super().__init__(f"it belongs to the inbox {inbox}, but is in the folder of {os.fsdecode(destination.inbox)}")
+        super().__init__(
+            f"it belongs to the inbox {inbox}, but is in the folder of {os.fsdecode(destination.inbox)}"
+        )
         self.inbox = inbox
 
 
 def rebuild(config: Config) -> Iterator[Finding]:
-    """Replace the ledger by a new one, and keep the old one under another name. Raises InboxMoved; then nothing has changed."""
+    """Replace the ledger by a new one, and keep the old one under another name. Raises InboxMoved;
+    then nothing has changed."""
     path = config.state.path / LEDGER
     fresh = path.with_name(f"{LEDGER}.new")
     _remove(fresh)  # of an attempt that was interrupted
@@ -82,7 +86,8 @@ def rebuild(config: Config) -> Iterator[Finding]:
         present = _follow(path, connection)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
     for suffix in DATABASE:
-        keep = os.rename if suffix else os.link  # without a ledger, even for a moment, a daemon would make a new one
+        # without a ledger, even for a moment, a daemon would make a new one
+        keep = os.rename if suffix else os.link
         with contextlib.suppress(FileNotFoundError):
             keep(f"{path}{suffix}", f"{kept}{suffix}")
     identity.write(
@@ -112,8 +117,8 @@ def _moved(destination: Destination, others: Counter[str]) -> InboxMoved:
 
 
 def _follow(path: Path, connection: sqlite3.Connection) -> identity.Identity:
-    """The identity of the new ledger. No number is given twice, even if the sidecars of the last images were lost: the file
-    `identity` may have an older number."""
+    """The identity of the new ledger. No number is given twice, even if the sidecars
+    of the last images were lost: the file `identity` may have an older number."""
     last = identity.identity_of(connection).last_number
     with contextlib.suppress(LedgerDamaged):
         known = identity.read(path.parent)
@@ -153,8 +158,8 @@ def _restore(
 
 
 def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destination) -> Record:
-    """The record of a sidecar, the opposite of `Record.document`. Raises OSError, ValueError, KeyError or DecodeError when the
-    file is not a sidecar."""
+    """The record of a sidecar, the opposite of `Record.document`. Raises OSError, ValueError,
+    KeyError or DecodeError when the file is not a sidecar."""
     if stat_regular(file) is None:  # reading a FIFO might never end
         raise ValueError("it is not a regular file")
     with open(file, "rb") as opened:
@@ -212,10 +217,15 @@ def _places_of(record: Record, destination: Destination) -> set[bytes]:
 
 
 def _locate(record: Record, destination: Destination) -> Record:
-    """The record with the version and place of its source, if that is certain: then the scan takes it for no new file."""
+    """The record with the version and place of its source, if
+    that is certain: then the scan takes it for no new file."""
     source = os.path.join(destination.inbox, record.path)
     status = stat_regular(source)
-    if status and status.st_size == record.version.size and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS:
+    if (
+        status
+        and status.st_size == record.version.size
+        and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS
+    ):
         return replace(record, version=Version.of(status))
     home = destination.home_of(record)
     for place in reversed(taken_names(home, record.id)) if home else ():
@@ -233,12 +243,30 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
         connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
         numbers[model] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint)).fetchone()[0]
     run_rows(connection, "keep_content", [content_row(r) for r in records if r.width])
-    results = [result_row(r.digest, numbers[model], model, r.outputs[model.stage]) for r in records for model in r.models]
+    results = [
+        result_row(r.digest, numbers[model], model, r.outputs[model.stage])
+        for r in records
+        for model in r.models
+    ]
     run_rows(connection, "keep_result", results)
     rows = [
         (
-            *(r.id, r.inbox, r.path, *r.version, int(r.status), r.seen_at, r.attempts, r.location or None, r.digest or None),
-            *(msgspec.json.encode([numbers[model] for model in r.models]).decode(), r.bin or None, r.criteria or None),
+            *(
+                r.id,
+                r.inbox,
+                r.path,
+                *r.version,
+                int(r.status),
+                r.seen_at,
+                r.attempts,
+                r.location or None,
+                r.digest or None,
+            ),
+            *(
+                msgspec.json.encode([numbers[model] for model in r.models]).decode(),
+                r.bin or None,
+                r.criteria or None,
+            ),
             *(r.reason or None, r.detail or None, r.finished_at, r.checksum),
         )
         for r in records

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from daemon.config.loading import Config
 from daemon.jobs import Job
 from daemon.layout import digest_settings, judge_of, resolve_models
-from daemon.ledger.records import Reader, Record
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
 from daemon.results.destinations import Destination, open_destinations
 from daemon.results.judge import Judge
 from daemon.system.gpus import list_gpus
@@ -41,7 +42,10 @@ def choose_stale(reader: Reader, config: Config) -> Choice:
     """Choose the images whose models, bin or criteria would differ now. Raises ModelsUnusable, ConfigError."""
     specs = resolve_models(config, list_gpus())
     fingerprints = {stage: spec.fingerprint for stage, spec in specs.items()}
-    choice = choose(_stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())), config)
+    choice = choose(
+        _stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())),
+        config,
+    )
     return replace(choice, settings_digest=digest_settings(config, specs))
 
 
@@ -82,7 +86,9 @@ def _why_left(record: Record, destination: Destination | None) -> str:
     """Why the image cannot be processed again; empty if it can."""
     if destination is None:
         return "their inbox is not in the configuration"
-    if destination.bins_mode in ("link", "copy") and record.location.startswith(os.path.join(destination.bins, b"")):
+    if destination.bins_mode in ("link", "copy") and record.location.startswith(
+        os.path.join(destination.bins, b"")
+    ):
         return f'their files are in a bin, and bins = "{destination.bins_mode}" moves no image'
     try:
         status = os.lstat(record.location)

@@ -1,7 +1,8 @@
-"""Compares ledger and sidecars, and restores each from the other. No model runs, and no daemon may run at the same time.
+"""Compares ledger and sidecars, and restores each from the other. No model runs,
+and no daemon may run at the same time.
 
-Sidecars are made from the ledger, so one that is missing or edited is written again. Each has all data of its result, so a
-ledger that is lost or damaged is made again from them.
+Sidecars are made from the ledger, so one that is missing or edited is written again. Each
+has all data of its result, so a ledger that is lost or damaged is made again from them.
 """
 
 from __future__ import annotations
@@ -18,18 +19,33 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.control import open_reader
-from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerUnusable, NothingFound, NotWritable, OtherLedger, WrongArgument
+from daemon.errors import (
+    IdentityDamaged,
+    LedgerDamaged,
+    LedgerUnusable,
+    NothingFound,
+    NotWritable,
+    OtherLedger,
+    WrongArgument,
+)
 from daemon.hints import command
 from daemon.inbox.names import find_left_out, remember_names
 from daemon.jobs import JobStatus
 from daemon.ledger import identity
 from daemon.ledger.files import STDOUT, written_whole
-from daemon.ledger.records import Reader, Record
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
 from daemon.ledger.soundness import MOST, is_blank
 from daemon.recovery.damaged_rows import DamagedRows
 from daemon.recovery.rebuild import Finding, folders_of, list_sidecars, rebuild, stat_regular
-from daemon.results.destinations import Destination, open_destinations, sidecar_paths, sync_folders, write_sidecar
+from daemon.results.destinations import (
+    Destination,
+    open_destinations,
+    sidecar_paths,
+    sync_folders,
+    write_sidecar,
+)
 from daemon.results.folder_locks import lock_outputs
 from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
 
@@ -39,7 +55,8 @@ def verify(config: Config) -> Iterator[Finding]:
 
     Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged.
     """
-    with open_reader(config) as reader, lock_state(config.state.path):  # in this order, as a lock makes the folder
+    with open_reader(config) as reader, lock_state(config.state.path):
+        # in this order, as a lock makes the folder
         reader.check_file()
         yield from _compare(reader, config)
 
@@ -87,7 +104,9 @@ def _settle_identity(config: Config) -> Iterator[Finding]:
             if isinstance(error, OtherLedger) and not _has_made(reader, config):
                 raise
     identity.adopt(path)
-    detail = "it did not name the ledger in its folder, which is undamaged; it was written again from the ledger"
+    detail = (
+        "it did not name the ledger in its folder, which is undamaged; it was written again from the ledger"
+    )
     yield Finding("damaged", os.fsencode(config.state.path / IDENTITY), detail)
 
 
@@ -116,7 +135,8 @@ def _compare(reader: Reader, config: Config, *, fix: bool = False) -> Iterator[F
                 changed.add(os.path.dirname(written))
             known.add(finding.file)
             yield finding
-    # The reason of an image that waits for a retry stays; an image that is to be published may already have its sidecar.
+    # The reason of an image that waits for a retry stays; an
+    # image that is to be published may already have its sidecar.
     for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
         if destination := destinations.get(record.inbox_path):
             known.update(destination.paths_of(record))
@@ -141,14 +161,22 @@ def _stands(reader: Reader, destinations: Mapping[bytes, Destination], file: byt
         return False
     with open(file, "rb") as opened, contextlib.suppress(msgspec.DecodeError):
         record = reader.find_number(msgspec.json.decode(opened.read(), type=_Numbered).id)
-        if record and record.status is not JobStatus.DONE and (destination := destinations.get(record.inbox_path)):
+        if (
+            record
+            and record.status is not JobStatus.DONE
+            and (destination := destinations.get(record.inbox_path))
+        ):
             return file in sidecar_paths(destination.results, record.path)
     return False
 
 
 def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:
     """Images in the failed folder that have a newer version."""
-    return (record for record in reader.set_aside() if record.status is status and os.path.lexists(record.location))
+    return (
+        record
+        for record in reader.set_aside()
+        if record.status is status and os.path.lexists(record.location)
+    )
 
 
 def _find(destination: Destination, record: Record) -> Finding:
@@ -183,8 +211,14 @@ def back_up(config: Config, file: Path, *, force: bool = False) -> None:
     force: replace a file that is there. Raises NothingFound, LedgerDamaged, NotWritable, WrongArgument.
     """
     if file == STDOUT:
-        raise WrongArgument("A backup is a database, which cannot be written to standard output; name a file.")
-    with closed_to_others(), open_reader(config) as reader, written_whole(file, reader.path, force=force) as partial:
+        raise WrongArgument(
+            "A backup is a database, which cannot be written to standard output; name a file."
+        )
+    with (
+        closed_to_others(),
+        open_reader(config) as reader,
+        written_whole(file, reader.path, force=force) as partial,
+    ):
         reader.back_up(partial)
 
 

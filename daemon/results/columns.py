@@ -29,7 +29,8 @@ class Column(NamedTuple):
 
 
 def list_columns(stages: Iterable[Descriptor]) -> list[Column]:
-    """A column for each field that is a number or text. Other fields are only in sidecars and in exports as JSON lines."""
+    """A column for each field that is a number or text. Other
+    fields are only in sidecars and in exports as JSON lines."""
     return [
         Column(f"{stage.key}_{field.encode_name}", kind, stage.key, field.encode_name)
         for stage in stages

@@ -9,7 +9,7 @@ import structlog
 
 from daemon.jobs import Change
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Record
+from daemon.ledger.record import Record
 
 log = structlog.get_logger()
 
@@ -22,7 +22,9 @@ async def leave_out_damaged(ledger: Ledger, records: Sequence[Record]) -> tuple[
     for record in damaged:
         path = os.fsdecode(os.path.join(record.inbox_path, record.path))
         log.error(
-            "result damaged in the ledger; it is not published, and the image is processed again", path=path, what=record.damage
+            "result damaged in the ledger; it is not published, and the image is processed again",
+            path=path,
+            what=record.damage,
         )
     changes = await ledger.annotate_again([record.id for record in damaged])
     return [record for record in records if not record.damage], changes

@@ -1,7 +1,7 @@
 """Publishes results to files: sidecars, bins, the failed folder, and the source itself.
 
-All of these follow from the ledger and can be written again at any time: each step first checks whether it has been done.
-A file appears complete: it is written under another name, and then renamed.
+All of these follow from the ledger and can be written again at any time: each step first checks
+whether it has been done. A file appears complete: it is written under another name, and then renamed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daemon.inbox import sources
 from daemon.inbox.sources import second_name, temporary_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.jobs import JobStatus, Placed
-from daemon.ledger.records import Record
+from daemon.ledger.record import Record
 from daemon.sidecar import Source, path_of
 from daemon.system.scarcity import AWAY, SCARCE
 
@@ -35,7 +35,8 @@ Answer = TypeVar("Answer")
 _libc = ctypes.CDLL(None, use_errno=True)
 ADDED_TO_PATHS = 128  # bytes, at most
 LONGEST_NAME = 255  # bytes, of every common file system
-_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)  # may be temporary
+# may be temporary
+_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -44,13 +45,15 @@ class NotSynced(OSError):
 
 
 class Held(Exception):
-    """A source cannot be moved or deleted for now, for the reason given. Everything else of its image is published."""
+    """A source cannot be moved or deleted for now, for the reason given.
+    Everything else of its image is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What has been published. held: inboxes with sources that cannot leave, and why; their images have to be published again.
-    folders: those in which files were added or removed. records: all of these images, those that are held too."""
+    """What has been published. held: inboxes with sources that cannot leave, and why; their images have to be
+    published again. folders: those in which files were added or removed. records: all of these images, those
+    that are held too."""
 
     placed: list[Placed]
     held: dict[int, str]
@@ -78,7 +81,9 @@ class Destination:
         name = os.fsencode(inbox.name)
         folders = (output.results, output.failed, output.done, output.bins_folder)
         known = {b"A", b"B", b"C", *map(os.fsencode, bins)}
-        results, failed, done, folder = (os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders)
+        results, failed, done, folder = (
+            os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders
+        )
         mode, fate = output.bins, inbox.on_success
         if (mode, fate) == ("copy", "delete"):  # the same as a move, which overwrites nothing
             mode, fate = "move", "keep"
@@ -86,9 +91,11 @@ class Destination:
 
     @property
     def longest_path(self) -> int:
-        """The longest path of a file in the inbox, in bytes, for which all that is published still fits into a path, with the
-        name of a bin, a number, or a temporary name added."""
-        return LONGEST_PATH - max(map(len, (self.results, self.failed, self.done, self.bins))) - ADDED_TO_PATHS
+        """The longest path of a file in the inbox, in bytes, for which all that is published
+        still fits into a path, with the name of a bin, a number, or a temporary name added."""
+        return (
+            LONGEST_PATH - max(map(len, (self.results, self.failed, self.done, self.bins))) - ADDED_TO_PATHS
+        )
 
     def publish(self, record: Record) -> Placed:
         """Write the sidecar or the reason, fill the bin, and move the source. It may be called again.
@@ -105,7 +112,8 @@ class Destination:
         return placed
 
     def paths_of(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
-        """The two possible paths of its sidecar or its reason. location: where the file is, if not where the record says."""
+        """The two possible paths of its sidecar or its reason. location: where the file is,
+        if not where the record says."""
         if record.status is JobStatus.DONE:
             return sidecar_paths(self.results, record.path)
         return self._reason_paths(record, location or record.location)
@@ -115,8 +123,8 @@ class Destination:
         return sidecar_paths(self.failed, second_name(record.path, record.id))
 
     def _reason_paths(self, record: Record, location: bytes) -> tuple[bytes, bytes]:
-        """A reason is named after its image if that is in the failed folder, else after the path in the inbox, unless another
-        version has this name in the failed folder."""
+        """A reason is named after its image if that is in the failed folder, else after
+        the path in the inbox, unless another version has this name in the failed folder."""
         folder = os.path.join(self.failed, b"")
         if location.startswith(folder):
             return sidecar_paths(self.failed, location.removeprefix(folder))
@@ -173,31 +181,38 @@ class Destination:
         return placed
 
     def _forget_reason(self, record: Record) -> None:
-        """Remove the reason of an attempt or an earlier version that failed, unless it is next to that version's file."""
+        """Remove the reason of an attempt or an earlier version that failed,
+        unless it is next to that version's file."""
         if not os.path.isdir(self.failed):  # nothing has failed yet
             return
-        for first, second in (self._reason_paths(record, record.location), self.numbered_reason_paths(record)):
+        for first, second in (
+            self._reason_paths(record, record.location),
+            self.numbered_reason_paths(record),
+        ):
             with contextlib.suppress(FileNotFoundError):  # without the first there is no second
                 for path in (first, second):
                     if _is_reason_of(record, path):
                         _unlink(path)
 
     def _leave_other_bins(self, record: Record) -> None:
-        """Remove it from other bins: an earlier version of the file, or an earlier rule, may have put it there."""
+        """Remove it from other bins: an earlier version of the file, or an earlier rule,
+        may have put it there."""
         for name in self.known_bins - {os.fsencode(record.bin)}:
             path = os.path.join(self.bins, name, record.path)
             if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
                 _unlink(path)
 
     def _try(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
-        """Do a step that other files or permissions may make impossible for this file: then it is skipped and logged. Raises
-        OSError if the disk is full or fails."""
+        """Do a step that other files or permissions may make impossible for this file:
+        then it is skipped and logged. Raises OSError if the disk is full or fails."""
         try:
             return step()
         except OSError as error:
             if error.errno in _DISK_TROUBLE:
                 raise
-            log.warning("bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror)
+            log.warning(
+                "bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror
+            )
             return None
 
     def _try_with_source(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
@@ -210,7 +225,8 @@ class Destination:
             raise Held(f"{os.fsdecode(record.location)}: {error.strerror}") from error
 
     def _move(self, record: Record) -> Placed:
-        """Move the source to its place. A source that can never be moved stays: its result is safe. Raises Held."""
+        """Move the source to its place. A source that can never be moved stays: its result is safe.
+        Raises Held."""
         home = self.home_of(record)
         placed = None if home is None else self._try_with_source(record, lambda: sources.move(record, home))
         return placed or Placed(record.id)
@@ -238,8 +254,9 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
 
 
 def sync_folders(folders: Iterable[bytes]) -> None:
-    """Flush the file systems of these folders to the disk. One call for each file system costs a small part of a call for each
-    file. Raises NotSynced, and OSError when a folder cannot be opened. Runs in a thread."""
+    """Flush the file systems of these folders to the disk. One call for each file system costs a small part
+    of a call for each file. Raises NotSynced, and OSError when a folder cannot be opened. Runs in a thread.
+    """
     synced = set()
     for folder in folders:
         with contextlib.suppress(*_IN_THE_WAY):  # nothing has been published there yet
@@ -254,8 +271,8 @@ def sync_folders(folders: Iterable[bytes]) -> None:
 
 
 def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:
-    """Write the record to its first path or, if a folder or another file is in the way or the path is too long, to the
-    second; returns which."""
+    """Write the record to its first path or, if a folder or another file
+    is in the way or the path is too long, to the second; returns which."""
     try:
         write_whole(first, record.sidecar)
     except OSError as error:
@@ -271,8 +288,8 @@ class _Reason(msgspec.Struct):
 
 
 def _is_reason_of(record: Record, path: bytes) -> bool:
-    """Whether the file is a reason of this image: another image may have the same name as its second name. Raises
-    FileNotFoundError."""
+    """Whether the file is a reason of this image: another image may have the same name as its second name.
+    Raises FileNotFoundError."""
     try:
         with open(path, "rb") as file:
             source = msgspec.json.decode(file.read(), type=_Reason).source
@@ -287,8 +304,8 @@ def _could_be_a_reason(path: bytes) -> bool:
 
 
 def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
-    """<folder>/<path>.json, in which a name that is too long is cut and ends in a digest of the whole path; and, if that cannot
-    be written, a digest of the path at the top of `folder`."""
+    """<folder>/<path>.json, in which a name that is too long is cut and ends in a digest of the whole path;
+    and, if that cannot be written, a digest of the path at the top of `folder`."""
     head, name = os.path.split(path)
     digest = hashlib.sha256(path).hexdigest().encode()
     sidecar = name + b".json"
@@ -306,7 +323,8 @@ def _cut(name: bytes, length: int) -> bytes:
 
 
 def write_whole(path: bytes, data: bytes) -> None:
-    """Write a file that appears complete or not at all. It is on the disk once `sync_folders` has been called."""
+    """Write a file that appears complete or not at all.
+    It is on the disk once `sync_folders` has been called."""
     temporary = temporary_name(path)
     fd = _create(temporary)
     try:
@@ -323,7 +341,8 @@ def write_whole(path: bytes, data: bytes) -> None:
 
 
 def _unlink(path: bytes) -> bool:
-    """Remove a file. Returns whether the name is free: no folder has it, and no file has the name of a parent folder."""
+    """Remove a file. Returns whether the name is free: no folder has it,
+    and no file has the name of a parent folder."""
     try:
         os.unlink(path)
     except FileNotFoundError:

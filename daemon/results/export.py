@@ -1,5 +1,5 @@
-"""Exports all results to one file: CSV and Parquet with a column for each value, or JSON lines with complete records. The
-further columns of Parquet are in parquet.py."""
+"""Exports all results to one file: CSV and Parquet with a column for each value, or
+JSON lines with complete records. The further columns of Parquet are in parquet.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import msgspec
 from daemon.errors import LedgerDamaged, WrongArgument
 from daemon.hints import command, quantity
 from daemon.ledger.files import STDOUT, written_whole
-from daemon.ledger.records import Reader, Record
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
 from daemon.results import columns
 from daemon.results.parquet import write_table
 from daemon.state import closed_to_others
@@ -74,11 +75,13 @@ def export_records(
     force: bool = False,
     warn: Callable[[str], None] = lambda sentence: None,
 ) -> int:
-    """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all; returns how many.
+    """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all;
+    returns how many.
 
-    file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: called with the number of rows
-    written, and of all. force: replace an existing file. warn: called with what a reader of the file should know. Raises
-    WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after writing all others, when some images are damaged.
+    file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: called with the number of
+    rows written, and of all. force: replace an existing file. warn: called with what a reader of the file
+    should know. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after writing all others,
+    when some images are damaged.
     """
     counts = reader.bin_counts()
     _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
@@ -96,7 +99,9 @@ def export_records(
     if len(sizes) > 1:
         listed = ", ".join(map(str, sizes))
         fix = f"`{command('redo', '--stale')}` processes all images with the current model."
-        warn(f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {fix}")
+        warn(
+            f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {fix}"
+        )
     writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
         "csv": _write_csv,
         "jsonl": _write_jsonl,
@@ -106,7 +111,11 @@ def export_records(
     if file == STDOUT:
         write(sys.stdout.buffer, count())
     else:
-        with closed_to_others(), written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
+        with (
+            closed_to_others(),
+            written_whole(file, reader.path, force=force) as partial,
+            partial.open("wb") as out,
+        ):
             write(out, count())
     if damaged:
         raise LedgerDamaged(
@@ -130,33 +139,47 @@ def format_of(file: Path) -> str:
     """The format of the file's suffix; CSV for standard output. Raises WrongArgument."""
     suffix = file.suffix.removeprefix(".").lower()
     if file != STDOUT and suffix not in FORMATS:
-        raise WrongArgument(f"{file} does not end in any of {', '.join(f'.{name}' for name in FORMATS)}; name a --format.")
+        raise WrongArgument(
+            f"{file} does not end in any of {', '.join(f'.{name}' for name in FORMATS)}; name a --format."
+        )
     return suffix or "csv"
 
 
 def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float], bins: set[str]) -> None:
     """Raises WrongArgument."""
     if unknown := {bin_name, *ratio} - {"", *bins}:
-        raise WrongArgument(f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}.")
+        raise WrongArgument(
+            f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}."
+        )
     if bin_name and ratio:
         raise WrongArgument("--bin exports one bin, and --ratio mixes several; use only one of them.")
     if file == STDOUT and format == "parquet":
-        raise WrongArgument("Parquet cannot be written to standard output; name a file, or use --format csv or jsonl.")
+        raise WrongArgument(
+            "Parquet cannot be written to standard output; name a file, or use --format csv or jsonl."
+        )
 
 
 def parse_ratio(text: str) -> dict[str, float]:
     """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises WrongArgument."""
     try:
-        shares = {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(",") if part)}
+        shares = {
+            name.strip(): float(share)
+            for name, share in (part.split("=") for part in text.split(",") if part)
+        }
     except ValueError:
-        raise WrongArgument(f'--ratio "{text}" is not a list of shares; write it like A=0.4,B=0.4,C=0.2.') from None
+        raise WrongArgument(
+            f'--ratio "{text}" is not a list of shares; write it like A=0.4,B=0.4,C=0.2.'
+        ) from None
     if not all(0 < share < math.inf for share in shares.values()):
-        raise WrongArgument(f'--ratio "{text}": a share must be more than 0; leave out the bins that you do not want.')
+        raise WrongArgument(
+            f'--ratio "{text}": a share must be more than 0; leave out the bins that you do not want.'
+        )
     return {name: share / sum(shares.values()) for name, share in shares.items()}
 
 
 def embedding_sizes(reader: Reader, bin_name: str = "") -> list[int]:
-    """The different lengths of the embeddings of a bin, or of all images, in order. Those of one model have one length."""
+    """The different lengths of the embeddings of a bin, or of all images, in order.
+    Those of one model have one length."""
     answers = [msgspec.json.decode(payload) for payload in reader.answers_of_each_model("clip", bin_name)]
     return sorted({answer["embedding"]["dim"] for answer in answers})
 
@@ -169,7 +192,8 @@ def row_of(record: Record) -> dict[str, Any]:
 def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
     source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
     caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
-    measured = document["bin"]["criteria"].get("A", {})  # only lines that count for the bin, fewer than OCR found
+    # only lines that count for the bin, fewer than OCR found
+    measured = document["bin"]["criteria"].get("A", {})
     text_boxes, text_area = (measured.get(name, {}).get("value") for name in ("text_boxes", "text_area"))
     return {
         "id": record.id,
@@ -230,8 +254,8 @@ def _write_csv(out: BinaryIO, records: Iterator[Record]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """A list as JSON, since labels may contain any character. A text that starts like a formula gets a quote, as a spreadsheet
-    would run it, and anyone can put text on an image."""
+    """A list as JSON, since labels may contain any character. A text that starts like a formula gets a quote,
+    as a spreadsheet would run it, and anyone can put text on an image."""
     if isinstance(value, list):
         return msgspec.json.encode(value).decode()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value

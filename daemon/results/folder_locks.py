@@ -1,7 +1,8 @@
-"""The output folders belong to one daemon: two daemons with separate state folders must not write to the same ones.
+"""The output folders belong to one daemon: two daemons with
+separate state folders must not write to the same ones.
 
-The folder itself is locked, so that no new file appears among the results. On a network mount the lock may be valid on
-this machine only; if there are no locks at all, the daemon says so and works without them.
+The folder itself is locked, so that no new file appears among the results. On a network mount the lock may
+be valid on this machine only; if there are no locks at all, the daemon says so and works without them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ LOCKS = Path("/proc/locks")
 
 @contextlib.contextmanager
 def lock_outputs(config: Config, *, make: bool = True) -> Iterator[None]:
-    """Lock the output folders for this process until the end of the context, or of the process. make: make the folder for
-    sidecars if it does not exist. Daemons whose inboxes have different names may share the top folders.
+    """Lock the output folders for this process until the end of the context, or of the process. make: make
+    the folder for sidecars if it does not exist. Daemons whose inboxes have different names may share the top
+    folders.
 
     Raises AlreadyRunning.
     """
@@ -37,7 +39,8 @@ def lock_outputs(config: Config, *, make: bool = True) -> Iterator[None]:
 
 
 def _modes(config: Config) -> dict[Path, int]:
-    """The mode of each folder's lock: exclusive, or shared for those that may have sub-folders of several daemons."""
+    """The mode of each folder's lock: exclusive, or shared
+    for those that may have sub-folders of several daemons."""
     output = config.output
     tops = [output.results, output.failed]
     tops += [output.bins_folder] if output.bins != "none" else []
@@ -73,7 +76,8 @@ def _lock(stack: contextlib.ExitStack, folder: Path, mode: int, *, make: bool) -
 
 
 def _holder_of(fd: int) -> str:
-    """The process that has the lock, from the kernel's list; empty if it is not there (another container or machine)."""
+    """The process that has the lock, from the kernel's list;
+    empty if it is not there (another container or machine)."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError):

@@ -1,4 +1,5 @@
-"""Decides how a job ends: its bin if it has its results, else another attempt or FAILED. Policy only: no I/O but the log."""
+"""Decides how a job ends: its bin if it has its results, else another attempt or FAILED.
+Policy only: no I/O but the log."""
 
 from __future__ import annotations
 
@@ -24,7 +25,21 @@ from stages.registry import KEYS
 IMAGE_SUFFIXES = frozenset(
     suffix.encode()
     for suffix in (
-        *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".jp2", ".jxl", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp"),
+        *(
+            ".jpg",
+            ".jpeg",
+            ".jpe",
+            ".jfif",
+            ".mpo",
+            ".jp2",
+            ".jxl",
+            ".png",
+            ".webp",
+            ".gif",
+            ".tif",
+            ".tiff",
+            ".bmp",
+        ),
         *(".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm", ".psd", ".svg"),
     )
 )
@@ -34,10 +49,11 @@ log = structlog.get_logger()
 
 
 class Judge:
-    """Chooses the bin by the thresholds or the user's rule, and another attempt by the number of attempts so far.
+    """Chooses the bin by the thresholds or the user's rule,
+    and another attempt by the number of attempts so far.
 
-    inboxes: their folders by number, for the rule. cascade: all stages, if those that cannot change the bin are to be skipped;
-    empty if all run.
+    inboxes: their folders by number, for the rule. cascade: all stages, if
+    those that cannot change the bin are to be skipped; empty if all run.
     """
 
     def __init__(
@@ -64,7 +80,9 @@ class Judge:
 
     def is_decided(self, job: Job) -> bool:
         """Whether the remaining stages can be skipped."""
-        return bool(self._cascade and job.outputs) and is_decided(_payloads(job), self._thresholds, self._cascade)
+        return bool(self._cascade and job.outputs) and is_decided(
+            _payloads(job), self._thresholds, self._cascade
+        )
 
     def endings(self, jobs: Sequence[Job]) -> list[Ending]:
         """How each of these jobs ends. Runs in a thread, as a user's rule may be slow."""
@@ -95,7 +113,8 @@ class Judge:
         if (type(error), place) not in self._logged:
             self._logged.add((type(error), place))
             log.error(
-                "the binning rule raised an error; further errors of this kind are reported without a traceback", exc_info=error
+                "the binning rule raised an error; further errors of this kind are reported without a traceback",
+                exc_info=error,
             )
         return explain(error, record, os.path.basename(place))
 
@@ -124,7 +143,11 @@ def _payloads(job: Job) -> dict[str, bytes]:
 def explain(error: Exception, record: dict[str, Any], place: str) -> str:
     """What a rule raised, and where."""
     said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-    return f"{said}; the record has {', '.join(sorted(map(str, record)))}" if isinstance(error, KeyError) else said
+    return (
+        f"{said}; the record has {', '.join(sorted(map(str, record)))}"
+        if isinstance(error, KeyError)
+        else said
+    )
 
 
 def place_in_rule(error: Exception, caller: str = __file__) -> str:
@@ -137,8 +160,9 @@ def place_in_rule(error: Exception, caller: str = __file__) -> str:
 
 
 def describe(job: Job, verdict: Bin, inbox: bytes) -> dict[str, Any]:
-    """The record that a user's rule gets: the image as in its sidecar, except for what is not known yet, with the bin by the
-    built-in rule. It also has each stage's result under the stage's name, the path and the size."""
+    """The record that a user's rule gets: the image as in its sidecar, except for what is not known yet, with
+    the bin by the built-in rule. It also has each stage's result under the stage's name, the path and the
+    size."""
     document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job)}
     for stage, payload in _payloads(job).items():
         document[stage] = document[KEYS.get(stage, stage)] = msgspec.json.decode(payload)

@@ -1,5 +1,5 @@
-"""Takes published records to the sinks. Each sink follows the ledger's outbox by itself: it has its own place there and its own
-retries, and no sink waits for another one, nor does anything else wait for a sink.
+"""Takes published records to the sinks. Each sink follows the ledger's outbox by itself: it has its own
+place there and its own retries, and no sink waits for another one, nor does anything else wait for a sink.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from daemon.jobs import Change
 from daemon.ledger import outbox
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.outbox import Place
-from daemon.ledger.records import Reader, Record
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
 from daemon.monitoring.snapshot import SinkState
 from daemon.results.damage import leave_out_damaged
 from daemon.results.sinks import Sink
@@ -27,7 +28,8 @@ from daemon.results.sinks import Sink
 log = structlog.get_logger()
 
 GROUP = 128  # records that a sink gets at once
-GATHER_SECONDS = 0.05  # after a group, unless the next one is full: few full groups cost less than many small ones
+# after a group, unless the next one is full: few full groups cost less than many small ones
+GATHER_SECONDS = 0.05
 PAUSE_SECONDS = 1.0  # after the first failure; doubled after each further one
 LONGEST_PAUSE_SECONDS = 60.0
 LAST_TRIES = 3  # when the daemon ends
@@ -40,7 +42,8 @@ class Recent:
     """The last records that entered the outbox, so that a sink that keeps up needs no reading of the ledger."""
 
     def __init__(self) -> None:
-        self._records: deque[tuple[int, Record]] = deque(maxlen=RECENT)  # without gaps in the sequence numbers
+        # without gaps in the sequence numbers
+        self._records: deque[tuple[int, Record]] = deque(maxlen=RECENT)
 
     def add(self, records: Mapping[int, Record]) -> None:
         """records: by sequence number."""
@@ -50,7 +53,8 @@ class Recent:
             self._records.append((sequence, record))
 
     def after(self, sequence: int) -> list[tuple[int, Record]]:
-        """The next records and their sequence numbers, at most GROUP; none if the first of them is no longer here."""
+        """The next records and their sequence numbers, at most GROUP;
+        none if the first of them is no longer here."""
         if not self._records or (start := sequence + 1 - self._records[0][0]) < 0:
             return []
         return list(itertools.islice(self._records, start, start + GROUP))
@@ -78,7 +82,8 @@ class Delivery:
         self._ledger = ledger
         self._reader = reader
         self._note_changes = note_changes
-        self._accepted = place.sequence  # what the sink has taken; the place in the ledger may still be behind it
+        # what the sink has taken; the place in the ledger may still be behind it
+        self._accepted = place.sequence
         self._failure = ""  # why the last try failed
         self._called_at = math.inf  # monotonic seconds
         self._wake = anyio.Event()
@@ -96,10 +101,14 @@ class Delivery:
         why = self._failure
         if not why and (silent := time.monotonic() - self._called_at) > SILENT_SECONDS:
             why = f"it has not answered for {silent:.0f} s"
-        return f"sink {self.name}: {self.behind:,} record{'s' * (self.behind != 1)} behind: {why}" if why else ""
+        return (
+            f"sink {self.name}: {self.behind:,} record{'s' * (self.behind != 1)} behind: {why}" if why else ""
+        )
 
     def state(self) -> SinkState:
-        return SinkState(name=self.name, behind=self.behind, succeeded_at=self.place.succeeded_at, problem=self.problem())
+        return SinkState(
+            name=self.name, behind=self.behind, succeeded_at=self.place.succeeded_at, problem=self.problem()
+        )
 
     def note_last(self, last: int) -> None:
         """Note that there are records up to this sequence number."""
@@ -154,7 +163,8 @@ class Delivery:
             await self._wake.wait()
 
     async def _deliver(self) -> None:
-        """Give the sink its next records, then move its place: a crash in between repeats records and drops none."""
+        """Give the sink its next records, then move its place:
+        a crash in between repeats records and drops none."""
         records, sequence = await self._next_records()
         if records:
             await self._append(records)
@@ -197,15 +207,27 @@ class Outbox:
 
     @classmethod
     async def open(
-        cls, ledger: Ledger, reader: Reader, sinks: Mapping[str, Sink], note_changes: Callable[[Sequence[Change]], None]
+        cls,
+        ledger: Ledger,
+        reader: Reader,
+        sinks: Mapping[str, Sink],
+        note_changes: Callable[[Sequence[Change]], None],
     ) -> Outbox:
-        """Go on from each sink's place in the ledger; a new sink gets the records that are published from now on."""
+        """Go on from each sink's place in the ledger; a new
+        sink gets the records that are published from now on."""
         opened = await ledger.run(partial(outbox.follow, names=sinks.keys()))
         for name, records in opened.dropped.items():
             if records:
-                log.warning("sink is no longer configured; it has not received its last records", sink=name, records=records)
+                log.warning(
+                    "sink is no longer configured; it has not received its last records",
+                    sink=name,
+                    records=records,
+                )
         places, recent = opened.places, Recent()
-        deliveries = [Delivery(name, sink, places[name], recent, ledger, reader, note_changes) for name, sink in sinks.items()]
+        deliveries = [
+            Delivery(name, sink, places[name], recent, ledger, reader, note_changes)
+            for name, sink in sinks.items()
+        ]
         for delivery in deliveries:
             delivery.note_last(opened.last)
         return cls(deliveries, recent)
@@ -227,8 +249,8 @@ class Outbox:
                 tasks.start_soon(delivery.run)
 
     async def finish(self) -> None:
-        """Deliver what is left. A sink that fails or does not answer is given up; its records stay in the ledger. During a
-        drain all sinks together have DRAIN_SECONDS."""
+        """Deliver what is left. A sink that fails or does not answer is given up; its
+        records stay in the ledger. During a drain all sinks together have DRAIN_SECONDS."""
         with anyio.CancelScope() as self._finishing:
             self._limit()
             async with anyio.create_task_group() as tasks:

@@ -1,4 +1,5 @@
-"""Exports as Parquet: the columns of every export, and what fits into no cell of a CSV: embeddings, boxes and scores."""
+"""Exports as Parquet: the columns of every export, and what fits into no cell of a CSV: embeddings,
+boxes and scores."""
 
 from __future__ import annotations
 
@@ -19,14 +20,18 @@ FURTHER = ("text_lines", "detections", "tag_scores", "embedding")  # columns tha
 Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and the sidecar
 
 
-def write_table(out: BinaryIO, rows: Iterator[Row], columns: Mapping[str, type], sizes: Collection[int]) -> None:
-    """columns: those of every export, with their types. sizes: the lengths of the embeddings. With one length they are lists
-    of a fixed size, otherwise plain lists. Raises MissingLibrary."""
+def write_table(
+    out: BinaryIO, rows: Iterator[Row], columns: Mapping[str, type], sizes: Collection[int]
+) -> None:
+    """columns: those of every export, with their types. sizes: the lengths of the embeddings.
+    With one length they are lists of a fixed size, otherwise plain lists. Raises MissingLibrary."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingLibrary("Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl.") from error
+        raise MissingLibrary(
+            "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
+        ) from error
     size = next(iter(sizes)) if len(sizes) == 1 else 0
     schema = _schema(columns, size)
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:
@@ -46,7 +51,9 @@ def _schema(columns: Mapping[str, type], size: int) -> Any:
     line = pa.struct([("text", pa.string()), ("score", number), ("box", corners)])
     detection = pa.struct([("label", pa.string()), ("score", number), ("box", pa.list_(number))])
     further = (pa.list_(line), pa.list_(detection), pa.list_(number), pa.list_(pa.float32(), size or -1))
-    return pa.schema([*((name, types[kind]) for name, kind in columns.items()), *zip(FURTHER, further, strict=True)])
+    return pa.schema(
+        [*((name, types[kind]) for name, kind in columns.items()), *zip(FURTHER, further, strict=True)]
+    )
 
 
 def _cells(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
@@ -70,8 +77,8 @@ def _vector(document: dict[str, Any]) -> Any:
 
 
 def _embeddings(vectors: list[Any], size: int) -> Any:
-    """size: the length of all vectors; 0 for several lengths. A vector of another length, from a model that was changed during
-    the export, is null."""
+    """size: the length of all vectors; 0 for several lengths. A vector of another length,
+    from a model that was changed during the export, is null."""
     import pyarrow as pa
 
     if not size:

@@ -1,4 +1,5 @@
-"""Publishes what is durable in the ledger to files, and tries again to move sources that could not leave their inbox."""
+"""Publishes what is durable in the ledger to files, and
+tries again to move sources that could not leave their inbox."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from anyio import to_thread
 from daemon.errors import ResultsLost
 from daemon.jobs import Change
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Record
+from daemon.ledger.record import Record
 from daemon.results.damage import leave_out_damaged
 from daemon.results.destinations import Destination, NotSynced, Publication, publish_records, sync_folders
 from daemon.results.outbox import Outbox
@@ -38,8 +39,8 @@ class Publisher:
         is_in_flight: Callable[[int, bytes], bool],
         note_changes: Callable[[Sequence[Change]], None] = lambda changes: None,
     ) -> None:
-        """is_in_flight: whether a version of the file with this inbox and path is. note_changes: called with what
-        became of images whose results are damaged."""
+        """is_in_flight: whether a version of the file with this inbox and path is.
+        note_changes: called with what became of images whose results are damaged."""
         self._ledger = ledger
         self._destinations = destinations
         self._outbox = outbox
@@ -50,13 +51,15 @@ class Publisher:
         self._publishing: set[tuple[int, bytes]] = set()  # inbox and path
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
-        self._recovering: set[int] = set()  # inboxes of which not all that a crash left behind is in the outbox yet
+        # inboxes of which not all that a crash left behind is in the outbox yet
+        self._recovering: set[int] = set()
 
     def held_back(self) -> list[str]:
         return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
 
     def is_busy(self, inbox: int, path: bytes) -> bool:
-        """Whether an earlier version of this file is being published here: its sidecar must not follow a later one's."""
+        """Whether an earlier version of this file is being
+        published here: its sidecar must not follow a later one's."""
         return (inbox, path) in self._publishing
 
     def note(self, publication: Publication) -> None:
@@ -80,7 +83,8 @@ class Publisher:
             self._outbox.add({sequence: records[image] for sequence, image in added.items()})
 
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
-        """Publish the images of these inboxes that have ended and are not in work. again: they are in the outbox already."""
+        """Publish the images of these inboxes that have ended and are not in work.
+        again: they are in the outbox already."""
         self._held_of_late -= inboxes
         if not again:
             self._recovering |= inboxes

@@ -16,7 +16,7 @@ from anyio import to_thread
 from daemon.config.sections import OutputSection
 from daemon.jobs import JobStatus
 from daemon.ledger.files import sync_folder
-from daemon.ledger.records import Record
+from daemon.ledger.record import Record
 
 
 class Sink(Protocol):
@@ -25,9 +25,9 @@ class Sink(Protocol):
     async def append(self, records: Sequence[Record]) -> None:
         """Write the records, in this order, so that they outlive a power failure when it returns.
 
-        They are DONE or FAILED, and their sidecars are written. One call at a time. If it raises, or the daemon is killed,
-        the same records come again, perhaps with others: write each at least once, and let the reader use its `id`. A call
-        may be cancelled when the daemon stops.
+        They are DONE or FAILED, and their sidecars are written. One call at a time. If it raises, or the
+        daemon is killed, the same records come again, perhaps with others: write each at least once, and let
+        the reader use its `id`. A call may be cancelled when the daemon stops.
         """
 
     def problem(self) -> str:
@@ -46,7 +46,8 @@ class JsonlSink:
         return ""
 
     async def append(self, records: Sequence[Record]) -> None:
-        """A line that a crash has torn is ended first. Raises OSError; then nothing of the records is in the file."""
+        """A line that a crash has torn is ended first. Raises OSError;
+        then nothing of the records is in the file."""
         if lines := b"".join(record.sidecar for record in records if record.status is JobStatus.DONE):
             await to_thread.run_sync(self._append, lines, abandon_on_cancel=True)
 
@@ -61,7 +62,8 @@ class JsonlSink:
                     left = left[os.write(fd, left) :]
                 os.fsync(fd)
             except OSError:
-                os.ftruncate(fd, end)  # or each try would leave what had room, and take the room from the results
+                # or each try would leave what had room, and take the room from the results
+                os.ftruncate(fd, end)
                 raise
         finally:
             os.close(fd)

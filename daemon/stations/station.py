@@ -1,7 +1,8 @@
 """A station takes jobs from files on disk to published results, on the workers of its segments.
 
-It asks the coordinator (daemon/pipeline.py) for jobs, and reports to it everything that concerns the ledger. A report is about
-a group of jobs, never about a single image that succeeded, because there is one coordinator for all GPUs of the machine.
+It asks the coordinator (daemon/pipeline.py) for jobs, and reports to it everything that concerns the ledger.
+A report is about a group of jobs, never about a single image that succeeded, because there is one coordinator
+for all GPUs of the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from anyio import to_thread
 from daemon.errors import WorkerLost
 from daemon.inbox.intake import read_files
 from daemon.jobs import Ending, Failure, Job, JobStatus
-from daemon.ledger.records import Record
+from daemon.ledger.record import Record
 from daemon.messages import Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.results.destinations import Destination, Publication, publish_records
@@ -49,7 +50,8 @@ class Coordinator(Protocol):
         """Wait for the next jobs; an empty list when there will be no more."""
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
-        """The files of these jobs were read, or could not be. Fill in the results that the ledger has for their bytes."""
+        """The files of these jobs were read, or could not be.
+        Fill in the results that the ledger has for their bytes."""
 
     async def keep(self, jobs: Sequence[Job]) -> None:
         """Store the results of jobs that go on to another segment."""
@@ -117,7 +119,8 @@ class Station:
     # 1. The bytes of jobs come into the slab, once.
 
     async def _feed(self) -> None:
-        """Fetch jobs, reserve room in the slab, and read them: many at a time, but none waits for the room of another."""
+        """Fetch jobs, reserve room in the slab, and read them: many at a time,
+        but none waits for the room of another."""
         while jobs := await self._coordinator.next_jobs():
             group: list[Job] = []
             for job in jobs:
@@ -141,13 +144,16 @@ class Station:
 
     async def _take_up(self, jobs: list[Job]) -> None:
         """Read and digest the files, take over results that the ledger already has, and queue the rest."""
-        await self.retry.in_thread("inbox", read_files, [job for job in jobs if job.extent], self.slab, self._roots)
+        await self.retry.in_thread(
+            "inbox", read_files, [job for job in jobs if job.extent], self.slab, self._roots
+        )
         await self._coordinator.note_read(jobs)
         for job in jobs:
             self._metrics.fed(job)
             await self._pass_on(job)
 
-    # 2. A worker runs each job through the stages of a segment, in a batch with others: see daemon/workers/lane.py.
+    # 2. A worker runs each job through the stages of a segment,
+    # in a batch with others: see daemon/workers/lane.py.
 
     async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
         """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
@@ -162,14 +168,21 @@ class Station:
             await self._queue(lane, job, suspect=True)
             return
         reason = Reason.TIMEOUT if loss.timed_out else Reason.POISON
-        job.failure = Failure(reason, f"{job.deaths} workers died while they ran only this image: {loss.cause}")
+        job.failure = Failure(
+            reason, f"{job.deaths} workers died while they ran only this image: {loss.cause}"
+        )
         await self._pass_on(job)
 
     async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
         """Take over a worker's reply."""
         self._metrics.replied(lane.name, device, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
-            job.format, job.width, job.height, job.pages = outcome.format, outcome.width, outcome.height, outcome.pages
+            job.format, job.width, job.height, job.pages = (
+                outcome.format,
+                outcome.width,
+                outcome.height,
+                outcome.pages,
+            )
             job.outputs |= outcome.outputs
             if outcome.reason:
                 job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
@@ -203,7 +216,8 @@ class Station:
             job.extent = None
 
     def _next_lane(self, job: Job) -> Lane | None:
-        """The first segment with a stage that the job still needs; None when the job has failed or its bin is decided."""
+        """The first segment with a stage that the job still needs;
+        None when the job has failed or its bin is decided."""
         if job.failure or job.gone or self._judge.is_decided(job):
             return None
         return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
@@ -219,10 +233,13 @@ class Station:
             await self._durable.put((endings, ended))
 
     async def _publish(self) -> None:
-        """Write sidecars, fill bins and move sources, in the order of the ledger. Replaced versions are not published."""
+        """Write sidecars, fill bins and move sources, in the order of the ledger.
+        Replaced versions are not published."""
         while True:
             endings, ended = await self._durable.get()
-            published = [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
+            published = [
+                e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended
+            ]
             records = self._coordinator.records_of(published)
             publication = await self.retry.in_thread("results", publish_records, records, self._destinations)
             await self._coordinator.note_published(Published(endings, ended, publication))

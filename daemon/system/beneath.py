@@ -1,5 +1,5 @@
-"""Opens files in an inbox without following links. Otherwise whoever delivers images could at any moment put a link on the
-way, to a folder that only the daemon may read."""
+"""Opens files in an inbox without following links. Otherwise whoever delivers images
+could at any moment put a link on the way, to a folder that only the daemon may read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def open_beneath(root: bytes, path: bytes) -> int:
     folder = os.open(root, FOLDER)
     try:
         fd: int = _libc.syscall(OPENAT2, folder, path, _HOW, len(_HOW))
-        if fd < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):  # before Linux 5.6, or an old container's filter
+        if fd < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):
+            # before Linux 5.6, or an old container's filter
             return os.open(path, READ, dir_fd=folder)
         if fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)

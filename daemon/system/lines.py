@@ -1,7 +1,7 @@
 """Writes the log in a thread, so that nothing else waits for its reader.
 
-A pipe that nobody reads is full after 64 KiB, and then each write to it blocks forever. Here only the thread blocks. Lines are
-kept up to a limit; later ones are dropped and counted.
+A pipe that nobody reads is full after 64 KiB, and then each write to it blocks forever. Here
+only the thread blocks. Lines are kept up to a limit; later ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class Stream(io.TextIOBase):
 
 @contextlib.contextmanager
 def written_aside() -> Iterator[None]:
-    """Within the context, a separate thread writes everything that this process sends to standard error. Not if a progress bar
-    is shown: then somebody is watching the terminal."""
+    """Within the context, a separate thread writes everything that this process sends to standard error.
+    Not if a progress bar is shown: then somebody is watching the terminal."""
     global _open
     original = sys.stderr
     if hasattr(original, "rich_proxied_file"):
@@ -182,7 +182,8 @@ def dropped() -> int:
 
 
 def _writer_to(stream: TextIO) -> Write:
-    """Write to the stream's descriptor if it has one. Its buffer has a lock, and the end of the process would wait for that."""
+    """Write to the stream's descriptor if it has one. Its buffer has a lock,
+    and the end of the process would wait for that."""
     try:
         stream.flush()
         return partial(_write_to, stream.fileno())
@@ -206,7 +207,8 @@ def _write_to(fd: int, data: bytes) -> None:
 
 
 def _give_up() -> None:
-    """Nobody reads standard error: redirect it, so that a last traceback does not block the end of the process."""
+    """Nobody reads standard error: redirect it, so that a
+    last traceback does not block the end of the process."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stderr.fileno())

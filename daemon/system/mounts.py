@@ -15,7 +15,8 @@ NETWORK_FILE_SYSTEMS = re.compile(
 
 
 def is_there(folder: Path) -> bool | None:
-    """Whether the folder exists; None if its file system does not answer in time, as with a dead network mount."""
+    """Whether the folder exists; None if its file system does not answer in time,
+    as with a dead network mount."""
     answers: list[bool] = []
     look = threading.Thread(target=lambda: answers.append(os.path.isdir(folder)), name="look", daemon=True)
     look.start()
@@ -27,7 +28,9 @@ def describe_missing(inbox: Path) -> str:
     """Why an inbox is not a folder, and the fix."""
     if os.path.lexists(inbox) and not os.path.islink(inbox):
         return f"inbox {inbox} is a file; it must be the folder that images are dropped into."
-    return f"inbox {inbox} does not exist; create it ({shlex.join(['mkdir', '-p', str(inbox)])}), or mount it."
+    return (
+        f"inbox {inbox} does not exist; create it ({shlex.join(['mkdir', '-p', str(inbox)])}), or mount it."
+    )
 
 
 def is_network_mount(path: Path) -> bool:
@@ -37,5 +40,9 @@ def is_network_mount(path: Path) -> bool:
         fields, _, kind = line.partition(b" - ")
         mounts.append((fields.split()[4].decode("unicode_escape").encode("latin-1"), kind.split()[0]))
     target = os.fsencode(path.resolve())
-    holding = [mount for mount in mounts if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")]
+    holding = [
+        mount
+        for mount in mounts
+        if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")
+    ]
     return bool(holding and NETWORK_FILE_SYSTEMS.fullmatch(max(holding, key=lambda mount: len(mount[0]))[1]))

@@ -1,4 +1,5 @@
-"""Repeats a call until it succeeds: a full or failing disk, or a lack of descriptors, pauses the daemon and loses nothing."""
+"""Repeats a call until it succeeds: a full or failing disk, or a lack of descriptors,
+pauses the daemon and loses nothing."""
 
 from __future__ import annotations
 
@@ -27,14 +28,18 @@ class Retry:
 
     def __init__(self) -> None:
         self.failing: dict[str, str] = {}  # what is read or written → why that fails, as a sentence
-        self.hurried = False  # set by a drain, which does not wait for a disk: the next daemon writes the rest
+        # set by a drain, which does not wait for a disk: the next daemon writes the rest
+        self.hurried = False
 
     def blocked(self) -> list[str]:
         """Why the work is paused, each reason once; empty if it is not."""
         return list(dict.fromkeys(self.failing.values()))
 
-    async def __call__(self, what: str, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `function` until it succeeds; returns its result. what: what it reads or writes, for the message.
+    async def __call__(
+        self, what: str, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call `function` until it succeeds; returns its result. what: what it reads or writes,
+        for the message.
 
         Raises Hurried if it fails and there is no time to wait.
         """
@@ -52,7 +57,8 @@ class Retry:
                 failed = True
                 await anyio.sleep(PAUSE_SECONDS)
             else:
-                if failed and (why := self.failing.pop(what, "")):  # only the same call proves that it works again
+                if failed and (why := self.failing.pop(what, "")):
+                    # only the same call proves that it works again
                     log.info("resumed", after=why)
                 return answer
 

@@ -15,7 +15,14 @@ SCARCE = {  # too few file descriptors
 # A mount that is gone, a disk that was removed, or too little memory.
 AWAY = frozenset(
     (
-        *(errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
+        *(
+            errno.ENOTCONN,
+            errno.ESHUTDOWN,
+            errno.ETIMEDOUT,
+            errno.ECONNREFUSED,
+            errno.ECONNRESET,
+            errno.ECONNABORTED,
+        ),
         *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
         *(errno.ENODEV, errno.ENOMEDIUM, errno.EREMOTEIO, errno.ENOMEM),
     )
@@ -28,7 +35,8 @@ def cause_of(error: OSError) -> str:
 
 
 def find_scarcity() -> int | None:
-    """The error number if there are too few descriptors now. SQLite reports that it cannot open a file, but not why."""
+    """The error number if there are too few descriptors now. SQLite reports that it cannot open a file,
+    but not why."""
     try:
         os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
     except OSError as error:

@@ -1,7 +1,8 @@
 """Signals that ask the daemon to stop, handled from the first line of `visiond run` to its last.
 
-Before there is work in flight they end the process at once. While `listening` they are passed to the service. After that they
-change nothing, as the shutdown has begun. A signal that was ignored at the start stays ignored (nohup and SIGHUP).
+Before there is work in flight they end the process at once. While `listening` they are passed to the service.
+After that they change nothing, as the shutdown has begun. A signal that was ignored at the start stays
+ignored (nohup and SIGHUP).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ SHELL_OFFSET = 128  # added by a shell to the number of the signal that ended a 
 
 
 def leave_at_once(*, once: bool) -> None:
-    """From now on a stop signal ends the process: with status 0 or, for `run --once`, whose work is not finished, with the
-    shell's status for the signal."""
+    """From now on a stop signal ends the process: with status 0 or, for `run --once`,
+    whose work is not finished, with the shell's status for the signal."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         if lines := sys.modules.get("daemon.system.lines"):  # write the log first
@@ -36,8 +37,8 @@ def leave_at_once(*, once: bool) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[asyncio.Queue[signal.Signals]]:
-    """The signals that arrive within the context, in a queue of the running event loop. Afterwards they are ignored if
-    `leave_at_once` was called, otherwise handled as before."""
+    """The signals that arrive within the context, in a queue of the running event loop.
+    Afterwards they are ignored if `leave_at_once` was called, otherwise handled as before."""
     import asyncio  # slow to import, and `leave_at_once` comes first
 
     loop, orders = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()

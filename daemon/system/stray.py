@@ -43,19 +43,23 @@ def catch() -> None:
 
     def report_thread(error: threading.ExceptHookArgs) -> None:
         exc_info: Any = (error.exc_type, error.exc_value, error.exc_traceback)
-        log.error("a thread raised an error", thread=error.thread.name if error.thread else "", exc_info=exc_info)
+        log.error(
+            "a thread raised an error", thread=error.thread.name if error.thread else "", exc_info=exc_info
+        )
 
     def report_unraisable(error: sys.UnraisableHookArgs) -> None:
         exc_info: Any = (error.exc_type, error.exc_value, error.exc_traceback)
-        log.error(error.err_msg or "an error could not be raised", object=repr(error.object), exc_info=exc_info)
+        log.error(
+            error.err_msg or "an error could not be raised", object=repr(error.object), exc_info=exc_info
+        )
 
     threading.excepthook = report_thread
     sys.unraisablehook = report_unraisable
 
 
 class Printed(asyncio.Protocol):
-    """Logs what one worker process and its decoders print. It is always read, so that printing never blocks; excess output is
-    dropped and counted."""
+    """Logs what one worker process and its decoders print. It is always read, so that printing never blocks;
+    excess output is dropped and counted."""
 
     def __init__(self, worker: str) -> None:
         self.ended = asyncio.Event()

@@ -1,4 +1,5 @@
-"""Notifies systemd: one datagram to the socket in NOTIFY_SOCKET (sd_notify(3)). Without systemd, does nothing."""
+"""Notifies systemd: one datagram to the socket in NOTIFY_SOCKET (sd_notify(3)). Without systemd,
+does nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import socket
 
 
 class Notifier:
-    """Sends READY, STATUS, STOPPING and WATCHDOG. `watchdog_seconds`: the longest time between two WATCHDOG messages."""
+    """Sends READY, STATUS, STOPPING and WATCHDOG. `watchdog_seconds`:
+    the longest time between two WATCHDOG messages."""
 
     def __init__(self) -> None:
         self._address = os.environ.get("NOTIFY_SOCKET", "")

@@ -1,4 +1,5 @@
-"""Backups of the ledger in a folder. Each is complete and checked before it gets its name; only the newest are kept."""
+"""Backups of the ledger in a folder. Each is complete and checked before it gets its name;
+only the newest are kept."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ PARTIAL = re.compile(rf"\.{NAME.pattern}\.partial.*")
 
 
 def back_up_into(ledger: Path, folder: Path, kept: int, now: float, stop: Stop) -> Path:
-    """Copy the ledger as it is now, even if others write to it, and remove all but the newest `kept` copies; returns the
-    copy. A copy of a damaged ledger never takes the place of one that was whole. Runs in a thread.
+    """Copy the ledger as it is now, even if others write to it, and remove all but the newest `kept` copies;
+    returns the copy. A copy of a damaged ledger never takes the place of one that was whole. Runs in a
+    thread.
 
     Raises Stopped, NotWritable, LedgerDamaged, LedgerUnusable.
     """
@@ -49,7 +51,8 @@ def _copy(source: sqlite3.Connection, partial: Path, ledger: Path, stop: Stop) -
             raise Stopped
         time.sleep(PAUSE_SECONDS)
 
-    # In a transaction all pages are from one moment; otherwise each commit of the daemon would restart the copy.
+    # In a transaction all pages are from one moment; otherwise
+    # each commit of the daemon would restart the copy.
     source.execute("BEGIN")
     source.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
     try:
@@ -65,4 +68,7 @@ def _copy(source: sqlite3.Connection, partial: Path, ledger: Path, stop: Stop) -
 
 def _list(folder: Path, names: re.Pattern[str]) -> list[Path]:
     """Oldest first: by when they were written, as a clock that was wrong may have named one of the future."""
-    return sorted((file for file in folder.iterdir() if names.fullmatch(file.name)), key=lambda file: file.stat().st_mtime_ns)
+    return sorted(
+        (file for file in folder.iterdir() if names.fullmatch(file.name)),
+        key=lambda file: file.stat().st_mtime_ns,
+    )

@@ -1,7 +1,7 @@
 """Checks that the ledger's files stay in place while the daemon uses them.
 
-A program can continue to write to a file that was deleted or replaced, and all of that is lost when it ends. So the daemon
-checks now and then, and stops if necessary.
+A program can continue to write to a file that was deleted or replaced, and all of that is lost when it ends.
+So the daemon checks now and then, and stops if necessary.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ async def guard(files: OpenFiles, ledger: Ledger, interval_seconds: float) -> No
     noted = await ledger.identity()
     while True:
         await anyio.sleep(interval_seconds)
-        with contextlib.suppress(OSError):  # a disk that fails now may work at the next check; the pipeline reports it
+        with contextlib.suppress(OSError):
+            # a disk that fails now may work at the next check; the pipeline reports it
             await to_thread.run_sync(files.check, abandon_on_cancel=True)
             if (present := await ledger.identity()) != noted:
                 await to_thread.run_sync(identity.note, ledger.path, present, abandon_on_cancel=True)

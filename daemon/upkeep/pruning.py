@@ -1,4 +1,5 @@
-"""Finds rows of the ledger that are no longer needed, and results of bytes that no version has; removes them in small steps.
+"""Finds rows of the ledger that are no longer needed, and results of bytes that no version has;
+removes them in small steps.
 
 ledger.sql says under `is_spare` which rows these are. They are found over a separate connection, while the
 daemon works, and checked again in the transaction that removes them.
@@ -47,7 +48,11 @@ def kind_of(status: JobStatus) -> str:
     return status.name if status is JobStatus.GONE else f"replaced {status.name}"
 
 
-KINDS = (*map(kind_of, (JobStatus.GONE, JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)), RESULTS, CONTENTS)
+KINDS = (
+    *map(kind_of, (JobStatus.GONE, JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)),
+    RESULTS,
+    CONTENTS,
+)
 
 
 def survey(path: Path, before: float, stop: Stop) -> Amounts:
@@ -60,16 +65,20 @@ def survey(path: Path, before: float, stop: Stop) -> Amounts:
         connection.execute("BEGIN")  # rows and results as of one moment
         for _, status, size in connection.execute(SQL["spare"], {"before": before, "after": 0, "limit": -1}):
             found[kind_of(JobStatus(status))].add(1, size)
-        for digests in _chunks(connection.execute(SQL["unreferenced"], {"before": before, "after": b"", "limit": -1})):
+        for digests in _chunks(
+            connection.execute(SQL["unreferenced"], {"before": before, "after": b"", "limit": -1})
+        ):
             sizes = run_rows(connection, "sizes_of_results", digests)
             found[RESULTS].add(len(sizes), sum(size for (size,) in sizes))
             found[CONTENTS].add(len(digests), CONTENT_BYTES * len(digests))
     return found
 
 
-async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], None] = lambda status: None) -> Amounts:
-    """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at any time.
-    forget: called for each removed row. Raises LedgerDamaged, LedgerUnusable."""
+async def prune(
+    ledger: Ledger, before: float, forget: Callable[[JobStatus], None] = lambda status: None
+) -> Amounts:
+    """Remove them, a few at a time, so that other requests to the ledger come in between. May be
+    cancelled at any time. forget: called for each removed row. Raises LedgerDamaged, LedgerUnusable."""
     removed: Amounts = {kind: Amount() for kind in KINDS}
     async for rows in _find(ledger.path, "spare", before, 0):
         sizes = {number: size for number, _, size in rows}
@@ -77,7 +86,8 @@ async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], Non
             removed[kind_of(JobStatus(status))].add(1, sizes[number])
             forget(JobStatus(status))
     try:
-        # From now on the ledger notes all bytes that get a version again while unreferenced ones are searched for.
+        # From now on the ledger notes all bytes that get a
+        # version again while unreferenced ones are searched for.
         await ledger.run(lambda connection: setattr(ledger, "touched", set()))
         async for digests in _find(ledger.path, "unreferenced", 0.0, b""):
             results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))
@@ -90,7 +100,9 @@ async def prune(ledger: Ledger, before: float, forget: Callable[[JobStatus], Non
 
 async def _find(path: Path, statement: str, before: float, after: object) -> AsyncIterator[list[Any]]:
     """The rows of a statement in chunks, in the order of their first column; few in memory at a time."""
-    while portion := await run_in_background(_read, path, statement, {"before": before, "after": after, "limit": PORTION}):
+    while portion := await run_in_background(
+        _read, path, statement, {"before": before, "after": after, "limit": PORTION}
+    ):
         for chunk in _chunks(portion):
             yield chunk
         after = portion[-1][0]
@@ -106,7 +118,9 @@ def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> lis
     return [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
 
 
-def _drop(connection: sqlite3.Connection, digests: list[tuple[bytes]], ledger: Ledger) -> tuple[list[tuple[int]], int]:
+def _drop(
+    connection: sqlite3.Connection, digests: list[tuple[bytes]], ledger: Ledger
+) -> tuple[list[tuple[int]], int]:
     if ledger.touched is None:  # pruning was cancelled, so this is no longer known
         return [], 0
     free = [(digest,) for (digest,) in digests if digest not in ledger.touched]

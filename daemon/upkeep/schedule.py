@@ -1,8 +1,9 @@
-"""Scheduled tasks that keep the ledger in good order over the years: a full check, backups, pruning, shrinking the file.
+"""Scheduled tasks that keep the ledger in good order over the years: a full check, backups, pruning,
+shrinking the file.
 
-A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming images: check
-and backup read over separate connections, pruning takes small steps, and shrinking the file stops when images or a
-command (redo, retry, prune) come.
+A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming
+images: check and backup read over separate connections, pruning takes small steps, and shrinking the file
+stops when images or a command (redo, retry, prune) come.
 A task that fails is logged, counted and tried again an hour later; work goes on.
 """
 
@@ -42,7 +43,8 @@ DAY_SECONDS = 86_400.0
 POLL_SECONDS = 5.0  # between two checks whether a task is due
 AGAIN_SECONDS = {"failed": 3600.0, "stopped": 600.0}  # until the next try
 EARLY = 0.05  # of its interval a task may begin, so that a daily one keeps its hour
-FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20  # of the ledger's file, from which on shrinking it is worthwhile
+# of the ledger's file, from which on shrinking it is worthwhile
+FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20
 CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
 
 
@@ -55,8 +57,8 @@ class Pruning(msgspec.Struct):
 
 
 class Upkeep:
-    """Runs the tasks that are due. is_idle: whether no image is in flight; forget: called for each pruned row; clock:
-    Unix seconds."""
+    """Runs the tasks that are due. is_idle: whether no image is in flight;
+    forget: called for each pruned row; clock: Unix seconds."""
 
     def __init__(
         self,
@@ -76,7 +78,9 @@ class Upkeep:
         self._clock = clock
         upkeep = config.upkeep
         backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
-        days = dict(zip(TASKS, (upkeep.verify_days, backup_days, upkeep.prune_days, upkeep.vacuum_days), strict=True))
+        days = dict(
+            zip(TASKS, (upkeep.verify_days, backup_days, upkeep.prune_days, upkeep.vacuum_days), strict=True)
+        )
         self._interval_seconds = {task: DAY_SECONDS * count for task, count in days.items()}
         self._work: dict[str, Callable[[], Awaitable[str]]] = {
             "verify": self._verify,
@@ -163,21 +167,29 @@ class Upkeep:
 
     async def _back_up(self) -> str:
         folder, now = Path(self._settings.backup_folder), self._clock()
-        return str(await run_in_background(back_up_into, self._ledger.path, folder, self._settings.backups_kept, now))
+        return str(
+            await run_in_background(back_up_into, self._ledger.path, folder, self._settings.backups_kept, now)
+        )
 
     async def _prune(self) -> str:
         before = self._clock() - DAY_SECONDS * self._settings.prune_age_days
         async with self._one_at_a_time:
             removed = await prune(self._ledger, before, self._forget)
-        return ", ".join(f"{amount.rows} {kind}" for kind, amount in removed.items() if amount.rows) or "nothing was old enough"
+        return (
+            ", ".join(f"{amount.rows} {kind}" for kind, amount in removed.items() if amount.rows)
+            or "nothing was old enough"
+        )
 
     async def _vacuum(self) -> str:
         free, pages, page_bytes = await self._ledger.run(_measure)
         if free * page_bytes < LEAST_FREE_BYTES or free < FREE_SHARE * pages:
             return f"not needed: only {free * page_bytes >> 20} of {pages * page_bytes >> 20} MiB are free"
-        wanted = 2 * (pages - free) * page_bytes  # a copy beside the ledger, and the copy back through its -wal
+        # a copy beside the ledger, and the copy back through its -wal
+        wanted = 2 * (pages - free) * page_bytes
         if shutil.disk_usage(self._folder).free < wanted:
-            raise NotWritable(f"{self._folder} has no room for a copy of the ledger; {wanted >> 20} MiB are needed.")
+            raise NotWritable(
+                f"{self._folder} has no room for a copy of the ledger; {wanted >> 20} MiB are needed."
+            )
         left = threading.Event()
         try:
             stop = partial(self._is_disturbed, left)
@@ -215,7 +227,8 @@ class Upkeep:
 
 
 def is_quiet(hours: str, now: float) -> bool:
-    """Whether it is within "HH:MM-HH:MM", local time; the end may be on the next day. Always true if that is empty."""
+    """Whether it is within "HH:MM-HH:MM", local time; the end may be on the next day.
+    Always true if that is empty."""
     if not hours:
         return True
     moment, (begin, end) = time.strftime("%H:%M", time.localtime(now)), hours.split("-")
@@ -238,8 +251,8 @@ def _measure(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def _vacuum(connection: sqlite3.Connection, stop: Stop) -> None:
-    """Write the ledger's file again without its free pages. It may be stopped while the copy is made; the copy back, at the
-    disk's speed, may not."""
+    """Write the ledger's file again without its free pages. It may be stopped while the copy is made;
+    the copy back, at the disk's speed, may not."""
     with stopping(connection, stop):
         connection.execute("VACUUM")
     connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_MILLISECONDS}")  # do not wait for readers

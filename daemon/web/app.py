@@ -71,10 +71,16 @@ INDEX = """\
 
 @contextlib.asynccontextmanager
 async def serve(
-    config: Config, status: Status, metrics: Metrics, ledger: Ledger, control: Path, *, pages_matter: bool = True
+    config: Config,
+    status: Status,
+    metrics: Metrics,
+    ledger: Ledger,
+    control: Path,
+    *,
+    pages_matter: bool = True,
 ) -> AsyncIterator[str]:
-    """Serve while the context is open. Yields the URL of the pages, or "" without pages. Raises ConfigError if the token or
-    the certificate is unusable or, with pages_matter, the address is in use."""
+    """Serve while the context is open. Yields the URL of the pages, or "" without pages. Raises
+    ConfigError if the token or the certificate is unusable or, with pages_matter, the address is in use."""
     pages, http = Pages(status, metrics, ledger), config.http
     with contextlib.ExitStack() as sockets:  # a server that is stopped before it starts closes no socket
         servers = [Server(pages.control(), sockets.enter_context(_listen_control(control)))]
@@ -91,7 +97,9 @@ async def serve(
                 log.warning("HTTP is open to the network", risk=risk)
             tls = load_certificate(http) if http.tls_certificate else None
             servers.append(Server(pages.public(http), listener, tls))
-            url = f"{'https' if tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
+            url = (
+                f"{'https' if tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
+            )
         async with anyio.create_task_group() as tasks:
             for server in servers:
                 tasks.start_soon(server.serve, [])
@@ -139,7 +147,10 @@ class Pages:
 
     async def index(self, _request: Request) -> Response:
         snapshot = self._status.snapshot()
-        notices = "".join(f"<p><strong>{html.escape(line)}</strong></p>\n" for line in list_notices(snapshot.notices.items()))
+        notices = "".join(
+            f"<p><strong>{html.escape(line)}</strong></p>\n"
+            for line in list_notices(snapshot.notices.items())
+        )
         page = INDEX.format(version=__version__, sentence=html.escape(snapshot.sentence()), notices=notices)
         return Response(page, media_type="text/html")
 
@@ -159,8 +170,9 @@ class Pages:
         return _json({"status": state, "problems": problems}, 503 if dead else 200)
 
     async def readyz(self, _request: Request) -> Response:
-        """200 while images get through, otherwise 503 with the reasons. Unreadable folders are only a warning: they block no
-        other images, and often only their owner can open them. Failed upkeep is shown too."""
+        """200 while images get through, otherwise 503 with the reasons. Unreadable folders are only a
+        warning: they block no other images, and often only their owner can open them. Failed upkeep is shown
+        too."""
         problems, warnings, upkeep = self._status.unready(), self._status.warnings(), self._status.upkeep
         answer: dict[str, object] = {"ready": not problems, "problems": problems}
         answer |= {"warnings": warnings} if warnings else {}
@@ -179,25 +191,37 @@ class Pages:
         """Queue at most PUT_BACK_IMAGES images of one status again. Anything else is refused with a sentence."""
         name = request.path_params["status"]
         if name not in PUT_BACK:
-            return _json({"problem": f"images that are {name} cannot be queued again, only {' or '.join(PUT_BACK)}"}, 404)
+            return _json(
+                {"problem": f"images that are {name} cannot be queued again, only {' or '.join(PUT_BACK)}"},
+                404,
+            )
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > PUT_BACK_BYTES:
                 return _json(
-                    {"problem": f"the request has more than {PUT_BACK_BYTES} bytes; name at most {PUT_BACK_IMAGES} images"}, 413
+                    {
+                        "problem": f"the request has more than {PUT_BACK_BYTES} bytes; name at most {PUT_BACK_IMAGES} images"
+                    },
+                    413,
                 )
         try:
             ids = decode_ids(body)
         except msgspec.DecodeError as error:
-            return _json({"problem": f"expected a list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}: {error}"}, 400)
+            return _json(
+                {
+                    "problem": f"expected a list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}: {error}"
+                },
+                400,
+            )
         status = JobStatus[name]
         images = await self._ledger.put_back(status, ids)
         self._status.put_back(status, images)
         return _json({"images": images})
 
     async def prune(self, request: Request) -> Response:
-        """POST starts to prune what ended before the Unix time in its body. POST and GET answer with the progress."""
+        """POST starts to prune what ended before the Unix time in its body.
+        POST and GET answer with the progress."""
         upkeep = self._status.upkeep
         assert upkeep is not None
         if request.method == "POST":
@@ -214,12 +238,13 @@ class RequireToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):  # in constant time
+        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):
+            # in constant time
             await self._app(scope, receive, send)
         else:
-            await Response("this page needs a token: Authorization: Bearer ...\n", 401, {"www-authenticate": "Bearer"})(
-                scope, receive, send
-            )
+            await Response(
+                "this page needs a token: Authorization: Bearer ...\n", 401, {"www-authenticate": "Bearer"}
+            )(scope, receive, send)
 
 
 def read_token(http: Http) -> bytes:
@@ -227,14 +252,16 @@ def read_token(http: Http) -> bytes:
     token = read_secret("http.token_file", http.token_file).strip()
     if not token:
         raise ConfigError(
-            [f"http.token_file: {http.token_file} is empty; make a token with: openssl rand -hex 32 > {http.token_file}"]
+            [
+                f"http.token_file: {http.token_file} is empty; make a token with: openssl rand -hex 32 > {http.token_file}"
+            ]
         )
     return token
 
 
 def read_secret(key: str, name: str) -> bytes:
-    """Read a file that other users must not be able to read; its group may, as with credentials from systemd. Raises
-    ConfigError."""
+    """Read a file that other users must not be able to read; its group may, as with credentials from systemd.
+    Raises ConfigError."""
     try:
         with open(name, "rb") as file:
             data, mode = file.read(), os.fstat(file.fileno()).st_mode
@@ -242,13 +269,18 @@ def read_secret(key: str, name: str) -> bytes:
         raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
     if mode & stat.S_IRWXO:
         fix = shlex.join(["chmod", "o=", name])
-        raise ConfigError([f"{key}: every user can read or change {name}, but it must be secret; fix it with: {fix}"])
+        raise ConfigError(
+            [f"{key}: every user can read or change {name}, but it must be secret; fix it with: {fix}"]
+        )
     return data
 
 
 def load_certificate(http: Http) -> ssl.SSLContext:
-    """The TLS context of a server. Raises ConfigError if the certificate or its key is unusable or not secret."""
-    read_secret("http.tls_key" if http.tls_key else "http.tls_certificate", http.tls_key or http.tls_certificate)
+    """The TLS context of a server. Raises ConfigError if the
+    certificate or its key is unusable or not secret."""
+    read_secret(
+        "http.tls_key" if http.tls_key else "http.tls_certificate", http.tls_key or http.tls_certificate
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers(CIPHERS)
     try:
@@ -266,9 +298,13 @@ def risks(http: Http) -> list[str]:
         return []
     found = []
     if not http.token_file:
-        found.append(f"http.listen: everyone who can reach {http.listen} can read metrics and status; set token_file.")
+        found.append(
+            f"http.listen: everyone who can reach {http.listen} can read metrics and status; set token_file."
+        )
     if not http.tls_certificate:
-        found.append(f"http.listen: traffic of {http.listen} is not encrypted, tokens included; set tls_certificate.")
+        found.append(
+            f"http.listen: traffic of {http.listen} is not encrypted, tokens included; set tls_certificate."
+        )
     return found
 
 
@@ -279,7 +315,9 @@ def _json(content: object, status: int = 200) -> Response:
 def listen(http: Http) -> socket.socket:
     """A listening socket at the address of the pages. Raises ConfigError."""
     try:
-        return socket.create_server((http.host, http.port), family=socket.AF_INET6 if ":" in http.host else socket.AF_INET)
+        return socket.create_server(
+            (http.host, http.port), family=socket.AF_INET6 if ":" in http.host else socket.AF_INET
+        )
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error  # its own text repeats the address
         raise ConfigError(
@@ -295,6 +333,8 @@ def _listen_control(path: Path) -> socket.socket:
         with socket_address(path) as address:
             listener.bind(address)
     except OSError as error:
-        raise ConfigError([f"state.path: cannot create the socket {path}: {error.strerror or error}."]) from error
+        raise ConfigError(
+            [f"state.path: cannot create the socket {path}: {error.strerror or error}."]
+        ) from error
     path.chmod(0o600)
     return listener

@@ -1,5 +1,5 @@
-"""Connections of HTTP clients. A client that sends no complete request is disconnected, so that slow clients delay nobody.
-Clients cannot use up the file descriptors that the work needs."""
+"""Connections of HTTP clients. A client that sends no complete request is disconnected, so
+that slow clients delay nobody. Clients cannot use up the file descriptors that the work needs."""
 
 from __future__ import annotations
 
@@ -33,18 +33,23 @@ WARNING_SECONDS = 60.0  # between two warnings about few descriptors
 SCARCE_SECONDS = 0.01  # pause after a client when descriptors are few
 ACCEPT_SECONDS = 0.2  # pause after an accept that failed for lack of descriptors
 MOST_WAITING = 128  # connections without a complete request yet
-REQUEST_SECONDS = 10.0  # from the start of a connection or the end of its last answer to the end of the next answer
+# from the start of a connection or the end of its last answer to the end of the next answer
+REQUEST_SECONDS = 10.0
 
 
 # The pages have no scripts, styles or pictures, and must not be framed.
 HEADERS = [
     ("x-content-type-options", "nosniff"),
-    ("content-security-policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (
+        "content-security-policy",
+        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
 ]
 
 
 class Connection(H11Protocol):
-    """Is closed when a request and its answer take too long, or when too many connections wait and it has waited longest."""
+    """Is closed when a request and its answer take too long, or
+    when too many connections wait and it has waited longest."""
 
     waiting: ClassVar[dict[Connection, None]] = {}  # the longest first
     _deadline: asyncio.TimerHandle | None = None
@@ -95,8 +100,8 @@ def _is_our_error(record: logging.LogRecord) -> bool:
 
 
 class Server(uvicorn.Server):
-    """Serves an app at a listening socket, with or without TLS. It accepts the clients itself, as uvicorn does not limit TLS
-    handshakes; run it with `serve([])`."""
+    """Serves an app at a listening socket, with or without TLS. It accepts the clients itself,
+    as uvicorn does not limit TLS handshakes; run it with `serve([])`."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
@@ -118,7 +123,11 @@ class Server(uvicorn.Server):
         self._listener = listener
         self._tls: dict[str, Any] = {}
         if tls:
-            self._tls = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": HANDSHAKE_SECONDS}
+            self._tls = {
+                "ssl": tls,
+                "ssl_handshake_timeout": HANDSHAKE_SECONDS,
+                "ssl_shutdown_timeout": HANDSHAKE_SECONDS,
+            }
         self._warned_at = -WARNING_SECONDS
         self._arriving = 0  # accepted clients that are not connected yet
         self._handshakes: dict[anyio.CancelScope, None] = {}  # the longest first
@@ -141,15 +150,17 @@ class Server(uvicorn.Server):
                     tasks.start_soon(self._welcome, placed)
 
     async def _place(self, client: socket.socket) -> socket.socket | None:
-        """The client, if it does not take a descriptor from the work; if it would, in the place of another one. If that is not
-        possible either, it is closed: None."""
+        """The client, if it does not take a descriptor from the work; if it would, in
+        the place of another one. If that is not possible either, it is closed: None."""
         if self._may_stay(client):
             return client
         with client:
             self._end_longest_handshake() or Connection.let_go()
-            await anyio.sleep(SCARCE_SECONDS)  # until that one is closed, and because it may reconnect at once
+            # until that one is closed, and because it may reconnect at once
+            await anyio.sleep(SCARCE_SECONDS)
             with contextlib.suppress(OSError):
-                moved = client.dup()  # to the lowest number that is free, or numbers in between would fill up behind it
+                # to the lowest number that is free, or numbers in between would fill up behind it
+                moved = client.dup()
                 if self._may_stay(moved):
                     return moved
                 moved.close()
@@ -160,20 +171,24 @@ class Server(uvicorn.Server):
         return not self._is_scarce(client) or few
 
     def _is_scarce(self, client: socket.socket) -> bool:
-        """Whether this client uses a descriptor that is reserved for the work. The kernel gives the lowest free number: a high
-        one means that most are in use."""
+        """Whether this client uses a descriptor that is reserved for the work. The
+        kernel gives the lowest free number: a high one means that most are in use."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if most == resource.RLIM_INFINITY or client.fileno() < most - min(RESERVED_FILES, most // 3):
             return False
         if time.monotonic() - self._warned_at > WARNING_SECONDS:
             self._warned_at = time.monotonic()
-            log.warning("HTTP clients are refused, to keep file descriptors for the work", limit=most, fix=RAISE)
+            log.warning(
+                "HTTP clients are refused, to keep file descriptors for the work", limit=most, fix=RAISE
+            )
         return True
 
     async def _welcome(self, client: socket.socket) -> None:
         """Connect a client. A failed handshake is ignored. If there are too many, the longest one is stopped."""
         with anyio.CancelScope() as scope, contextlib.suppress(OSError):
-            if self._tls:  # a plain connection takes no time, and uvloop forgets to report the loss of one that is cancelled
+            if self._tls:
+                # a plain connection takes no time, and uvloop
+                # forgets to report the loss of one that is cancelled
                 self._handshakes[scope] = None
             if len(self._handshakes) > MOST_HANDSHAKES:
                 self._end_longest_handshake()

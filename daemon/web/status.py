@@ -88,7 +88,8 @@ class Status:
         with anyio.move_on_after(ASK_SECONDS):  # otherwise the last known value is reported
             self._oldest = await self._ledger.oldest_pending()
         oldest = self._oldest
-        self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)  # the clock may have been set back
+        # the clock may have been set back
+        self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
         for lane in self._lanes():
             workers = lane.pool.health()
             states = [worker.state for worker in workers]
@@ -105,14 +106,18 @@ class Status:
     def unhealthy(self) -> list[str]:
         """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
         return [
-            f"{worker.name} on {worker.device} is {worker.state}" + (f": {worker.cause}" if worker.cause else "")
+            f"{worker.name} on {worker.device} is {worker.state}"
+            + (f": {worker.cause}" if worker.cause else "")
             for worker in self._workers()
             if worker.state != "ready"
         ]
 
     def is_dead(self) -> bool:
         """Whether a segment has no worker left, not even one that is still loading."""
-        return any(all(worker.state not in ("ready", "loading") for worker in lane.pool.health()) for lane in self._lanes())
+        return any(
+            all(worker.state not in ("ready", "loading") for worker in lane.pool.health())
+            for lane in self._lanes()
+        )
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """Count images of this status that are PENDING again."""
@@ -126,13 +131,18 @@ class Status:
     def blocked(self) -> list[str]:
         """What blocks the images in flight. An inbox that cannot be read does not."""
         stuck = [
-            f"no worker of {lane.name} is ready" for lane in self._lanes() if not any(seat.healthy for seat in lane.pool.seats)
+            f"no worker of {lane.name} is ready"
+            for lane in self._lanes()
+            if not any(seat.healthy for seat in lane.pool.seats)
         ]
         return stuck + self._pipeline.blocked()
 
     def warnings(self) -> list[str]:
         """Problems that stop no image: folders in the inboxes that cannot be read, and sinks."""
-        unread = [f"{count_unread(unread)}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()]
+        unread = [
+            f"{count_unread(unread)}; `visiond status` lists them"
+            for unread in self._pipeline.watcher.unread()
+        ]
         return unread + self._sink_problems()
 
     def _sink_problems(self) -> list[str]:

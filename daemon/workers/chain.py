@@ -1,7 +1,7 @@
 """One batch through the stages of a segment: open, decode, then stage after stage, in straight-line code.
 
-An image that cannot be done does not fail the others of its batch: the batch is halved until the faulty image is alone.
-After the device's memory was too small, batches are smaller.
+An image that cannot be done does not fail the others of its batch: the batch is halved until
+the faulty image is alone. After the device's memory was too small, batches are smaller.
 """
 
 from __future__ import annotations
@@ -62,15 +62,17 @@ class Tally:
 
 
 class Allowance:
-    """How many items one call may have. Unlimited until the memory runs out, then half of what was too much, and doubled after
-    every REGROW_CALLS calls that fitted, because another user of the device may have left."""
+    """How many items one call may have. Unlimited until the memory runs out, then half of what was too much,
+    and doubled after every REGROW_CALLS calls that fitted, because another user of the device may have left.
+    """
 
     def __init__(self) -> None:
         self.most = sys.maxsize
         self._fitted = 0
 
     def shrink(self, count: int) -> None:
-        self.most, self._fitted = min(self.most, max(1, count // 2)), 0  # another thread may have set it lower
+        # another thread may have set it lower
+        self.most, self._fitted = min(self.most, max(1, count // 2)), 0
 
     def note_fit(self, count: int) -> None:
         if count == self.most:
@@ -105,15 +107,17 @@ class Chain:
         return seconds
 
     def rehearse(self) -> None:
-        """Run a test page in each thread before the first image, if the setup says so. By then the GPU's libraries have set up
-        what they need for the thread, and a broken device has killed its worker before any of the user's images is suspected.
+        """Run a test page in each thread before the first image, if the setup says so. By then the GPU's
+        libraries have set up what they need for the thread, and a broken device has killed its worker before
+        any of the user's images is suspected.
         """
         if self.setup.rehearse:
             page = draw_page(self.setup.limits)
             self.run(Batch(0, [Item(0, len(page), {})]), memoryview(page))
 
     def run(self, batch: Batch, slab: memoryview | None = None) -> Reply:
-        """Take every image through every stage that it still needs. Raises DeviceLost when this process can do no more work."""
+        """Take every image through every stage that it still needs.
+        Raises DeviceLost when this process can do no more work."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
         tally = Tally()
         for group in _groups(entries, self._allowances[DECODING].most):
@@ -122,7 +126,9 @@ class Chain:
 
     def _run_group(self, group: list[Entry], tally: Tally) -> None:
         """If there is no memory for the pixels of all, one half is finished before the other one is decoded."""
-        if self._decode and not self._give_pixels(self._decode, [entry for entry in group if self._remaining(entry)], tally):
+        if self._decode and not self._give_pixels(
+            self._decode, [entry for entry in group if self._remaining(entry)], tally
+        ):
             half = len(group) // 2
             self._run_group(group[:half], tally)
             self._run_group(group[half:], tally)
@@ -147,13 +153,15 @@ class Chain:
             return entry
         known = {}
         for name in self._uses & item.known.keys():
-            with suppress(msgspec.DecodeError):  # stored by a version with another result type: treated as missing
+            with suppress(msgspec.DecodeError):
+                # stored by a version with another result type: treated as missing
                 known[name] = registry.decode(name, item.known[name])
         entry.image = Image(data, header.width, header.height, results=known)
         return entry
 
     def _remaining(self, entry: Entry) -> list[Stage]:
-        """The stages that this image still needs; none when it has failed or, in mode cascade, when its bin is decided."""
+        """The stages that this image still needs; none when it has failed or, in mode cascade,
+        when its bin is decided."""
         if entry.error or entry.image is None:
             return []
         cascade = self.setup.cascade
@@ -161,7 +169,9 @@ class Chain:
             return []
         return [stage for stage in self._stages if stage.name not in entry.payloads]
 
-    def _give_pixels(self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry], tally: Tally) -> bool:
+    def _give_pixels(
+        self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry], tally: Tally
+    ) -> bool:
         """Decode the images. Returns whether there was memory for all of them at once."""
         if not entries:
             return True
@@ -195,13 +205,17 @@ class Chain:
             payload = msgspec.json.encode(answer)
             registry.decode(stage.name, payload)
         except (msgspec.DecodeError, TypeError, ValueError) as error:
-            entry.error = ImageError(Reason.STAGE, f"{stage.name} returned a result that cannot be stored: {error}")
+            entry.error = ImageError(
+                Reason.STAGE, f"{stage.name} returned a result that cannot be stored: {error}"
+            )
             return
         image.results[stage.name] = answer
         entry.payloads[stage.name] = payload
         entry.outputs[stage.name] = Output(payload, seconds)
 
-    def _ask(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally) -> list[Any]:
+    def _ask(
+        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally
+    ) -> list[Any]:
         """Call `run` with no more items at once than fitted into the device's memory before."""
         answers: list[Any] = []
         while items:
@@ -213,10 +227,13 @@ class Chain:
             items = items[len(part) :]
         return answers
 
-    def _try(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally) -> list[Any]:
+    def _try(
+        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally
+    ) -> list[Any]:
         """Call `run`. An error halves the batch, down to the image that causes it.
 
-        Raises OutOfMemory after lowering the allowance; for a single image the answer is an ImageError instead.
+        Raises OutOfMemory after lowering the allowance; for
+        a single image the answer is an ImageError instead.
         """
         try:
             answers = list(run(items))
@@ -242,13 +259,15 @@ class Chain:
 
 @cache
 def draw_page(limits: Limits) -> bytes:
-    """A JPEG in a camera's format with lines of text, so that each stage and decoder has work. It has no more pixels than the
-    limits allow, or it would be refused before any stage."""
+    """A JPEG in a camera's format with lines of text, so that each stage and decoder has work.
+    It has no more pixels than the limits allow, or it would be refused before any stage."""
     from PIL import Image as Picture
     from PIL import ImageDraw, ImageFont
 
     picture, file = Picture.new("RGB", (1280, 960), "white"), io.BytesIO()
-    ImageDraw.Draw(picture).text((80, 80), "A page to rehearse on\nand a second line", "black", ImageFont.load_default(48))
+    ImageDraw.Draw(picture).text(
+        (80, 80), "A page to rehearse on\nand a second line", "black", ImageFont.load_default(48)
+    )
     side = math.isqrt(limits.max_pixels)
     picture.thumbnail((side, side))  # never enlarges
     picture.save(file, "JPEG")
@@ -269,8 +288,8 @@ def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:
 
 
 def _groups(entries: list[Entry], most: int) -> Iterator[list[Entry]]:
-    """Split the batch into groups with a limited number of pixels and of images, so that one huge image does not fail with the
-    others or take their memory."""
+    """Split the batch into groups with a limited number of pixels and of images,
+    so that one huge image does not fail with the others or take their memory."""
     group: list[Entry] = []
     pixels = 0
     for entry in entries:

@@ -1,7 +1,8 @@
-"""The worker process: bytes in, results out. It opens none of the user's files and knows nothing of the ledger.
+"""The worker process: bytes in, results out. It opens none
+of the user's files and knows nothing of the ledger.
 
-A few threads each take one batch through the whole chain (chain.py). Each stage has a lock, which makes this a pipeline:
-while one batch is in BLIP, the next is in OCR.
+A few threads each take one batch through the whole chain (chain.py). Each stage has a lock,
+which makes this a pipeline: while one batch is in BLIP, the next is in OCR.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ import threading
 import time
 import traceback
 
-from daemon.messages import LENGTH, Batch, Beat, Farewell, FromWorker, Ready, Setup, ToWorker, decode_to_worker, frame
+from daemon.messages import (
+    LENGTH,
+    Batch,
+    Beat,
+    Farewell,
+    FromWorker,
+    Ready,
+    Setup,
+    ToWorker,
+    decode_to_worker,
+    frame,
+)
 from daemon.workers.chain import Chain
 from stages.base import DeviceLost, OutOfMemory, StageUnusable
 from stages.processes import die_with
@@ -53,7 +65,8 @@ def main() -> None:
     connection, slab_fd, parent = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     die_with(parent)
     keep_memory()
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the whole group, but only the daemon obeys
+    for number in (signal.SIGINT, signal.SIGHUP):
+        # a terminal sends them to the whole group, but only the daemon obeys
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     channel = Channel(socket.socket(fileno=connection))
@@ -67,7 +80,9 @@ def main() -> None:
         _leave(channel, str(error), curable=False, unusable=True)
     except Exception as error:  # noqa: BLE001 - it is reported to the daemon
         traceback.print_exc()
-        _leave(channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost))
+        _leave(
+            channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost)
+        )
     _serve(channel, chain, Ready(seconds))
 
 
@@ -77,7 +92,9 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
     batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
     rehearsed = threading.Barrier(threads + 1)
     arguments = (channel, chain, batches, rehearsed)
-    team = [threading.Thread(target=_work, args=arguments, name=f"batch-{n}", daemon=True) for n in range(threads)]
+    team = [
+        threading.Thread(target=_work, args=arguments, name=f"batch-{n}", daemon=True) for n in range(threads)
+    ]
     for thread in team:
         thread.start()
     rehearsed.wait()
@@ -96,7 +113,9 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
     os._exit(os.EX_OK)
 
 
-def _work(channel: Channel, chain: Chain, batches: queue.SimpleQueue[Batch | None], rehearsed: threading.Barrier) -> None:
+def _work(
+    channel: Channel, chain: Chain, batches: queue.SimpleQueue[Batch | None], rehearsed: threading.Barrier
+) -> None:
     try:
         chain.rehearse()
         rehearsed.wait()
@@ -140,11 +159,13 @@ def _resident_bytes() -> int:
 
 
 def keep_memory() -> None:
-    """Let the next batch reuse the memory that one batch frees. By default the C library returns large blocks to the kernel,
-    which clears each page when it is touched again: for an image's maps that takes three times as long as the work on them."""
+    """Let the next batch reuse the memory that one batch frees. By default the C library returns large blocks
+    to the kernel, which clears each page when it is touched again: for an image's maps that takes three times
+    as long as the work on them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1):
-        mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the largest value before glibc 2.35
+        # the largest value before glibc 2.35
+        mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A segment of the placement at work: forms batches, runs them on the segment's workers, and reports what came of them."""
+"""A segment of the placement at work: forms batches, runs them on the segment's workers,
+and reports what came of them."""
 
 from __future__ import annotations
 
@@ -33,17 +34,20 @@ class Listener(Protocol):
 class Lane:
     """The stages of a segment, its queue, its workers, and the images that may have killed a worker."""
 
-    def __init__(self, name: str, stages: tuple[str, ...], batch_size: int, pool: Pool, queue_images: int) -> None:
+    def __init__(
+        self, name: str, stages: tuple[str, ...], batch_size: int, pool: Pool, queue_images: int
+    ) -> None:
         self.name = name
         self.stages = stages
         self.batch_size = batch_size
         self.pool = pool
         self.progressed_at = time.monotonic()  # when a batch last began or ended
         self._queue: asyncio.Queue[Job] = asyncio.Queue(queue_images)
-        # Never more than is in flight. The last one in is the first one out, so each is settled before the next begins.
+        # Never more than is in flight. The last one in is the first one out,
+        # so each is settled before the next begins.
         self._suspects: asyncio.Queue[Job] = asyncio.LifoQueue()
-        # A slot is free again before its batch is committed, so that no GPU waits for the disk. This bounds the batches that
-        # wait for a commit: as many as are being worked on.
+        # A slot is free again before its batch is committed, so that no GPU waits for the disk.
+        # This bounds the batches that wait for a commit: as many as are being worked on.
         self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
 
     def is_needed_by(self, job: Job) -> bool:
@@ -88,7 +92,8 @@ class Lane:
             await listener.try_again(self, jobs, loss)
 
     async def _isolate(self, listener: Listener) -> None:
-        """Run each suspect on a worker that does nothing else, so that only the image that kills workers pays."""
+        """Run each suspect on a worker that does nothing else,
+        so that only the image that kills workers pays."""
         while True:
             job = await self._suspects.get()
             try:

@@ -1,8 +1,9 @@
-"""NVIDIA's Multi-Process Service (MPS), with which a GPU's workers run at the same time. Without it, they take turns.
+"""NVIDIA's Multi-Process Service (MPS), with which a GPU's workers run at the same time. Without it,
+they take turns.
 
-When one client is killed, the state of the server's other clients is undefined (NVIDIA, Multi-Process Service, "Client Early
-Termination"), and an error that loses the device is reported to all of them. So each pool starts its own server on each GPU,
-and stops using MPS for good once a worker is lost.
+When one client is killed, the state of the server's other clients is undefined (NVIDIA, Multi-Process
+Service, "Client Early Termination"), and an error that loses the device is reported to all of them. So each
+pool starts its own server on each GPU, and stops using MPS for good once a worker is lost.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Server:
 
     def __init__(self, gpu: str) -> None:
         """gpu: its UUID."""
-        self.shared: dict[str, str] = {}  # the environment of processes that share the GPU; empty while none does
+        # the environment of processes that share the GPU; empty while none does
+        self.shared: dict[str, str] = {}
         self._gpu = gpu
         self._works = True
         self._starting = anyio.Lock()
@@ -52,7 +54,8 @@ class Server:
         self._folder = contextlib.ExitStack()  # removes it
 
     async def share(self) -> dict[str, str]:
-        """The environment for a process that shares the GPU; empty where MPS does not work or the server is closed."""
+        """The environment for a process that shares the GPU;
+        empty where MPS does not work or the server is closed."""
         async with self._starting:
             if self._works and not self.shared:
                 await self._start()
@@ -80,9 +83,13 @@ class Server:
             with anyio.fail_after(TRIAL_SECONDS):
                 await self._serve(environment(shared | {"CUDA_VISIBLE_DEVICES": self._gpu}))
         except (OSError, subprocess.CalledProcessError) as error:  # a TimeoutError is an OSError
-            last = (getattr(error, "stderr", None) or b"").strip().rpartition(b"\n")[2].decode(errors="replace")
+            last = (
+                (getattr(error, "stderr", None) or b"").strip().rpartition(b"\n")[2].decode(errors="replace")
+            )
             log.warning(
-                "workers take turns on the GPU, because MPS does not work here", gpu=self._gpu, error=last or repr(error)
+                "workers take turns on the GPU, because MPS does not work here",
+                gpu=self._gpu,
+                error=last or repr(error),
             )
             await self.stop()
         except BaseException:
@@ -93,7 +100,8 @@ class Server:
             log.info("workers share the GPU", gpu=self._gpu, by=CONTROL)
 
     async def _serve(self, settings: dict[str, str]) -> None:
-        """Start the server and try it, each in its own session: only the daemon obeys a Ctrl-C, which reaches a whole group."""
+        """Start the server and try it, each in its own session: only the daemon obeys a Ctrl-C,
+        which reaches a whole group."""
         parent = str(os.getpid())
         self._process = await anyio.open_process(
             python("-m", "stages.processes", parent, CONTROL, "-f"),
@@ -108,7 +116,9 @@ class Server:
             if self._process.returncode is not None:
                 raise OSError(f"{CONTROL} exited with status {self._process.returncode}")
             await anyio.sleep(GLANCE_SECONDS)
-        await anyio.run_process(python("-m", "daemon.workers.mps", "try", parent), env=settings, start_new_session=True)
+        await anyio.run_process(
+            python("-m", "daemon.workers.mps", "try", parent), env=settings, start_new_session=True
+        )
 
 
 def remove_leftovers() -> None:

@@ -1,8 +1,9 @@
 """The workers of one segment: started, restarted, and lent one slot at a time.
 
-A seat is a position for one worker on a device. When its worker dies, another one is started there, after a pause that grows
-with each quick death. A seat whose workers keep dying before they answer anything is closed; when all seats are closed, the
-pool fails. Workers that share a GPU by MPS (mps.py) are restarted together: the first loss ends the sharing.
+A seat is a position for one worker on a device. When its worker dies, another one is started there, after a
+pause that grows with each quick death. A seat whose workers keep dying before they answer anything is closed;
+when all seats are closed, the pool fails. Workers that share a GPU by MPS (mps.py) are restarted together:
+the first loss ends the sharing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from daemon.workers.worker import Worker
 log = structlog.get_logger()
 
 QUICK_DEATHS = 5  # in a row, without any answer, before a seat is closed
-LONE_DEATHS = 20  # the same for workers that ran one image alone, which is then the likely cause: a folder may be full of such
+# the same for workers that ran one image alone, which is then the likely cause: a folder may be full of such
+LONE_DEATHS = 20
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 LONGEST_BACKOFF_SECONDS = 30.0
 SILENCE_SECONDS = 10.0  # without a heartbeat, after which a worker counts as silent
@@ -53,13 +55,19 @@ class Seat:
     @property
     def healthy(self) -> bool:
         worker = self.worker
-        return self.state == "ready" and worker is not None and time.monotonic() - worker.heard_at < SILENCE_SECONDS
+        return (
+            self.state == "ready"
+            and worker is not None
+            and time.monotonic() - worker.heard_at < SILENCE_SECONDS
+        )
 
 
 class Pool:
     """All workers of a segment. Whoever has reserved a slot may send one batch."""
 
-    def __init__(self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PipelineSection, metrics: Metrics) -> None:
+    def __init__(
+        self, name: str, seats: Sequence[Seat], slab_fd: int, settings: PipelineSection, metrics: Metrics
+    ) -> None:
         self.name = name
         self.seats = list(seats)
         self._slab_fd = slab_fd
@@ -69,7 +77,8 @@ class Pool:
         self._stopping = False
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep a worker in every seat until stopped. Reports as started when each seat has a ready worker or is closed.
+        """Keep a worker in every seat until stopped. Reports as
+        started when each seat has a ready worker or is closed.
 
         Raises NoWorkersLeft when every seat is closed; ModelsUnusable when a stage cannot be built.
         """
@@ -209,14 +218,19 @@ class Pool:
             self._note_loss(seat, worker, followed=followed)
 
     async def _end(self, seat: Seat, worker: Worker) -> None:
-        """End a worker. Those that shared a GPU with it are in an undefined state, so they are restarted, and from then on they
-        take turns on the GPU: the next death has a clear cause."""
+        """End a worker. Those that shared a GPU with it are in an undefined state, so they are restarted,
+        and from then on they take turns on the GPU: the next death has a clear cause."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.kill)
             if self._stopping or not seat.server or not seat.server.close():
                 return
-            log.warning("workers take turns on the GPU from now on, because one that shared it was lost", device=seat.device)
-            for fellow in [other.worker for other in self.seats if other.server is seat.server and other.worker]:
+            log.warning(
+                "workers take turns on the GPU from now on, because one that shared it was lost",
+                device=seat.device,
+            )
+            for fellow in [
+                other.worker for other in self.seats if other.server is seat.server and other.worker
+            ]:
                 fellow.abandon(f"{worker.name}, with which it shared its GPU, was lost")
                 tasks.start_soon(fellow.kill)
             tasks.start_soon(seat.server.stop)

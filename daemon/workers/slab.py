@@ -1,8 +1,8 @@
 """The slab: the shared memory that holds the bytes of every image in flight.
 
-Its size is the daemon's byte budget. A file is read only when there is room for it here, so the slowest GPU limits how fast
-files are read. The slab is an anonymous memfd that the workers inherit: the kernel frees it with the last process, even
-after kill -9.
+Its size is the daemon's byte budget. A file is read only when there is room for it here, so the slowest GPU
+limits how fast files are read. The slab is an anonymous memfd that the workers inherit: the kernel frees it
+with the last process, even after kill -9.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ALIGNMENT = 64  # bytes; a cache line
 
 
 class Slab:
-    """A first-fit allocator over one shared mapping. Single-threaded: only the event loop reserves and releases."""
+    """A first-fit allocator over one shared mapping.
+    Single-threaded: only the event loop reserves and releases."""
 
     def __init__(self, size: int) -> None:
         self.size = size - size % ALIGNMENT
@@ -49,7 +50,8 @@ class Slab:
         self._waiting.append(waiter)
         try:
             await waiter[1].wait()
-            extent = self._take(length)  # cannot fail: only the first in line is woken, and nobody overtakes it
+            # cannot fail: only the first in line is woken, and nobody overtakes it
+            extent = self._take(length)
             assert extent is not None
             return extent
         finally:
@@ -82,7 +84,9 @@ class Slab:
         size = _padded(length)
         for index, gap in enumerate(self._free):
             if gap.length >= size:
-                self._free[index : index + 1] = [Extent(gap.offset + size, gap.length - size)] if gap.length > size else []
+                self._free[index : index + 1] = (
+                    [Extent(gap.offset + size, gap.length - size)] if gap.length > size else []
+                )
                 self.used += size
                 return Extent(gap.offset, length)
         return None

@@ -1,7 +1,8 @@
-"""The child process that builds stages and tries each on two test images, as a worker would: build, load, decode, run.
+"""The child process that builds stages and tries each on two test images, as a worker would: build, load,
+decode, run.
 
-It imports no more than a worker does. The two images differ in size, and both are in one batch: a stage that only works on
-images of one size is found here, and not by the user's first mixed batch.
+It imports no more than a worker does. The two images differ in size, and both are in one batch: a
+stage that only works on images of one size is found here, and not by the user's first mixed batch.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Entry point of the child process: `python -m daemon.workers.tryout PARENT_PID`. Reads the order from standard input and
-    writes a line for each stage to standard output."""
+    """Entry point of the child process: `python -m daemon.workers.tryout PARENT_PID`. Reads
+    the order from standard input and writes a line for each stage to standard output."""
     die_with(int(sys.argv[1]))
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints goes to the log
@@ -72,9 +73,13 @@ def draw_images(limits: Limits) -> list[bytes]:
     return [page, file.getvalue()]
 
 
-def try_stage(setup: Setup, spec: StageSpec, images: Sequence[bytes], known: Sequence[dict[str, bytes]]) -> Tryout:
+def try_stage(
+    setup: Setup, spec: StageSpec, images: Sequence[bytes], known: Sequence[dict[str, bytes]]
+) -> Tryout:
     """Build one stage and run it on all images at once, as a worker does."""
-    chain = TryoutChain(msgspec.structs.replace(setup, stages=[spec], cascade=None), memoryview(b"".join(images)))
+    chain = TryoutChain(
+        msgspec.structs.replace(setup, stages=[spec], cascade=None), memoryview(b"".join(images))
+    )
     offsets = [sum(map(len, images[:number])) for number in range(len(images))]
     items = [Item(*item) for item in zip(offsets, map(len, images), known, strict=True)]
     try:
@@ -84,7 +89,9 @@ def try_stage(setup: Setup, spec: StageSpec, images: Sequence[bytes], known: Seq
     except StageUnusable as error:
         return Tryout(spec.name, problem=str(error))
     except Exception as error:  # noqa: BLE001 - whatever a stage raises is what there is to report
-        return Tryout(spec.name, problem=f"it cannot be built: {type(error).__name__}: {' '.join(str(error).split())}.")
+        return Tryout(
+            spec.name, problem=f"it cannot be built: {type(error).__name__}: {' '.join(str(error).split())}."
+        )
     for outcome in outcomes:
         if outcome.reason:
             size = f"{outcome.width}×{outcome.height}"
@@ -106,11 +113,14 @@ def note(tryout: Tryout, known: Sequence[dict[str, bytes]]) -> None:
 
 
 class TryoutChain(Chain):
-    """Notes an error that a batch raises and its images alone do not: a worker halves such a batch and says nothing."""
+    """Notes an error that a batch raises and its images alone
+    do not: a worker halves such a batch and says nothing."""
 
     warning = ""
 
-    def _try(self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally) -> list[Any]:
+    def _try(
+        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally
+    ) -> list[Any]:
         def run_and_note(items: Sequence[Input]) -> Answers:
             try:
                 answers = list(run(items))

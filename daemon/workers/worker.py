@@ -18,7 +18,20 @@ import msgspec
 import structlog
 
 from daemon.errors import WorkerLost
-from daemon.messages import LENGTH, Batch, Beat, Farewell, Item, Loaded, Ready, Reply, Setup, Stop, decode_from_worker, frame
+from daemon.messages import (
+    LENGTH,
+    Batch,
+    Beat,
+    Farewell,
+    Item,
+    Loaded,
+    Ready,
+    Reply,
+    Setup,
+    Stop,
+    decode_from_worker,
+    frame,
+)
 from daemon.system.stray import Printed
 from stages import processes
 
@@ -33,7 +46,12 @@ class Worker:
     """A worker process, its state, and the messages to and from it."""
 
     def __init__(
-        self, setup: Setup, device: str, process: anyio.abc.Process, connection: socket.socket, printed: Printed | None = None
+        self,
+        setup: Setup,
+        device: str,
+        process: anyio.abc.Process,
+        connection: socket.socket,
+        printed: Printed | None = None,
     ) -> None:
         self.name = setup.name
         self.device = device
@@ -53,7 +71,8 @@ class Worker:
         self.unusable = False  # one of its stages cannot be built by any worker
         self.shared = False  # its GPU, by MPS: then its end proves nothing about its images or its seat
         self.died_alone = False  # while it ran the one image that all its slots were reserved for
-        self.alone: anyio.Event | None = None  # set while all its slots are reserved; the event fires when the last one is back
+        # set while all its slots are reserved; the event fires when the last one is back
+        self.alone: anyio.Event | None = None
         self.parked = 0
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._writer: asyncio.StreamWriter | None = None  # once it loads
@@ -66,7 +85,9 @@ class Worker:
         # The kernel ends the child with the thread that started it (die_with), not with the process.
         assert threading.current_thread() is threading.main_thread()
         ours, theirs = socket.socketpair()
-        command = processes.python("-m", "daemon.workers.child", str(theirs.fileno()), str(slab_fd), str(os.getpid()))
+        command = processes.python(
+            "-m", "daemon.workers.child", str(theirs.fileno()), str(slab_fd), str(os.getpid())
+        )
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             printed, output = await Printed.open(setup.name)
@@ -94,7 +115,12 @@ class Worker:
             with anyio.fail_after(timeout_seconds):
                 while isinstance(message := await self._receive(), Loaded):
                     self.stages_loaded.append(message.stage)
-                    log.info("model loaded", worker=self.name, stage=message.stage, seconds=round(message.seconds, 2))
+                    log.info(
+                        "model loaded",
+                        worker=self.name,
+                        stage=message.stage,
+                        seconds=round(message.seconds, 2),
+                    )
         except TimeoutError:
             raise WorkerLost(self.name, f"its models were not loaded within {timeout_seconds:g} s") from None
         except (EOFError, OSError):
@@ -170,7 +196,11 @@ class Worker:
     async def kill(self) -> None:
         await end(self.process, TERM_SECONDS)
         if self.process.returncode is None:
-            log.error("worker cannot be killed: a system call in it does not return", worker=self.name, pid=self.process.pid)
+            log.error(
+                "worker cannot be killed: a system call in it does not return",
+                worker=self.name,
+                pid=self.process.pid,
+            )
         if self._printed:
             await self._printed.finish(OUTPUT_SECONDS)
         if self._writer:
@@ -182,7 +212,11 @@ class Worker:
         status = self.process.returncode
         if self.cause:
             return self.cause
-        return f"killed by {signal.Signals(-status).name}" if status and status < 0 else f"exited with status {status}"
+        return (
+            f"killed by {signal.Signals(-status).name}"
+            if status and status < 0
+            else f"exited with status {status}"
+        )
 
     def _send(self, message: Setup | Batch | Stop) -> None:
         assert self._writer is not None

@@ -219,12 +219,24 @@ def _at(x: int, y: int, width: int, height: int) -> dict[str, Any]:
 
 def _panel(panel: Panel) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
-    options: dict[str, Any] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "none", "graphMode": "area"}
+    options: dict[str, Any] = {
+        "reduceOptions": {"calcs": ["lastNotNull"]},
+        "colorMode": "none",
+        "graphMode": "area",
+    }
     if panel.kind == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
         fill = 25 if panel.stacked else 5
-        defaults["custom"] = {"lineWidth": 1, "fillOpacity": fill, "showPoints": "never", "stacking": stacking}
-        options = {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True}, "tooltip": {"mode": "multi"}}
+        defaults["custom"] = {
+            "lineWidth": 1,
+            "fillOpacity": fill,
+            "showPoints": "never",
+            "stacking": stacking,
+        }
+        options = {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi"},
+        }
     return {
         "type": panel.kind,
         "title": panel.title,
@@ -233,7 +245,12 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options,
         "targets": [
-            {"refId": chr(ord("A") + n), "datasource": SOURCE, "legendFormat": legend, "expr": _expression(query)}
+            {
+                "refId": chr(ord("A") + n),
+                "datasource": SOURCE,
+                "legendFormat": legend,
+                "expr": _expression(query),
+            }
             for n, (legend, query) in enumerate(panel.queries.items())
         ],
     }

@@ -1,9 +1,10 @@
 """Greedy captions by BLIP's text decoder, without running transformers' Python code for each token.
 
-The weights are those of transformers' BlipTextLMHeadModel, and the tokens are those of its `generate` with do_sample=False
-and num_beams=1. The GPU never waits for Python:
+The weights are those of transformers' BlipTextLMHeadModel, and the tokens are those of
+its `generate` with do_sample=False and num_beams=1. The GPU never waits for Python:
 
-- All keys and values are in buffers of a fixed size. A step is always the same kernels at the same addresses, and is
+- All keys and values are in buffers of a fixed size. A step is always the same kernels at the same addresses,
+  and is
   replayed from one CUDA graph for each batch size.
 - The image's keys and values for cross-attention are computed once for a caption, not for each token.
 - A token of the prompt is a step like any other; only its choice is known in advance.
@@ -35,17 +36,20 @@ class Layer:
         self.heads, self.width = own.num_attention_heads, own.attention_head_size
         self.own_weight, self.own_bias = fuse(own.query, own.key, own.value)
         self.cross_weight, self.cross_bias = fuse(self.cross.self.key, self.cross.self.value)
-        # [keys or values, batch, heads, slots, width], and [batch, image tokens, keys or values, heads, width]
+        # [keys or values, batch, heads, slots, width], and [batch, image tokens, keys or values, heads,
+        # width]
         self.cache = self.own_weight.new_zeros(2, batch, self.heads, slots, self.width)
         self.image = self.own_weight.new_zeros(batch, image_tokens, 2, self.heads, self.width)
 
     def cache_images(self, embeddings: Tensor) -> None:
-        """Compute the keys and values of the images for cross-attention. embeddings: [batch, image tokens, dim]."""
+        """Compute the keys and values of the images for cross-attention. embeddings: [batch, image tokens,
+        dim]."""
         out = self.image[: len(embeddings)].flatten(2).flatten(0, 1)
         torch.addmm(self.cross_bias, embeddings.flatten(0, 1), self.cross_weight.T, out=out)
 
     def __call__(self, hidden: Tensor, position: Tensor, mask: Tensor) -> Tensor:
-        """hidden: [batch, dim] of the token at `position` [1]. mask: bool [1, 1, 1, slots], true up to that position."""
+        """hidden: [batch, dim] of the token at `position` [1]. mask: bool [1, 1, 1, slots],
+        true up to that position."""
         batch, dim = hidden.shape
         projected = F.linear(hidden, self.own_weight, self.own_bias).view(batch, 3, self.heads, 1, self.width)
         query, keys_values = projected[:, 0], projected[:, 1:].transpose(0, 1)
@@ -96,7 +100,8 @@ class Captioner:
         self.step = GraphedStep(self._step, self.position.zero_, batch_size, weight.device)
 
     def __call__(self, embeddings: Tensor) -> Tensor:
-        """embeddings: [images, image tokens, dim]. Returns padded ids [images, prompt + max_new_tokens] on the host."""
+        """embeddings: [images, image tokens, dim]. Returns padded ids [images,
+        prompt + max_new_tokens] on the host."""
         images = len(embeddings)
         batch = self.step.size_for(images)
         self._begin(images, batch)
@@ -109,7 +114,8 @@ class Captioner:
         return self.tokens[:images].cpu()
 
     def _begin(self, images: int, batch: int) -> None:
-        """Reset the buffers. Rows from `images` to `batch` only fill up a batch: they count as finished from the start."""
+        """Reset the buffers. Rows from `images` to `batch` only
+        fill up a batch: they count as finished from the start."""
         self.position.zero_()
         self.tokens[:batch].fill_(self.padding)
         self.tokens[:batch, : len(self.prompt)] = self.prompt
@@ -149,8 +155,11 @@ class Captioner:
 class GraphedStep:
     """A step as a CUDA graph for each power of two up to the batch size; on the CPU the plain function."""
 
-    def __init__(self, step: Callable[[int], None], rewind: Callable[[], object], most: int, device: torch.device) -> None:
-        """rewind: resets the position before each of the trial runs that a capture needs. most: the largest batch."""
+    def __init__(
+        self, step: Callable[[int], None], rewind: Callable[[], object], most: int, device: torch.device
+    ) -> None:
+        """rewind: resets the position before each of the trial runs that a capture needs.
+        most: the largest batch."""
         self.step, self.rewind, self.most, self.device = step, rewind, most, device
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -165,7 +174,8 @@ class GraphedStep:
             self.step(batch)
 
     def capture(self) -> None:
-        """Record the graphs, the largest first, so that the others fit into its memory. Does nothing on a CPU.
+        """Record the graphs, the largest first, so that the others fit into its memory.
+        Does nothing on a CPU.
 
         Call it before other threads use the device: their work could become a part of a recording.
         """
@@ -199,5 +209,8 @@ def add_and_norm(output: Any, update: Tensor, hidden: Tensor) -> Tensor:
 
 def fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor]:
     """The weight and bias of one linear layer that computes several layers of the same input."""
-    weights, biases = [linear.weight.detach() for linear in linears], [linear.bias.detach() for linear in linears]
+    weights, biases = (
+        [linear.weight.detach() for linear in linears],
+        [linear.bias.detach() for linear in linears],
+    )
     return torch.cat(weights), torch.cat(biases)

@@ -34,10 +34,19 @@ class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_new_tokens: Annotated[
         int,
-        Meta(ge=1, le=100_000, description="Most tokens (words or parts of words) of a caption, without those of the prompt."),
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Most tokens (words or parts of words) of a caption, without those of the prompt.",
+        ),
     ] = 20
     force_tokens: Annotated[
-        int, Meta(ge=0, le=100_000, description="The exact number of new tokens, for benchmarks; 0: until the caption ends.")
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="The exact number of new tokens, for benchmarks; 0: until the caption ends.",
+        ),
     ] = 0
     prompt: Annotated[
         str, Meta(description="The words that every caption begins with; empty: the model chooses all words.")

@@ -33,7 +33,11 @@ class BlipStage(VisionStage[Tensor]):
         model = self.load_vision_model(BlipForConditionalGeneration, BlipImageProcessor)
         self.vision = model.vision_model
         speed_up_attention(self.vision)
-        if self.device.startswith("cuda") and dtype != torch.float32 and model.config.vision_config.hidden_act == "gelu":
+        if (
+            self.device.startswith("cuda")
+            and dtype != torch.float32
+            and model.config.vision_config.hidden_act == "gelu"
+        ):
             speed_up_mlp(self.vision)
         self.tower = self._load_tower(dtype) if "clip" in self.spec.files else None
         with hold_device(self.lock):
@@ -49,7 +53,8 @@ class BlipStage(VisionStage[Tensor]):
         return results
 
     def forward(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Token ids of the captions on the host, without the beginning-of-text token, which is the same for all."""
+        """Token ids of the captions on the host, without the beginning-of-text token,
+        which is the same for all."""
         return self.captioner(embed_image(self.vision, self.prepare(pixels)))[:, 1:]
 
     def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:

@@ -13,7 +13,8 @@ from stages.devices import has_kernels_for
 
 
 class FastAttention(nn.Module):
-    """BlipAttention with PyTorch's fused attention instead of matrix products and a softmax: 2.3 times as fast."""
+    """BlipAttention with PyTorch's fused attention instead
+    of matrix products and a softmax: 2.3 times as fast."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -38,8 +39,8 @@ def speed_up_attention(vision: Any) -> None:
 class FastMlp(nn.Module):
     """BlipMLP with its GELU computed in the kernel of the first matrix product.
 
-    cuBLAS has the tanh approximation of GELU. It differs from the exact one by at most 5e-4, which is less than the rounding of
-    half precision. A separate pass for the GELU would take 1.5 times as long.
+    cuBLAS has the tanh approximation of GELU. It differs from the exact one by at most 5e-4, which is
+    less than the rounding of half precision. A separate pass for the GELU would take 1.5 times as long.
     """
 
     def __init__(self, mlp: Any) -> None:

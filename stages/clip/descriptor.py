@@ -50,11 +50,16 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     labels: Annotated[
         list[str] | None,
-        Meta(description="The possible tags; not set: the pack's labels file. Without that there are no tags."),
+        Meta(
+            description="The possible tags; not set: the pack's labels file. Without that there are no tags."
+        ),
     ] = None
     template: Annotated[
         str,
-        Meta(pattern=r"\{\}", description="The text that is compared with images for a label; {} is replaced by the label."),
+        Meta(
+            pattern=r"\{\}",
+            description="The text that is compared with images for a label; {} is replaced by the label.",
+        ),
     ] = "a photo of a {}"
     top_k: Annotated[
         int,

@@ -42,10 +42,15 @@ class TextTower:
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """Unit embeddings [texts, dim] of any number of texts, also of none."""
         parts = [self.embed(self.tokenize(part)) for part in split_batches(texts, TEXTS_AT_ONCE)]
-        return torch.cat(parts) if parts else self.projection.weight.new_empty(0, len(self.projection.weight)).float()
+        return (
+            torch.cat(parts)
+            if parts
+            else self.projection.weight.new_empty(0, len(self.projection.weight)).float()
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Unit embeddings [texts, dim] in float32. The tower is causal, so padding after a text changes nothing."""
+        """Unit embeddings [texts, dim] in float32. The tower is causal,
+        so padding after a text changes nothing."""
         features = self.model(input_ids=tokens.to(self.projection.weight.device)).pooler_output
         return F.normalize(self.projection(features).float(), dim=-1)
 

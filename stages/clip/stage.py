@@ -35,12 +35,16 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
         results: list[Result | ImageError] = []
         for _, (embeddings, scores, places) in self.forward_batches(images):
             for embedding, row, indices in zip(embeddings, scores.tolist(), places.tolist(), strict=True):
-                tags = [Tag(self.labels[index], round(score, 6)) for score, index in zip(row, indices, strict=True)]
+                tags = [
+                    Tag(self.labels[index], round(score, 6))
+                    for score, index in zip(row, indices, strict=True)
+                ]
                 results.append(Clip(encode_embedding(embedding), tags))
         return results
 
     def forward(self, pixels: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """On the host: unit embeddings [images, dim], and the scores and indices of the most likely labels [images, k]."""
+        """On the host: unit embeddings [images, dim], and the
+        scores and indices of the most likely labels [images, k]."""
         features = self.projection(self.vision(pixel_values=self.prepare(pixels)).pooler_output)
         embeddings = F.normalize(features.float(), dim=-1)
         likelihoods = (embeddings @ self.label_logits.T).softmax(dim=-1)

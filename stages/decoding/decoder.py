@@ -1,10 +1,11 @@
 """The disposable decoder: a child process that turns one image after another into pixels, and its handle.
 
-Image libraries crash, hang and use too much memory on bad bytes. Here they do so in a child process with limits on memory,
-time and system calls. The parent answers with ImageError(DECODER) and starts another child. Bytes and pixels are passed
-through a shared memfd; a socketpair carries a small message each way.
+Image libraries crash, hang and use too much memory on bad bytes. Here they do so in a child process with
+limits on memory, time and system calls. The parent answers with ImageError(DECODER) and starts another child.
+Bytes and pixels are passed through a shared memfd; a socketpair carries a small message each way.
 
-`Decoder` handles one child, `Decoders` a pool of them, and `python -m stages.decoding.decoder` is the child's main.
+`Decoder` handles one child, `Decoders` a pool of them, and
+`python -m stages.decoding.decoder` is the child's main.
 It imports neither torch nor numpy.
 """
 
@@ -61,7 +62,8 @@ class Reply(msgspec.Struct, frozen=True):
     last: bool = False
 
 
-# The child ------------------------------------------------------------------------------------------------------------
+# The child
+# ------------------------------------------------------------------------------------------------------------
 
 PR_SET_NO_NEW_PRIVS = 38
 OPEN_FILES = 32
@@ -83,10 +85,12 @@ def main(arguments: Sequence[str]) -> None:
 
 def confine(parent: int, limits: Limits) -> None:
     """Give up what decoding does not need, and die with the parent."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # the parent decides; a terminal signals the whole group
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        # the parent decides; a terminal signals the whole group
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a read-only /proc
-        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel should kill this process first
+        # out of memory, the kernel should kill this process first
+        Path("/proc/self/oom_score_adj").write_text("1000")
     die_with(parent)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     lower_limit(resource.RLIMIT_CORE, 0)
@@ -95,7 +99,8 @@ def confine(parent: int, limits: Limits) -> None:
 
 
 def seal() -> None:
-    """From here on the libraries' warnings are dropped, no file can be written and, if the kernel supports it, none opened."""
+    """From here on the libraries' warnings are dropped, no file can be written and,
+    if the kernel supports it, none opened."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
@@ -134,7 +139,9 @@ def allow_cpu_seconds(seconds: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = ceil(used.ru_utime + used.ru_stime + seconds)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+    )
 
 
 def answer(request: Request, memory: mmap.mmap) -> Reply:
@@ -154,14 +161,15 @@ def answer(request: Request, memory: mmap.mmap) -> Reply:
     return Reply()
 
 
-# The parent's side ----------------------------------------------------------------------------------------------------
+# The parent's side
+# ----------------------------------------------------------------------------------------------------
 
 
 class Decoder:
     """One child, started for its first image and again whenever it has died. For one thread at a time.
 
-    The kernel ends a child together with the thread that started it, so call `decode` in a thread that lives as long as the
-    decoder.
+    The kernel ends a child together with the thread that started it,
+    so call `decode` in a thread that lives as long as the decoder.
     """
 
     def __init__(self, limits: Limits, command: Sequence[str] = COMMAND) -> None:
@@ -216,10 +224,14 @@ class Decoder:
             reply = msgspec.json.decode(message, type=Reply) if message else None
         except TimeoutError:
             self._stop()
-            raise ImageError(Reason.DECODER, self._explain_slow(f"{self._wall_seconds:g} s in all, with ")) from None
+            raise ImageError(
+                Reason.DECODER, self._explain_slow(f"{self._wall_seconds:g} s in all, with ")
+            ) from None
         except msgspec.DecodeError:
             self._stop()
-            raise ImageError(Reason.DECODER, "the decoder's memory was overwritten: its answer cannot be read") from None
+            raise ImageError(
+                Reason.DECODER, "the decoder's memory was overwritten: its answer cannot be read"
+            ) from None
         except ConnectionError:
             reply = None
         if reply is None:
@@ -238,7 +250,8 @@ class Decoder:
         return self.limits.decode_seconds * WALL_PER_CPU_SECOND
 
     def _ready_channel(self) -> socket.socket:
-        if self._process is not None and self._process.poll() is not None:  # it died while it was idle: no image is to blame
+        if self._process is not None and self._process.poll() is not None:
+            # it died while it was idle: no image is to blame
             self._stop()
         if self._channel is None:
             self._start()
@@ -305,14 +318,16 @@ class Decoder:
 
 
 class Decoders:
-    """A pool of decoders that work on a batch in parallel. Any thread may use it; children start when they are needed."""
+    """A pool of decoders that work on a batch in parallel. Any thread may use it;
+    children start when they are needed."""
 
     def __init__(self, count: int, limits: Limits, command: Sequence[str] = COMMAND) -> None:
         self._decoders = [Decoder(limits, command) for _ in range(count)]
         self._idle: queue.LifoQueue[Decoder] = queue.LifoQueue()  # reuse the one that was used last
         for decoder in self._decoders:
             self._idle.put(decoder)
-        self._threads = ThreadPoolExecutor(count, "decoder")  # threads live as long as the children that they start
+        # threads live as long as the children that they start
+        self._threads = ThreadPoolExecutor(count, "decoder")
 
     def decode_all(self, entries: Sequence[tuple[memoryview, Header]]) -> list[np.ndarray | ImageError]:
         """The result of `Decoder.decode` for each (bytes, header), or its error, in order."""

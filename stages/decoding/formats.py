@@ -67,7 +67,8 @@ PNM = re.compile(rb"P([1-6])(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})(?:\s|#[^\r\n]*[\r\
 def identify(data: memoryview) -> str:
     """The format's name in Pillow ("JPEG", "PNG", "WEBP", …).
 
-    Raises ImageError: EMPTY; FORMAT for an image format that is not supported; NOT_AN_IMAGE for anything else.
+    Raises ImageError: EMPTY; FORMAT for an image format that is not supported;
+    NOT_AN_IMAGE for anything else.
     """
     if not data:
         raise ImageError(Reason.EMPTY, "the file is empty")
@@ -79,7 +80,9 @@ def identify(data: memoryview) -> str:
     if found is None:
         raise _refusal(bytes(data[:HEAD]))
     if found == "HEIF" and not heif_is_readable():
-        raise ImageError(Reason.FORMAT, "HEIC needs a plug-in: pip install 'visiond[heic]', then restart visiond")
+        raise ImageError(
+            Reason.FORMAT, "HEIC needs a plug-in: pip install 'visiond[heic]', then restart visiond"
+        )
     return found
 
 
@@ -118,7 +121,9 @@ def _refusal(head: bytes) -> ImageError:
         if head.startswith(prefix):
             return ImageError(Reason.NOT_AN_IMAGE, f"the bytes are {name}")
     if not any(head):
-        return ImageError(Reason.NOT_AN_IMAGE, "only zero bytes: the file was created, but its content was never written")
+        return ImageError(
+            Reason.NOT_AN_IMAGE, "only zero bytes: the file was created, but its content was never written"
+        )
     return _refusal_of_text(head)
 
 

@@ -1,8 +1,8 @@
 """Width, height and orientation of an image, read from its bytes in plain Python.
 
-There are no pixels and no native code here: bad bytes can only raise an exception, so this can run in the daemon and in a
-GPU worker. Every reader returns the size as stored and the EXIF orientation (1..8). A reader that reads past the end of the
-bytes raises IndexError or struct.error.
+There are no pixels and no native code here: bad bytes can only raise an exception, so this can run in the
+daemon and in a GPU worker. Every reader returns the size as stored and the EXIF orientation (1..8). A reader
+that reads past the end of the bytes raises IndexError or struct.error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ WIDTH_TAG, HEIGHT_TAG, ORIENTATION_TAG = 0x100, 0x101, 0x112
 NUMBER_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}  # TIFF's unsigned integers, by type code
 EXIF = b"Exif\0\0"  # comes before the TIFF structure in JPEG, and sometimes elsewhere
 CHUNKS = 4096  # most chunks of a PNG or WebP that are searched for EXIF
-# Most parts of any other file that are searched for its size. Each takes about a microsecond and can be a few bytes long. No
-# camera or program writes this many.
+# Most parts of any other file that are searched for its size. Each takes about a
+# microsecond and can be a few bytes long. No camera or program writes this many.
 PARTS = 1 << 18
 
 
-# TIFF, which is also the format of EXIF ------------------------------------------------------------------------------------
+# TIFF, which is also the format of EXIF
+# ------------------------------------------------------------------------------------
 
 
 def read_tags(data: memoryview) -> dict[int, int]:
@@ -78,10 +79,12 @@ def _orientation_of(tags: dict[int, int]) -> int:
     return orientation if 1 <= orientation <= 8 else 1
 
 
-# JPEG (ITU-T T.81, annex B) ------------------------------------------------------------------------------------------
+# JPEG (ITU-T T.81, annex B)
+# ------------------------------------------------------------------------------------------
 
 SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))  # all except the hierarchical ones and lossless arithmetic
+# all except the hierarchical ones and lossless arithmetic
+SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))
 SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive
 BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
 SOS, APP1, APP14, EOI = 0xDA, 0xE1, 0xEE, b"\xff\xd9"
@@ -158,7 +161,9 @@ def _read_sof(marker: int, segment: memoryview) -> Jpeg:
     if marker not in SOF_READ:
         raise ImageError(Reason.FORMAT, "hierarchical and lossless arithmetic JPEG are not supported")
     if precision != 8:
-        raise ImageError(Reason.FORMAT, f"{precision}-bit JPEG is not supported: save it with 8 bits a channel")
+        raise ImageError(
+            Reason.FORMAT, f"{precision}-bit JPEG is not supported: save it with 8 bits a channel"
+        )
     components = bytes(segment[6 : 6 + 3 * count : 3])
     if count not in (1, 3, 4) or len(components) != count:
         raise ImageError(Reason.HEADER, f"the JPEG states {count} color components")
@@ -171,11 +176,13 @@ def read_jpeg(data: memoryview) -> Size:
     return frame[:3]
 
 
-# PNG (ISO/IEC 15948) -------------------------------------------------------------------------------------------------
+# PNG (ISO/IEC 15948)
+# -------------------------------------------------------------------------------------------------
 
 
 def png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
-    """(type, start, end) of each chunk's payload, up to and including IEND. Raises TRUNCATED if the bytes end before."""
+    """(type, start, end) of each chunk's payload, up to and including IEND.
+    Raises TRUNCATED if the bytes end before."""
     at, kind = 8, b""
     while kind != b"IEND":
         if at + 12 > len(data):
@@ -201,7 +208,8 @@ def read_png(data: memoryview) -> Size:
     return width, height, orientation
 
 
-# GIF, BMP and netpbm -------------------------------------------------------------------------------------------------
+# GIF, BMP and netpbm
+# -------------------------------------------------------------------------------------------------
 
 
 def read_gif(data: memoryview) -> Size:
@@ -242,7 +250,8 @@ def read_pnm(data: memoryview) -> Size:
     return int(found[2]), int(found[3]), 1
 
 
-# WebP (RFC 9649) -----------------------------------------------------------------------------------------------------
+# WebP (RFC 9649)
+# -----------------------------------------------------------------------------------------------------
 
 
 def read_webp(data: memoryview) -> Size:
@@ -275,7 +284,8 @@ def _webp_orientation(data: memoryview) -> int:
     return 1
 
 
-# AVIF and HEIF (ISO/IEC 14496-12 boxes, 23008-12 items) --------------------------------------------------------------
+# AVIF and HEIF (ISO/IEC 14496-12 boxes, 23008-12 items)
+# --------------------------------------------------------------
 
 BOXES = 4096  # most boxes that are read on one level
 NOTHING = memoryview(b"")
@@ -288,8 +298,8 @@ TURNS = {
 
 
 def read_avif(data: memoryview) -> Size:
-    """Size and orientation of the primary item: its ispe, irot and imir properties. EXIF is ignored, as the standard says.
-    clap is ignored too, because Pillow does not crop."""
+    """Size and orientation of the primary item: its ispe, irot and imir properties. EXIF is ignored,
+    as the standard says. clap is ignored too, because Pillow does not crop."""
     properties = dict(_primary_properties(data))
     width, height = struct.unpack_from(">II", properties[b"ispe"], 4)
     turns = properties[b"irot"][0] & 3 if b"irot" in properties else 0
@@ -298,8 +308,9 @@ def read_avif(data: memoryview) -> Size:
 
 
 def read_heif(data: memoryview) -> Size:
-    """As AVIF, but after rotation and cropping: pillow-heif rotates (irot) and crops (clap) the pixels while it decodes, in the
-    order of the properties. Encoders that pad a picture to whole blocks use clap to restore its size."""
+    """As AVIF, but after rotation and cropping: pillow-heif rotates (irot) and crops (clap) the pixels while
+    it decodes, in the order of the properties. Encoders that pad a picture to whole blocks use clap to
+    restore its size."""
     properties = _primary_properties(data)
     width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
     for kind, value in properties:
@@ -311,7 +322,8 @@ def read_heif(data: memoryview) -> Size:
 
 
 def _primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
-    """(type, payload) of each property of the primary item, in the order in which they apply, with at least an ispe."""
+    """(type, payload) of each property of the primary item, in the order in which they apply,
+    with at least an ispe."""
     boxes = dict(_boxes(data))
     meta = dict(_boxes(boxes.get(b"meta", NOTHING)[4:]))
     table = dict(_boxes(meta.get(b"iprp", NOTHING)))

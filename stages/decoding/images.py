@@ -1,7 +1,8 @@
 """From a file's bytes to pixels on the device: a check of the header, then the decoding of a batch.
 
-`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the JPEGs of a batch to
-the GPU's decoder in one call. Everything else, and every JPEG that the GPU cannot decode, goes to disposable child processes.
+`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the
+JPEGs of a batch to the GPU's decoder in one call. Everything else, and every JPEG that the GPU cannot decode,
+goes to disposable child processes.
 """
 
 from __future__ import annotations
@@ -31,26 +32,30 @@ Encoded = tuple[memoryview, Header]  # a file's bytes and header
 class DecodeJpegs(Protocol):
     """Files as uint8 tensors in host memory → uint8 [3, h, w] on the device, as stored."""
 
-    def __call__(self, files: list[torch.Tensor], /, *, mode: str, device: torch.device) -> list[torch.Tensor]: ...
+    def __call__(
+        self, files: list[torch.Tensor], /, *, mode: str, device: torch.device
+    ) -> list[torch.Tensor]: ...
 
 
 MAX_SIDE = 2**31 - 1  # the largest side that a PNG can have; more is a damaged header
-# Most memory for a pixel, of a decoder alone and with its worker. Measured with 108 million pixels, JPEG and PNG, all
-# orientations.
+# Most memory for a pixel, of a decoder alone and with its worker. Measured with 108 million pixels,
+# JPEG and PNG, all orientations.
 DECODER_PIXEL_BYTES, PIXEL_BYTES = 12, 20
 
 
 def inspect(data: memoryview, limits: Limits) -> Header:
     """Read an image's header, and check it against the limits.
 
-    Raises ImageError: EMPTY, NOT_AN_IMAGE, FORMAT, HEADER (cannot be parsed, or impossible dimensions), PIXELS,
-    ASPECT, and TRUNCATED if the header alone shows that bytes are missing.
+    Raises ImageError: EMPTY, NOT_AN_IMAGE, FORMAT, HEADER (cannot be parsed, or impossible dimensions),
+    PIXELS, ASPECT, and TRUNCATED if the header alone shows that bytes are missing.
     """
     name = identify(data)
     try:
         width, height, orientation = READERS[name](data)
     except (struct.error, IndexError, OverflowError) as error:
-        raise ImageError(Reason.TRUNCATED, f"the {name} ends inside its header, or points past its end") from error
+        raise ImageError(
+            Reason.TRUNCATED, f"the {name} ends inside its header, or points past its end"
+        ) from error
     if orientation > 4:
         width, height = height, width
     _check_size(width, height, limits)
@@ -72,7 +77,8 @@ def _check_size(width: int, height: int, limits: Limits) -> None:
 
 def _how_to_allow(pixels: int, limits: Limits) -> str:
     settings = f"max_pixels = {pixels}"
-    needed = -(-pixels * DECODER_PIXEL_BYTES >> 28) + 1  # in units of 256 MiB, one of them for the decoder itself
+    # in units of 256 MiB, one of them for the decoder itself
+    needed = -(-pixels * DECODER_PIXEL_BYTES >> 28) + 1
     if needed << 28 > limits.decode_bytes:
         settings += f' and decode_bytes = "{needed * 256} MiB"'
     memory = pixels * PIXEL_BYTES / 1e9
@@ -84,8 +90,9 @@ def decode(
 ) -> list[torch.Tensor | ImageError]:
     """Decode a batch: a tensor or an error for each (bytes, header from `inspect`), in order.
 
-    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended with white. On a
-    GPU, one call decodes at most `limits.max_pixels` pixels. Raises OutOfMemory and DeviceLost.
+    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended
+    with white. On a GPU, one call decodes at most `limits.max_pixels` pixels. Raises OutOfMemory and
+    DeviceLost.
     """
     import torch
 
@@ -96,7 +103,9 @@ def decode(
     with device_errors():
         if device.type == "cuda":
             plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
-            for index, pixels in zip(plain, _decode_on_own_stream([entries[i] for i in plain], device, limits), strict=True):
+            for index, pixels in zip(
+                plain, _decode_on_own_stream([entries[i] for i in plain], device, limits), strict=True
+            ):
                 if pixels is not None:
                     answers[index] = pixels
         left = [index for index in range(len(entries)) if index not in answers]
@@ -110,9 +119,11 @@ def _suits_device(entry: Encoded) -> bool:
     return header.format == "JPEG" and read_jpeg_frame(data).is_plain
 
 
-def _decode_on_own_stream(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> list[torch.Tensor | None]:
-    """_decode_on_device on a separate stream, one call at a time. nvJPEG does not wait for earlier work on the device, so it
-    may only get memory that no kernel of another thread still has to read."""
+def _decode_on_own_stream(
+    entries: Sequence[Encoded], device: torch.device, limits: Limits
+) -> list[torch.Tensor | None]:
+    """_decode_on_device on a separate stream, one call at a time. nvJPEG does not wait for earlier
+    work on the device, so it may only get memory that no kernel of another thread still has to read."""
     import torch
 
     stream, lock = _decoding_stream(device)
@@ -122,7 +133,8 @@ def _decode_on_own_stream(entries: Sequence[Encoded], device: torch.device, limi
     user.wait_stream(stream)
     for tensor in pixels:
         if tensor is not None:
-            tensor.record_stream(user)  # its memory is reused only when the user's stream has finished with it
+            # its memory is reused only when the user's stream has finished with it
+            tensor.record_stream(user)
     return pixels
 
 
@@ -133,7 +145,9 @@ def _decoding_stream(device: torch.device) -> tuple[torch.cuda.Stream, threading
     return torch.cuda.Stream(device), threading.Lock()  # type: ignore[no-untyped-call]
 
 
-def _decode_on_device(entries: Sequence[Encoded], device: torch.device, limits: Limits) -> Iterator[torch.Tensor | None]:
+def _decode_on_device(
+    entries: Sequence[Encoded], device: torch.device, limits: Limits
+) -> Iterator[torch.Tensor | None]:
     """Each JPEG's upright pixels, or None if the device could not decode it."""
     for group in _group_by_pixels(entries, limits.max_pixels):
         pixels = _try_jpegs(group, device)
@@ -168,7 +182,9 @@ def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[tor
 
     sources = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data, _ in entries]
     with device_errors():
-        torch.empty(3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device)
+        torch.empty(
+            3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device
+        )
         if device.type == "cuda":
             torch.cuda.current_stream(
                 device
@@ -189,7 +205,9 @@ def _jpeg_decoder() -> DecodeJpegs:
         from torchvision.io import decode_jpeg
     except ImportError:
         from torchcodec.decoders import decode_jpeg
-    warnings.filterwarnings("ignore", "The image decoding and encoding capabilities of TorchVision", DeprecationWarning)
+    warnings.filterwarnings(
+        "ignore", "The image decoding and encoding capabilities of TorchVision", DeprecationWarning
+    )
     return cast("DecodeJpegs", decode_jpeg)
 
 

@@ -1,8 +1,8 @@
-"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first one is read, so the count
-shows how many are left out.
+"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first one is read,
+so the count shows how many are left out.
 
-Only the start of each picture is looked at. Counting stops at MOST, or where the bytes are invalid: that is no reason to
-refuse the first picture.
+Only the start of each picture is looked at. Counting stops at MOST, or
+where the bytes are invalid: that is no reason to refuse the first picture.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def _walk_webp(data: memoryview) -> Iterator[None]:
 
 
 def _walk_png(data: memoryview) -> Iterator[None]:
-    """An animated PNG has the number of its frames before the first. Its default image may be an additional picture."""
+    """An animated PNG has the number of its frames before the first.
+    Its default image may be an additional picture."""
     for kind, start, _ in islice(png_chunks(data), CHUNKS):
         if kind == b"IDAT":
             return

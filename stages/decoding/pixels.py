@@ -1,7 +1,7 @@
 """Decodes images to 8-bit RGB with Pillow. Runs only inside a decoder's child process.
 
-The reader of each format is called by name, so that no file can reach another plug-in of Pillow (EPS would start
-Ghostscript).
+The reader of each format is called by name, so that no file can
+reach another plug-in of Pillow (EPS would start Ghostscript).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
 def prepare() -> None:
-    """Set up Pillow for untrusted files: no warnings, no threads, no check for bombs (`inspect` has checked the size)."""
+    """Set up Pillow for untrusted files: no warnings, no threads,
+    no check for bombs (`inspect` has checked the size)."""
     import PIL.AvifImagePlugin
 
     warnings.simplefilter("ignore")
@@ -76,7 +77,8 @@ def _open_heif(file: io.BytesIO) -> Image.Image:
 def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     """Decode the first picture of `data` into `out`, rows of RGB from the top, upright.
 
-    Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER; MemoryError.
+    Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER;
+    MemoryError.
     """
     file = keep_picture(data) if header.format == "PNG" else io.BytesIO(data)
     with OPENERS[header.format](file) as image:
@@ -96,8 +98,8 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:
-    """A PNG with only the chunks of its first picture. Texts, profiles and other frames are not pixels: the decoder does not
-    get them, so it does not matter if they are damaged or too large.
+    """A PNG with only the chunks of its first picture. Texts, profiles and other frames are not
+    pixels: the decoder does not get them, so it does not matter if they are damaged or too large.
 
     Raises ImageError: TRUNCATED, and DECODER if the checksum of a chunk that is kept is wrong.
     """
@@ -117,7 +119,11 @@ def _load(image: Image.Image, file_bytes: int) -> None:
     try:
         image.load()
     except (OSError, EOFError, SyntaxError, ValueError) as error:
-        if "truncated" in str(error).lower() or isinstance(error, EOFError) or _is_cut_tiff(image, file_bytes):
+        if (
+            "truncated" in str(error).lower()
+            or isinstance(error, EOFError)
+            or _is_cut_tiff(image, file_bytes)
+        ):
             raise ImageError(Reason.TRUNCATED, "the file ends before its pixels do") from error
         raise
 
@@ -135,8 +141,8 @@ def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
 def reduce_depth(image: Image.Image) -> Image.Image:
     """Reduce more than 8 bits a channel to 8. Pillow's own conversion would clip values to 255.
 
-    16-bit gray is scaled from its full range. Wider integers and floats have no standard range: they are scaled from the
-    darkest to the brightest value of the picture.
+    16-bit gray is scaled from its full range. Wider integers and floats have no standard
+    range: they are scaled from the darkest to the brightest value of the picture.
     """
     low: float
     high: float

@@ -1,9 +1,10 @@
-"""Checks whether zeros have replaced the compressed pixels of a JPEG, as after a broken download or on a failing disk.
+"""Checks whether zeros have replaced the compressed pixels of a JPEG,
+as after a broken download or on a failing disk.
 
-Every decoder reads zeros as codes, makes gray or striped blocks of them, and reports no error. A search for a run of zeros
-takes microseconds, and most complete files have none. A flat picture may have long ones. So if one is found, the Huffman
-tables show how many blocks it would be: no encoder writes more blocks than the picture has, and none writes several in a row
-with every coefficient set.
+Every decoder reads zeros as codes, makes gray or striped blocks of them, and reports no error. A search for a
+run of zeros takes microseconds, and most complete files have none. A flat picture may have long ones. So if
+one is found, the Huffman tables show how many blocks it would be: no encoder writes more blocks than the
+picture has, and none writes several in a row with every coefficient set.
 
 Source of the bit stream: ITU-T T.81, annexes B, C, F and G.
 """
@@ -46,15 +47,21 @@ class Picture:
     units: int = 0  # in a scan of all components
     codes: dict[int, Code] = field(default_factory=dict)  # table class and number → its all-zero code
     restart: int = 0
-    planes: dict[tuple[int, bool], int] = field(default_factory=dict)  # (component, is DC) → lowest bit so far
+    # (component, is DC) → lowest bit so far
+    planes: dict[tuple[int, bool], int] = field(default_factory=dict)
 
 
 def check_scans(data: memoryview, start: int) -> None:
-    """Raises ImageError(TRUNCATED) if there are zeros instead of pixels. start: of the first scan's compressed data."""
+    """Raises ImageError(TRUNCATED) if there are zeros instead of pixels.
+    start: of the first scan's compressed data."""
     if gap := find_gap(data, start):
         at, size = gap
-        problem = f"{size:,} of its {len(data):,} bytes are zeros, from byte {at:,} on, where its pixels should be"
-        raise ImageError(Reason.TRUNCATED, f"the JPEG is incomplete: {problem}. Copy it again from its source")
+        problem = (
+            f"{size:,} of its {len(data):,} bytes are zeros, from byte {at:,} on, where its pixels should be"
+        )
+        raise ImageError(
+            Reason.TRUNCATED, f"the JPEG is incomplete: {problem}. Copy it again from its source"
+        )
 
 
 def find_gap(data: memoryview, start: int) -> tuple[int, int] | None:
@@ -101,7 +108,8 @@ def _walk(data: memoryview) -> tuple[int, int] | None:
                 if size > most:
                     return run.start(), size
             at = end
-    if picture.is_progressive and longest[0] and not _is_complete(picture):  # the remaining scans are among the zeros
+    if picture.is_progressive and longest[0] and not _is_complete(picture):
+        # the remaining scans are among the zeros
         return longest[1], longest[0]
     return None
 
@@ -113,7 +121,10 @@ def _read_frame(picture: Picture, segment: memoryview, is_progressive: bool) -> 
     picture.is_progressive = is_progressive
     picture.units = _over(width, 8 * most_across) * _over(height, 8 * most_down)
     for number, across, down in parts:
-        columns, rows = _over(_over(width * across, most_across), 8), _over(_over(height * down, most_down), 8)
+        columns, rows = (
+            _over(_over(width * across, most_across), 8),
+            _over(_over(height * down, most_down), 8),
+        )
         picture.components[number] = Component(across, down, columns, rows)
 
 
@@ -161,7 +172,8 @@ def _cost(picture: Picture, tables: int, first: int, last: int) -> tuple[int, in
     if first == 0:
         length, size = picture.codes[tables >> 4]
         block_bits = length + size
-        most = _over(LEVELS, (1 << size) - 1)  # each block is darker than the last one by this number of levels
+        # each block is darker than the last one by this number of levels
+        most = _over(LEVELS, (1 << size) - 1)
     if first > 0 or not picture.is_progressive:
         length, symbol = picture.codes[0x10 | tables & 15]
         skipped, size = symbol >> 4, symbol & 15
@@ -175,4 +187,6 @@ def _cost(picture: Picture, tables: int, first: int, last: int) -> tuple[int, in
 
 def _is_complete(picture: Picture) -> bool:
     """Whether the scans of a progressive picture have contained the last bit of all components."""
-    return all(picture.planes.get((number, is_dc)) == 0 for number in picture.components for is_dc in (True, False))
+    return all(
+        picture.planes.get((number, is_dc)) == 0 for number in picture.components for is_dc in (True, False)
+    )

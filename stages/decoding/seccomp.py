@@ -1,6 +1,7 @@
 """Limits a decoder's child to the system calls that it needs, by seccomp(2). All others fail with EPERM.
 
-The child can then not open, create or remove a file, make a socket, start a program or a process, or reach another process.
+The child can then not open, create or remove a file, make a socket, start a program or a process,
+or reach another process.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import struct
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of classic BPF
+# of classic BPF
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_AT, MACHINE_AT = 0, 4  # bytes into struct seccomp_data
 FIRST_AT, SECOND_AT = 16, 24  # the low half of an argument
 CLONE_THREAD = 0x10000
 X32 = 0x40000000  # from here on, the numbers of x86-64's second set of system calls
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # from linux/audit.h
-# What the interpreter, its allocator and the image libraries' threads need: numbers on x86-64 and on 64-bit ARM.
+# What the interpreter, its allocator and the image libraries'
+# threads need: numbers on x86-64 and on 64-bit ARM.
 KEPT = {
     **{
         "read": (0, 63),
@@ -47,26 +50,48 @@ KEPT = {
         "getpid": (39, 172),
         "gettid": (186, 178),
     },
-    **{"rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132)},
+    **{
+        "rt_sigaction": (13, 134),
+        "rt_sigprocmask": (14, 135),
+        "rt_sigreturn": (15, 139),
+        "sigaltstack": (131, 132),
+    },
     **{"getrlimit": (97, 163), "setrlimit": (160, 164), "getrusage": (98, 165)},
-    **{"clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "nanosleep": (35, 101), "restart_syscall": (219, 128)},
+    **{
+        "clock_gettime": (228, 113),
+        "clock_nanosleep": (230, 115),
+        "nanosleep": (35, 101),
+        "restart_syscall": (219, 128),
+    },
     **{"getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94)},
 }
-# Allowed for some arguments only: the position of the argument, the test that it must pass, and the operands of the test.
+# Allowed for some arguments only: the position of the argument, the test that it must pass,
+# and the operands of the test.
 KEPT_IN_PART = {
-    (56, 220): (FIRST_AT, JUMP_IF_ANY_BIT, (CLONE_THREAD,)),  # clone: threads, but no process, which would outlive this one
+    # clone: threads, but no process, which would outlive this one
+    (56, 220): (FIRST_AT, JUMP_IF_ANY_BIT, (CLONE_THREAD,)),
     (302, 261): (FIRST_AT, JUMP_IF_EQUAL, (0,)),  # prlimit64: of this process only
-    (72, 25): (SECOND_AT, JUMP_IF_EQUAL, (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)),  # no F_SETOWN
+    # no F_SETOWN
+    (72, 25): (
+        SECOND_AT,
+        JUMP_IF_EQUAL,
+        (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC),
+    ),
 }
-CLONE3 = (435, 435)  # its flags are in memory, which a filter cannot read; with ENOSYS the C library uses clone
+# its flags are in memory, which a filter cannot read; with ENOSYS the C library uses clone
+CLONE3 = (435, 435)
 
 
 def keep_system_calls() -> None:
-    """Give up all system calls except KEPT for good, if the kernel can. Needs PR_SET_NO_NEW_PRIVS and a single thread."""
+    """Give up all system calls except KEPT for good, if the kernel can.
+    Needs PR_SET_NO_NEW_PRIVS and a single thread."""
     machine = os.uname().machine
     if machine not in MACHINES:
         return
-    program = b"".join(struct.pack("HBBI", *step) for step in compile_filter(MACHINES[machine], list(MACHINES).index(machine)))
+    program = b"".join(
+        struct.pack("HBBI", *step)
+        for step in compile_filter(MACHINES[machine], list(MACHINES).index(machine))
+    )
     buffer = ctypes.create_string_buffer(program)
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))  # struct sock_fprog
     ctypes.CDLL(None).prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0)

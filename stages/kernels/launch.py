@@ -1,10 +1,12 @@
 """Launches of the Triton kernels: a function for each, with the block sizes at which it runs fastest.
 
-The OCR networks are shallow and wide. Run operation by operation they spend their time moving maps to and from memory, and
-cuDNN plans each convolution again for every input shape and every thread, which takes seconds for each new page size. Here
-a layer is one kernel together with its bias, activation, gate and residual, and it takes any shape.
+The OCR networks are shallow and wide. Run operation by operation they spend their time moving maps to and
+from memory, and cuDNN plans each convolution again for every input shape and every thread, which takes
+seconds for each new page size. Here a layer is one kernel together with its bias, activation, gate and
+residual, and it takes any shape.
 
-Block sizes are the fastest of those tried on an H200 on the networks' own maps. Maps are channels last, [N, H, W, C].
+Block sizes are the fastest of those tried on an H200 on the networks' own maps. Maps are channels last, [N,
+H, W, C].
 """
 
 from __future__ import annotations
@@ -51,8 +53,9 @@ def conv2d(
     """A convolution with its bias, and a ReLU. uint8 pixels are scaled to -1..1.
 
     widths: int [N], the columns of each image; the rest of its map counts as zero.
-    pooled: a map of the output's shape, not negative. Its 2×2 max pooling with stride 1 is put before the output's channels.
-    return_sums: also return the channels' sums over tiles of each image, float32 [N, tiles, channels].
+    pooled: a map of the output's shape, not negative. Its 2×2 max pooling with stride 1 is put before the
+    output's channels. return_sums: also return the channels' sums over tiles of each image, float32 [N,
+    tiles, channels].
     """
     shape, size = layer.shape, pixels.shape[1:3]
     is_pointwise = all(shape[side] == 1 for side in ("KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"))
@@ -61,7 +64,9 @@ def conv2d(
     count, height, width, _ = pixels.shape
     out_height, out_width = output_size(shape, height, width)
     channels = shape["OUT_CHANNELS"]
-    out = pixels.new_empty(count, out_height, out_width, channels if pooled is None else 2 * channels, dtype=torch.float16)
+    out = pixels.new_empty(
+        count, out_height, out_width, channels if pooled is None else 2 * channels, dtype=torch.float16
+    )
     tile, tiles = tile_constants(out_height, out_width)
     sums = out.new_empty(count, tiles, channels, dtype=torch.float32) if return_sums else None
     convolution.conv2d_kernel[tiles, count](
@@ -88,11 +93,14 @@ def conv2d(
 def depthwise_conv2d(
     layer: DepthwiseConvolution, pixels: Tensor, widths: Tensor | None = None, *, return_sums: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """A depthwise convolution with its bias. widths, return_sums: as in conv2d; the sums are over each image's own columns."""
+    """A depthwise convolution with its bias. widths, return_sums: as in conv2d;
+    the sums are over each image's own columns."""
     count, height, width, channels = pixels.shape
     out_height, out_width = output_size(layer.shape, height, width)
     out = pixels.new_empty(count, out_height, out_width, channels)
-    run_length = RUN_LENGTH if layer.shape["STRIDE_W"] == 1 and layer.shape["KERNEL_W"] == 3 else RUN_LENGTH // 2
+    run_length = (
+        RUN_LENGTH if layer.shape["STRIDE_W"] == 1 and layer.shape["KERNEL_W"] == 3 else RUN_LENGTH // 2
+    )
     block_h = DEPTHWISE_BLOCK_H if out_height > 1 else 1
     runs = DEPTHWISE_RUNS // block_h
     tiles = triton.cdiv(out_height, block_h) * triton.cdiv(triton.cdiv(out_width, run_length), runs)
@@ -113,7 +121,8 @@ def depthwise_conv2d(
         BLOCK_H=block_h,
         NUM_RUNS=runs,
         RUN_LENGTH=run_length,
-        UNROLL=layer.shape["KERNEL_H"] if layer.shape["KERNEL_H"] <= 3 else 1,  # the code for a 7×7 kernel would be too long
+        # the code for a 7×7 kernel would be too long
+        UNROLL=layer.shape["KERNEL_H"] if layer.shape["KERNEL_H"] <= 3 else 1,
         BLOCK_C=block_c,
         num_warps=1 if block_c == 16 else 2,
     )
@@ -123,7 +132,8 @@ def depthwise_conv2d(
 def squeeze_excitation(
     layer: SqueezeExcitation, sums: Tensor | None, size: tuple[int, int], widths: Tensor | None = None
 ) -> Tensor:
-    """The gates, float32 [N, channels], from the sums that a convolution returned. size: height and width of its maps."""
+    """The gates, float32 [N, channels], from the sums that a convolution returned.
+    size: height and width of its maps."""
     assert sums is not None
     count, tiles, channels = sums.shape
     gates = torch.empty(count, channels, device=sums.device)
@@ -146,7 +156,8 @@ def squeeze_excitation(
 
 
 def pointwise_mlp(layer: PointwiseMlp, pixels: Tensor, gates: Tensor | None) -> Tensor:
-    """The MLP of pixels · gates, with a residual if the layer has one. May multiply pixels by the gates in place."""
+    """The MLP of pixels · gates, with a residual if the layer has one.
+    May multiply pixels by the gates in place."""
     if not layer.fused:
         if gates is not None:
             scale_channels(pixels, gates)
@@ -175,8 +186,8 @@ def pointwise_mlp(layer: PointwiseMlp, pixels: Tensor, gates: Tensor | None) -> 
 
 
 def scale_channels(pixels: Tensor, gates: Tensor) -> None:
-    """pixels *= gates, in place. A separate pass is faster than gates in pointwise_linear, which would then load three times
-    as much."""
+    """pixels *= gates, in place. A separate pass is faster than gates in pointwise_linear,
+    which would then load three times as much."""
     count, height, width, channels = pixels.shape
     pointwise.scale_channels_kernel[triton.cdiv(height * width, SCALE_BLOCK_M), count](
         pixels,
@@ -191,7 +202,8 @@ def scale_channels(pixels: Tensor, gates: Tensor) -> None:
 def pointwise_linear(
     weight: Tensor, bias: Tensor, pixels: Tensor, *, gelu: bool = False, residual: Tensor | None = None
 ) -> Tensor:
-    """pixels @ weight + bias, then a GELU or a residual. The numbers of inputs and outputs must be multiples of 128."""
+    """pixels @ weight + bias, then a GELU or a residual. The
+    numbers of inputs and outputs must be multiples of 128."""
     count, height, width, inputs = pixels.shape
     outputs = weight.shape[1]
     out = pixels.new_empty(count, height, width, outputs)
@@ -216,14 +228,18 @@ def pointwise_linear(
 
 
 def try_pointwise_linear(device: torch.device) -> None:
-    """Run once one of the two kernels that need the most shared memory. Raises whatever Triton and its compilers raise."""
+    """Run once one of the two kernels that need the most shared memory.
+    Raises whatever Triton and its compilers raise."""
     inputs, outputs = 384, 768
     weight = torch.zeros(inputs, outputs, dtype=torch.float16, device=device)
-    pointwise_linear(weight, weight.new_zeros(outputs, dtype=torch.float32), weight.new_zeros(1, 1, 1, inputs), gelu=True)
+    pointwise_linear(
+        weight, weight.new_zeros(outputs, dtype=torch.float32), weight.new_zeros(1, 1, 1, inputs), gelu=True
+    )
 
 
 def tile_constants(height: int, width: int) -> tuple[dict[str, int], int]:
-    """The tile size for a map as a kernel's constants, and the number of tiles. A map of one row has flat tiles."""
+    """The tile size for a map as a kernel's constants, and the number of tiles.
+    A map of one row has flat tiles."""
     tile = TILE if height > 1 else {"BLOCK_H": 1, "BLOCK_W": BLOCK_M}
     return tile, triton.cdiv(height, tile["BLOCK_H"]) * triton.cdiv(width, tile["BLOCK_W"])
 
@@ -247,7 +263,8 @@ def upsample_add(pixels: Tensor, gates: Tensor, coarser: Tensor | None) -> Tenso
 
 
 def upsample_concat(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Four maps times their gates, each half the size of the next, enlarged to the last one's size and concatenated."""
+    """Four maps times their gates, each half the size of the next,
+    enlarged to the last one's size and concatenated."""
     count, height, width, channels = parts[-1][0].shape
     out = parts[-1][0].new_empty(count, height, width, 4 * channels)
     convolution.upsample_concat_kernel[triton.cdiv(height * width, UPSAMPLE_BLOCK_M), count](
@@ -283,7 +300,8 @@ def deconv_head(head: DeconvHead, pixels: Tensor) -> Tensor:
 
 
 def argmax_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The most likely class of each row and its probability: int64 and float32 [...] for logits [..., classes]."""
+    """The most likely class of each row and its probability: int64 and float32 [...] for logits [...,
+    classes]."""
     classes = logits.new_empty(logits.shape[:-1], dtype=torch.int64)
     probabilities = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
     pointwise.argmax_softmax_kernel[(classes.numel(),)](

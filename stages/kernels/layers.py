@@ -18,7 +18,8 @@ MAX_CHANNEL_BLOCK = 128  # channels in one tensor of a kernel
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution. weight: float16 [kernel height · kernel width · inputs, outputs], both padded with zeros for tl.dot.
+    """A convolution. weight: float16 [kernel height · kernel width · inputs, outputs],
+    both padded with zeros for tl.dot.
 
     bias: float32 [padded outputs]. shape: the kernel's constants.
     """
@@ -29,14 +30,21 @@ class Convolution:
 
     @classmethod
     def of(cls, module: nn.Conv2d, padding: tuple[int, int] | None = None) -> Convolution:
-        """padding: rows above and columns left of the map, in place of the module's. For the other sides see output_size."""
+        """padding: rows above and columns left of the map, in place of the module's.
+        For the other sides see output_size."""
         outputs, inputs = module.weight.shape[:2]
         matrix = module.weight.permute(2, 3, 1, 0).reshape(-1, outputs)
         padded = padded_size(outputs)
         block_k, stages = (32, 1) if len(matrix) <= MAX_UNPIPELINED_K else (64, 3)
         weight = matrix.new_zeros(-(-len(matrix) // block_k) * block_k, padded, dtype=torch.float16)
         weight[: len(matrix), :outputs] = matrix
-        shape = {"IN_CHANNELS": inputs, "OUT_CHANNELS": outputs, "BLOCK_K": block_k, "NUM_STAGES": stages, **window_of(module)}
+        shape = {
+            "IN_CHANNELS": inputs,
+            "OUT_CHANNELS": outputs,
+            "BLOCK_K": block_k,
+            "NUM_STAGES": stages,
+            **window_of(module),
+        }
         if padding is not None:
             shape |= {"PAD_TOP": padding[0], "PAD_LEFT": padding[1]}
         return cls(weight, pad_bias(module.bias, outputs, padded, weight), shape)
@@ -44,7 +52,8 @@ class Convolution:
 
 @dataclass(frozen=True)
 class DepthwiseConvolution:
-    """A depthwise convolution. weight: float32 [kernel height · kernel width, channels]. bias: float32 [channels]."""
+    """A depthwise convolution. weight: float32 [kernel height · kernel width, channels].
+    bias: float32 [channels]."""
 
     weight: Tensor
     bias: Tensor
@@ -77,15 +86,21 @@ class PointwiseMlp:
     def of(cls, first: nn.Conv2d, second: nn.Conv2d, *, residual: bool) -> PointwiseMlp:
         hidden, inputs = first.weight.shape[:2]
         outputs = second.out_channels
-        weight1, weight2 = (module.weight.detach()[..., 0, 0].T.half().contiguous() for module in (first, second))
-        biases = pad_bias(first.bias, hidden, hidden, weight1), pad_bias(second.bias, outputs, outputs, weight1)
+        weight1, weight2 = (
+            module.weight.detach()[..., 0, 0].T.half().contiguous() for module in (first, second)
+        )
+        biases = (
+            pad_bias(first.bias, hidden, hidden, weight1),
+            pad_bias(second.bias, outputs, outputs, weight1),
+        )
         shape = {"IN_CHANNELS": inputs, "HIDDEN": hidden, "OUT_CHANNELS": outputs, "RESIDUAL": residual}
         return cls(weight1, biases[0], weight2, biases[1], shape, inputs <= MAX_FUSED_CHANNELS)
 
 
 @dataclass(frozen=True)
 class SqueezeExcitation:
-    """Two linear layers from the channels' means to their gates. Both weights are float32 [squeezed, channels]."""
+    """Two linear layers from the channels' means to their gates. Both weights are float32 [squeezed,
+    channels]."""
 
     weight1: Tensor
     bias1: Tensor
@@ -94,22 +109,33 @@ class SqueezeExcitation:
     shape: Mapping[str, Any]
 
     @classmethod
-    def of(cls, first: nn.Conv2d, second: nn.Conv2d, slope: float, *, residual: bool = False) -> SqueezeExcitation:
+    def of(
+        cls, first: nn.Conv2d, second: nn.Conv2d, slope: float, *, residual: bool = False
+    ) -> SqueezeExcitation:
         """slope: of the hard sigmoid. residual: add the input to the gated output."""
         squeezed, channels = first.weight.shape[:2]
-        weight1, weight2 = first.weight.detach()[..., 0, 0].float(), second.weight.detach()[..., 0, 0].T.float()
+        weight1, weight2 = (
+            first.weight.detach()[..., 0, 0].float(),
+            second.weight.detach()[..., 0, 0].T.float(),
+        )
         assert first.bias is not None
         assert second.bias is not None
         shape = {"CHANNELS": channels, "SQUEEZED": squeezed, "SLOPE": slope, "RESIDUAL": residual}
-        return cls(weight1.contiguous(), first.bias.detach().float(), weight2.contiguous(), second.bias.detach().float(), shape)
+        return cls(
+            weight1.contiguous(),
+            first.bias.detach().float(),
+            weight2.contiguous(),
+            second.bias.detach().float(),
+            shape,
+        )
 
 
 @dataclass(frozen=True)
 class DeconvHead:
     """Two transposed 2×2 convolutions of stride 2, the second with one output channel.
 
-    weight1: float16 [4, padded inputs, padded hidden]. weight2: float32 [4, padded hidden]. The first dimension is the position
-    in the 2×2 window.
+    weight1: float16 [4, padded inputs, padded hidden]. weight2: float32 [4, padded hidden].
+    The first dimension is the position in the 2×2 window.
     """
 
     weight1: Tensor
@@ -133,16 +159,22 @@ def window_of(module: nn.Conv2d) -> dict[str, int]:
     """A convolution's kernel size, stride and padding as a Triton kernel's constants."""
     (kernel_h, kernel_w), (stride_h, stride_w) = module.kernel_size, module.stride
     top, left = cast(tuple[int, int], module.padding)
-    kernel, stride = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w}, {"STRIDE_H": stride_h, "STRIDE_W": stride_w}
+    kernel, stride = (
+        {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w},
+        {"STRIDE_H": stride_h, "STRIDE_W": stride_w},
+    )
     return {**kernel, **stride, "PAD_TOP": top, "PAD_LEFT": left}
 
 
 def output_size(shape: Mapping[str, int], height: int, width: int) -> tuple[int, int]:
-    """Height and width of a convolution's output. An even kernel keeps the size: the published stem pads below and right."""
+    """Height and width of a convolution's output. An even kernel
+    keeps the size: the published stem pads below and right."""
     kernel_h, kernel_w = shape["KERNEL_H"], shape["KERNEL_W"]
     sides = (kernel_h, shape["PAD_TOP"]), (kernel_w, shape["PAD_LEFT"])
     padding_h, padding_w = (kernel - 1 if kernel % 2 == 0 else 2 * pad for kernel, pad in sides)
-    return (height + padding_h - kernel_h) // shape["STRIDE_H"] + 1, (width + padding_w - kernel_w) // shape["STRIDE_W"] + 1
+    return (height + padding_h - kernel_h) // shape["STRIDE_H"] + 1, (width + padding_w - kernel_w) // shape[
+        "STRIDE_W"
+    ] + 1
 
 
 def padded_size(channels: int) -> int:

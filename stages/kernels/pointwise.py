@@ -1,4 +1,5 @@
-"""Triton kernels for layers that need one pixel or one row at a time. convolution.py explains the layout of maps."""
+"""Triton kernels for layers that need one pixel or one row at a time.
+convolution.py explains the layout of maps."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -15,7 +16,8 @@ GELU_CLAMP = tl.constexpr(4.2)
 def gelu(x):
     """F.gelu(x) = x · Φ(x), with Φ(x) ≈ 1/2 + an odd polynomial in x, x clamped to ±GELU_CLAMP.
 
-    A minimax fit of the product: its error is at most 2e-5, and 1e-5 · x beyond the clamp. erf takes twice as long.
+    A minimax fit of the product: its error is at most 2e-5, and 1e-5 · x beyond the clamp.
+    erf takes twice as long.
     """
     clamped = tl.minimum(tl.maximum(x, -GELU_CLAMP), GELU_CLAMP)
     square = clamped * clamped
@@ -52,10 +54,11 @@ def squeeze_excitation_kernel(
 ):
     """The gates of a squeeze-and-excitation block, from the sums over the tiles of each image.
 
-    gates = clamp(SLOPE · (w2 @ relu(w1 @ mean + b1) + b2) + 0.5, 0, 1), + 1 with RESIDUAL (then x · gate is x + x · gate),
-    where mean = sums.sum(dim=1) / (height · width), with an image's own width where widths are given.
-    sums: float32 [N, num_tiles, CHANNELS]. w1, w2: float32 [SQUEEZED, CHANNELS] (w2 transposed). b1: float32 [SQUEEZED],
-    b2: float32 [CHANNELS]. gates: float32 [N, CHANNELS]. Grid: (N,).
+    gates = clamp(SLOPE · (w2 @ relu(w1 @ mean + b1) + b2) + 0.5, 0, 1), + 1 with RESIDUAL (then x · gate is x
+    + x · gate), where mean = sums.sum(dim=1) / (height · width), with an image's own width where widths are
+    given.
+    sums: float32 [N, num_tiles, CHANNELS]. w1, w2: float32 [SQUEEZED, CHANNELS] (w2 transposed).
+    b1: float32 [SQUEEZED], b2: float32 [CHANNELS]. gates: float32 [N, CHANNELS]. Grid: (N,).
     """
     image = tl.program_id(0)
     offs_c = tl.arange(0, BLOCK_C)
@@ -64,7 +67,11 @@ def squeeze_excitation_kernel(
     for start in range(0, num_tiles, BLOCK_T):
         offs_t = start + tl.arange(0, BLOCK_T)
         mask = (offs_t < num_tiles)[:, None] & c_mask[None, :]
-        total += tl.load(sums_ptr + (image * num_tiles + offs_t)[:, None] * CHANNELS + offs_c[None, :], mask=mask, other=0.0)
+        total += tl.load(
+            sums_ptr + (image * num_tiles + offs_t)[:, None] * CHANNELS + offs_c[None, :],
+            mask=mask,
+            other=0.0,
+        )
     valid_width = load_width(widths_ptr, image, width)
     mean = tl.sum(total, axis=0) / (height * valid_width)
     gate = tl.load(b2_ptr + offs_c, mask=c_mask, other=0.0)
@@ -102,12 +109,12 @@ def pointwise_mlp_kernel(
 ):
     """out = w2ᵀ gelu(w1ᵀ (x · gates) + b1) + b2, + x · gates with RESIDUAL, for each pixel.
 
-    x: float16 [N, num_pixels, IN_CHANNELS]. gates: None, or float32 [N, IN_CHANNELS]. w1: float16 [IN_CHANNELS, HIDDEN],
-    b1: float32 [HIDDEN], w2: float16 [HIDDEN, OUT_CHANNELS], b2: float32 [OUT_CHANNELS]. out: float16
-    [N, num_pixels, OUT_CHANNELS].
-    Triton's tensors have powers of two as their sizes, and the layers are three times a power of two wide, so channels are
-    split into blocks of BLOCK_IN and BLOCK_OUT. All inputs and accumulators stay in registers; hidden units are computed
-    BLOCK_HIDDEN at a time. Grid: (blocks of BLOCK_M pixels, N).
+    x: float16 [N, num_pixels, IN_CHANNELS]. gates: None, or float32 [N, IN_CHANNELS]. w1: float16
+    [IN_CHANNELS, HIDDEN], b1: float32 [HIDDEN], w2: float16 [HIDDEN, OUT_CHANNELS], b2: float32
+    [OUT_CHANNELS]. out: float16 [N, num_pixels, OUT_CHANNELS].
+    Triton's tensors have powers of two as their sizes, and the layers are three times a power of two wide, so
+    channels are split into blocks of BLOCK_IN and BLOCK_OUT. All inputs and accumulators stay in registers;
+    hidden units are computed BLOCK_HIDDEN at a time. Grid: (blocks of BLOCK_M pixels, N).
     """
     image, start_m = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
@@ -123,7 +130,10 @@ def pointwise_mlp_kernel(
             x = (x.to(tl.float32) * tl.load(gates_ptr + image * IN_CHANNELS + offs_c)[None, :]).to(tl.float16)
         xs += (x,)
     for i in tl.static_range(OUT_CHANNELS // BLOCK_OUT):
-        acc = tl.zeros([BLOCK_M, BLOCK_OUT], dtype=tl.float32) + tl.load(b2_ptr + i * BLOCK_OUT + offs_out)[None, :]
+        acc = (
+            tl.zeros([BLOCK_M, BLOCK_OUT], dtype=tl.float32)
+            + tl.load(b2_ptr + i * BLOCK_OUT + offs_out)[None, :]
+        )
         if RESIDUAL:  # then outputs and inputs have the same blocks
             acc += xs[i].to(tl.float32)
         accs += (acc,)
@@ -131,7 +141,11 @@ def pointwise_mlp_kernel(
         offs_hidden = start_hidden + tl.arange(0, BLOCK_HIDDEN)
         hidden = tl.zeros([BLOCK_M, BLOCK_HIDDEN], dtype=tl.float32) + tl.load(b1_ptr + offs_hidden)[None, :]
         for i in tl.static_range(IN_CHANNELS // BLOCK_IN):
-            hidden = tl.dot(xs[i], tl.load(w1_ptr + (i * BLOCK_IN + offs_in)[:, None] * HIDDEN + offs_hidden[None, :]), hidden)
+            hidden = tl.dot(
+                xs[i],
+                tl.load(w1_ptr + (i * BLOCK_IN + offs_in)[:, None] * HIDDEN + offs_hidden[None, :]),
+                hidden,
+            )
         hidden = gelu(hidden).to(tl.float16)
         updated = ()
         for i in tl.static_range(OUT_CHANNELS // BLOCK_OUT):
@@ -144,7 +158,9 @@ def pointwise_mlp_kernel(
 
 
 @triton.jit(do_not_specialize=["num_pixels"])
-def scale_channels_kernel(x_ptr, gates_ptr, num_pixels, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+def scale_channels_kernel(
+    x_ptr, gates_ptr, num_pixels, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
+):
     """x *= gates, in place. x: float16 [N, num_pixels, CHANNELS]. gates: float32 [N, CHANNELS].
 
     Grid: (blocks of BLOCK_M pixels, N).
@@ -176,9 +192,9 @@ def pointwise_linear_kernel(
 ):
     """out = x @ weight + bias, then gelu with GELU, then + residual.
 
-    x: float16 [M, K]. weight: float16 [K, N]. bias: float32 [N]. residual: None, or float16 [M, N]. out: float16 [M, N].
-    K is a multiple of BLOCK_K, and N of BLOCK_N. Programs that read the same rows of x have adjacent numbers, so that x is
-    read from memory once. Grid: (blocks of M · blocks of N,).
+    x: float16 [M, K]. weight: float16 [K, N]. bias: float32 [N]. residual: None, or float16 [M, N]. out:
+    float16 [M, N]. K is a multiple of BLOCK_K, and N of BLOCK_N. Programs that read the same rows of x have
+    adjacent numbers, so that x is read from memory once. Grid: (blocks of M · blocks of N,).
     """
     num_pid_n: tl.constexpr = N // BLOCK_N
     start_m, offs_m = (tl.program_id(0) // num_pid_n).to(tl.int64) * BLOCK_M, tl.arange(0, BLOCK_M)
@@ -201,10 +217,12 @@ def pointwise_linear_kernel(
 
 @triton.jit(do_not_specialize=["num_classes"])
 def argmax_softmax_kernel(logits_ptr, classes_ptr, probabilities_ptr, num_classes, BLOCK: tl.constexpr):
-    """classes, probabilities = logits.argmax(dim=-1), logits.float().softmax(dim=-1).amax(dim=-1); the first of equal maxima.
+    """classes, probabilities = logits.argmax(dim=-1), logits.float().softmax(dim=-1).amax(dim=-1);
+    the first of equal maxima.
 
-    logits: float16 or float32 [rows, num_classes]. classes: int64 [rows]. probabilities: float32 [rows]. The row is read twice,
-    the second time from the cache, so that each logit costs one exponential. Grid: (rows,).
+    logits: float16 or float32 [rows, num_classes]. classes: int64 [rows]. probabilities: float32 [rows]. The
+    row is read twice, the second time from the cache, so that each logit costs one exponential. Grid:
+    (rows,).
     """
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
@@ -212,16 +230,22 @@ def argmax_softmax_kernel(logits_ptr, classes_ptr, probabilities_ptr, num_classe
     argmaxima = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, num_classes, BLOCK):
         offs = start + lanes
-        logit = tl.load(logits_ptr + row * num_classes + offs, mask=offs < num_classes, other=float("-inf")).to(tl.float32)
+        logit = tl.load(
+            logits_ptr + row * num_classes + offs, mask=offs < num_classes, other=float("-inf")
+        ).to(tl.float32)
         argmaxima = tl.where(logit > maxima, offs, argmaxima)
         maxima = tl.maximum(maxima, logit)
     maximum = tl.max(maxima, axis=0)
     exp_sum = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, num_classes, BLOCK):
         offs = start + lanes
-        logit = tl.load(logits_ptr + row * num_classes + offs, mask=offs < num_classes, other=float("-inf")).to(tl.float32)
+        logit = tl.load(
+            logits_ptr + row * num_classes + offs, mask=offs < num_classes, other=float("-inf")
+        ).to(tl.float32)
         exp_sum += tl.exp(logit - maximum)
-    tl.store(classes_ptr + row, tl.min(tl.where(maxima == maximum, argmaxima, num_classes), axis=0).to(tl.int64))
+    tl.store(
+        classes_ptr + row, tl.min(tl.where(maxima == maximum, argmaxima, num_classes), axis=0).to(tl.int64)
+    )
     tl.store(probabilities_ptr + row, 1.0 / tl.sum(exp_sum, axis=0))
 
 
@@ -241,8 +265,8 @@ def add_layer_norm_kernel(
 ):
     """total = hidden + update; normed = F.layer_norm(total, [N], weight, bias, EPS).
 
-    hidden, update, total, normed: [M, N] of one dtype; weight, bias: [N]. The arithmetic is in float32, but total is rounded
-    to its dtype before it is normalized, as PyTorch does. Grid: (blocks of BLOCK_M rows,).
+    hidden, update, total, normed: [M, N] of one dtype; weight, bias: [N]. The arithmetic is in float32, but
+    total is rounded to its dtype before it is normalized, as PyTorch does. Grid: (blocks of BLOCK_M rows,).
     """
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
@@ -256,14 +280,18 @@ def add_layer_norm_kernel(
     x = x.to(tl.float32)
     centered = tl.where(mask, x - (tl.sum(x, axis=1) / N)[:, None], 0.0)
     std = tl.sqrt(tl.sum(centered * centered, axis=1) / N + EPS)
-    scale, shift = tl.load(weight_ptr + offs_n, mask=n_mask, other=0.0), tl.load(bias_ptr + offs_n, mask=n_mask, other=0.0)
+    scale, shift = (
+        tl.load(weight_ptr + offs_n, mask=n_mask, other=0.0),
+        tl.load(bias_ptr + offs_n, mask=n_mask, other=0.0),
+    )
     x = centered / std[:, None] * scale[None, :].to(tl.float32) + shift[None, :].to(tl.float32)
     tl.store(normed_ptr + offs, x.to(normed_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_elements"])
 def add_bias_silu_kernel(x_ptr, bias_ptr, num_elements, CHANNELS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """x = F.silu(x + bias), in place. x: num_elements values with the channels last in memory. bias: [CHANNELS].
+    """x = F.silu(x + bias), in place. x: num_elements values with the channels last in memory.
+    bias: [CHANNELS].
 
     x + bias is rounded to x's dtype before the SiLU, as PyTorch does. Grid: (blocks of BLOCK_SIZE elements,).
     """

@@ -1,8 +1,10 @@
-"""From a map of text probabilities to quadrilaterals: the post-processing of differentiable binarization. No torch.
+"""From a map of text probabilities to quadrilaterals: the post-processing of differentiable binarization.
+No torch.
 
-Reference: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", 2020, with rapidocr's constants:
-the boxes are the same as rapidocr's. This runs for every image under the interpreter lock. So each box takes only a few calls
-of cv2, which releases the lock, and numpy does all arithmetic for all boxes of a batch at once.
+Reference: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", 2020, with
+rapidocr's constants: the boxes are the same as rapidocr's. This runs for every image under the interpreter
+lock. So each box takes only a few calls of cv2, which releases the lock, and numpy does all arithmetic for
+all boxes of a batch at once.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ SHORTEST_GROWN_SIDE = 5
 SHORTEST_KEPT_SIDE = 4  # pixels, of a box in the page
 ROW_GAP = 10  # pixels between the tops of two boxes from which the second begins a new row
 NEXT, PREVIOUS = [1, 2, 3, 0], [3, 0, 1, 2]  # corners
-BESIDE, ABOVE = [3, 2, 1, 0], [1, 0, 3, 2]  # in an upright box: the corners with the same x, and those with the same y
+# in an upright box: the corners with the same x, and those with the same y
+BESIDE, ABOVE = [3, 2, 1, 0], [1, 0, 3, 2]
 ARC_TOLERANCE = 0.25  # pixels between the chords of a rounded corner and its arc
 
 
@@ -69,7 +72,8 @@ def find_outlines(probabilities: Map, mask_threshold: float) -> Sequence[Any]:
 
 
 def enclose(outlines: Iterable[Any], shortest_side: float) -> tuple[Quads, NDArray[np.bool_]]:
-    """The rectangle of least area around each outline, without those that are too thin; and a mask of the outlines kept."""
+    """The rectangle of least area around each outline, without those that are too thin;
+    and a mask of the outlines kept."""
     rectangles = [cv2.minAreaRect(outline) for outline in outlines]
     kept = np.array([min(size) >= shortest_side for _, size, _ in rectangles], dtype=bool)
     quads = [cv2.boxPoints(rectangle) for rectangle in itertools.compress(rectangles, kept)]
@@ -77,8 +81,11 @@ def enclose(outlines: Iterable[Any], shortest_side: float) -> tuple[Quads, NDArr
 
 
 def order_corners(quads: Quads) -> Quads:
-    """Corners clockwise from top left: of the two leftmost the upper, of the two rightmost the upper, and so on."""
-    pairs = quads[np.arange(len(quads))[:, None], np.argsort(quads[:, :, 0], axis=1, kind="stable")].reshape(-1, 2, 2)
+    """Corners clockwise from top left: of the two leftmost the upper, of the two rightmost the upper,
+    and so on."""
+    pairs = quads[np.arange(len(quads))[:, None], np.argsort(quads[:, :, 0], axis=1, kind="stable")].reshape(
+        -1, 2, 2
+    )
     pairs = pairs[np.arange(len(pairs))[:, None], np.argsort(pairs[:, :, 1], axis=1, kind="stable")]
     return pairs.reshape(-1, 4, 2)[:, [0, 2, 3, 1]]
 
@@ -89,7 +96,11 @@ def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[n
     first = np.clip(np.floor(quads.min(axis=1)), 0, last).astype(np.int32)
     end = np.clip(np.ceil(quads.max(axis=1)), 0, last).astype(np.int32) + 1
     outlines = (quads - first[:, None]).astype(np.int32, order="C")
-    upright = (outlines == np.stack([outlines[:, BESIDE, 0], outlines[:, ABOVE, 1]], axis=2)).all(axis=(1, 2)).tolist()
+    upright = (
+        (outlines == np.stack([outlines[:, BESIDE, 0], outlines[:, ABOVE, 1]], axis=2))
+        .all(axis=(1, 2))
+        .tolist()
+    )
     means = np.empty(len(quads))
     for i, ((left, top), (right, bottom)) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
         around = maps[owner[i], top:bottom, left:right]
@@ -104,21 +115,25 @@ def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[n
 
 
 def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
-    """Rectangles moved outwards by ratio · area / perimeter, with rounded corners: [N, points, 2], some points repeated.
+    """Rectangles moved outwards by ratio · area / perimeter, with rounded corners: [N, points, 2],
+    some points repeated.
 
-    This is the polygon offset with round joins of the Clipper library (Johnson, version 6.4) for convex outlines: corners are
-    rounded down to whole pixels, each becomes an arc of chords between the normals of its two edges, and every point is
-    rounded half away from zero.
+    This is the polygon offset with round joins of the Clipper library (Johnson, version 6.4) for convex
+    outlines: corners are rounded down to whole pixels, each becomes an arc of chords between the normals of
+    its two edges, and every point is rounded half away from zero.
     """
     if not len(quads):
         return np.empty((0, 0, 2), dtype=np.int32)
     exact = quads.astype(np.float64)
     edges = exact[:, NEXT] - exact
     distance = ratio * area(exact) / np.hypot(edges[..., 0], edges[..., 1]).sum(axis=1)
-    chords = np.minimum(np.pi / np.arccos(1 - np.minimum(ARC_TOLERANCE, distance / 4) / distance), np.pi * distance)
+    chords = np.minimum(
+        np.pi / np.arccos(1 - np.minimum(ARC_TOLERANCE, distance / 4) / distance), np.pi * distance
+    )
     corners = np.trunc(exact)
     edges = corners[:, NEXT] - corners
-    directions = np.arctan2(-edges[..., 0], edges[..., 1])  # of the normals; outwards, because the corners go clockwise
+    # of the normals; outwards, because the corners go clockwise
+    directions = np.arctan2(-edges[..., 0], edges[..., 1])
     before = directions[:, PREVIOUS]
     bend = (directions - before) % (2 * np.pi)
     steps = np.maximum(np.floor(chords[:, None] / (2 * np.pi) * bend + 0.5), 1)
@@ -134,7 +149,9 @@ def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
 def area(quads: NDArray[Any]) -> NDArray[Any]:
     """Areas by the shoelace formula, [N]."""
     after = quads[:, NEXT]
-    doubled: NDArray[Any] = np.abs((quads[..., 0] * after[..., 1] - after[..., 0] * quads[..., 1]).sum(axis=1))
+    doubled: NDArray[Any] = np.abs(
+        (quads[..., 0] * after[..., 1] - after[..., 0] * quads[..., 1]).sum(axis=1)
+    )
     return doubled / 2
 
 
@@ -146,8 +163,8 @@ def is_thick(quads: Quads) -> NDArray[np.bool_]:
 
 
 def order_rows(corners: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order of boxes by their top left corners [N, 2]: by map, then from top to bottom, and from left to right among boxes
-    whose tops are close together."""
+    """The order of boxes by their top left corners [N, 2]: by map, then from top to bottom,
+    and from left to right among boxes whose tops are close together."""
     down = np.lexsort((corners[:, 1], owner))
     tops, left = corners[down, 1], corners[down, 0]
     begins = (np.diff(tops, prepend=0) >= ROW_GAP) | (np.diff(owner[down], prepend=0) > 0)

@@ -16,7 +16,8 @@ Point = tuple[float, float]
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line: its text, its score (0..1), its corners clockwise from top left; `guessed` if the text is likely wrong."""
+    """One line: its text, its score (0..1), its corners clockwise from top left;
+    `guessed` if the text is likely wrong."""
 
     text: str
     score: float
@@ -37,21 +38,31 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text_score: Annotated[Fraction, Meta(description="Lines with a lower score are not in the result.")] = 0.5
     mask_threshold: Annotated[
-        Fraction, Meta(description="Probability from which the detector counts a pixel as text (rapidocr's thresh).")
+        Fraction,
+        Meta(description="Probability from which the detector counts a pixel as text (rapidocr's thresh)."),
     ] = 0.3
     box_threshold: Annotated[
-        Fraction, Meta(description="Mean probability of a box's pixels from which the box is read (box_thresh).")
+        Fraction,
+        Meta(description="Mean probability of a box's pixels from which the box is read (box_thresh)."),
     ] = 0.5
     unclip_ratio: Annotated[
         float,
-        Meta(gt=0, le=10, description="How far boxes are enlarged: by this times their area, divided by their perimeter."),
+        Meta(
+            gt=0,
+            le=10,
+            description="How far boxes are enlarged: by this times their area, divided by their perimeter.",
+        ),
     ] = 1.6
     max_side: Annotated[
         Side, Meta(description="Pixels. An image with a longer side is shrunk to this size (max_side_len).")
     ] = 2000
     min_side: Annotated[
         int,
-        Meta(ge=1, le=736, description="Pixels. An image with a smaller shorter side is enlarged to this size (min_side_len)."),
+        Meta(
+            ge=1,
+            le=736,
+            description="Pixels. An image with a smaller shorter side is enlarged to this size (min_side_len).",
+        ),
     ] = 30
     map_side: Annotated[
         Side,
@@ -70,7 +81,8 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def bundled_weights() -> dict[str, str]:
     """The PP-OCRv6 small weights in the rapidocr package. Raises PackError if it is not installed."""
-    from stages.ocr.onnxfile import WeightsError, weight_files  # imports numpy, which most commands do not need
+    # imports numpy, which most commands do not need
+    from stages.ocr.onnxfile import WeightsError, weight_files
 
     try:
         return {role: str(path) for role, path in weight_files().items()}
@@ -102,9 +114,12 @@ OCR = Descriptor(
     key="ocr",
     result=Ocr,
     backends={
-        "ppocr": Backend(place="stages.ocr.stage:OcrStage", options=OcrOptions, version=2, bundled=bundled_weights),
+        "ppocr": Backend(
+            place="stages.ocr.stage:OcrStage", options=OcrOptions, version=2, bundled=bundled_weights
+        ),
     },
-    half="float16",  # bfloat16 has 8 bits of precision: boxes would move by up to three pixels, which changes some texts
+    # bfloat16 has 8 bits of precision: boxes would move by up to three pixels, which changes some texts
+    half="float16",
     cost=0.60,
     fake=fake,
 )

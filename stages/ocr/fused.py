@@ -1,7 +1,7 @@
 """PP-OCRv6's two networks in half precision on a GPU: ppocr's modules, run by the kernels of stages/kernels.
 
-The answers are those of ppocr.Detector and ppocr.Recognizer except for rounding. There is less rounding here: sums, biases,
-gates and residuals stay in float32 until a map is written.
+The answers are those of ppocr.Detector and ppocr.Recognizer except for rounding. There is
+less rounding here: sums, biases, gates and residuals stay in float32 until a map is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from stages.kernels import launch
-from stages.kernels.layers import Convolution, DeconvHead, DepthwiseConvolution, PointwiseMlp, SqueezeExcitation
+from stages.kernels.layers import (
+    Convolution,
+    DeconvHead,
+    DepthwiseConvolution,
+    PointwiseMlp,
+    SqueezeExcitation,
+)
 from stages.ocr.ppocr import BLANK, Detector, Recognizer, count_steps
 
 # The code that decides how a kernel is compiled, relative to the folder of the stages.
@@ -46,14 +52,20 @@ class Block:
         if not isinstance(block.token_squeeze_excitation, nn.Identity):
             squeeze, _, expand, _ = block.token_squeeze_excitation.convolutions
             excitation = SqueezeExcitation.of(squeeze, expand, ENCODER_SLOPE)
-        mlp = PointwiseMlp.of(block.channel_conv1.convolution, block.channel_conv2.convolution, residual=block.has_residual)
+        mlp = PointwiseMlp.of(
+            block.channel_conv1.convolution, block.channel_conv2.convolution, residual=block.has_residual
+        )
         depthwise = DepthwiseConvolution.of(getattr(block.token_conv, "convolution", block.token_conv))
         return cls(depthwise, excitation, mlp)
 
     def __call__(self, pixels: Tensor, widths: Tensor | None) -> Tensor:
         return_sums = self.excitation is not None
         hidden, sums = launch.depthwise_conv2d(self.depthwise, pixels, widths, return_sums=return_sums)
-        gates = launch.squeeze_excitation(self.excitation, sums, size_of(hidden), widths) if self.excitation else None
+        gates = (
+            launch.squeeze_excitation(self.excitation, sums, size_of(hidden), widths)
+            if self.excitation
+            else None
+        )
         return launch.pointwise_mlp(self.mlp, hidden, gates)
 
 
@@ -63,15 +75,19 @@ class Encoder:
     def __init__(self, encoder: Any) -> None:
         stem = encoder.convolution
         self.stem1 = Convolution.of(stem.stem1.convolution)
-        self.stem2 = [Convolution.of(layer.convolution, padding=(0, 0)) for layer in (stem.stem2a, stem.stem2b)]
+        self.stem2 = [
+            Convolution.of(layer.convolution, padding=(0, 0)) for layer in (stem.stem2a, stem.stem2b)
+        ]
         self.stem3, self.stem4 = (Convolution.of(layer.convolution) for layer in (stem.stem3, stem.stem4))
         self.stages = [[Block.of(block) for block in stage.blocks] for stage in encoder.blocks]
 
-    def __call__(self, pixels: Tensor, widths: Tensor | None = None, padded: Tensor | None = None) -> list[Tensor]:
+    def __call__(
+        self, pixels: Tensor, widths: Tensor | None = None, padded: Tensor | None = None
+    ) -> list[Tensor]:
         """The map of each stage. pixels: uint8 [N, height, width, 3].
 
-        widths: int64 [N], an image's own columns. padded: int64 [N], its columns with the zeros that follow them. The columns
-        after those do not influence the image's answer.
+        widths: int64 [N], an image's own columns. padded: int64 [N], its columns with the
+        zeros that follow them. The columns after those do not influence the image's answer.
         """
         halves = None if padded is None else (padded + 1) // 2
         quarters = None if halves is None else (halves + 1) // 2
@@ -95,7 +111,9 @@ class FusedDetector:
         neck, head = network.neck, network.head
         self.encoder = Encoder(network.encoder)
         self.insert = [Convolution.of(layer.in_conv) for layer in neck.insert_conv]
-        self.insert_excitations = [neck_excitation(layer.squeeze_excitation_block) for layer in neck.insert_conv]
+        self.insert_excitations = [
+            neck_excitation(layer.squeeze_excitation_block) for layer in neck.insert_conv
+        ]
         self.depthwise = [DepthwiseConvolution.of(layer.depthwise_convolution) for layer in neck.input_conv]
         self.pointwise = [Convolution.of(layer.pointwise_convolution) for layer in neck.input_conv]
         self.excitations = [neck_excitation(layer.squeeze_excitation_module) for layer in neck.input_conv]
@@ -103,14 +121,17 @@ class FusedDetector:
         self.head = DeconvHead.of(head.conv_up.convolution, head.conv_final)
 
     def infer(self, pages: Tensor) -> Tensor:
-        """Each pixel's probability of text as a byte, uint8 [N, H, W]. pages: uint8 [N, H, W, 3], sides multiples of 32."""
+        """Each pixel's probability of text as a byte, uint8 [N, H, W]. pages: uint8 [N, H, W, 3],
+        sides multiples of 32."""
         hidden, _ = launch.conv2d(self.down, self._run_neck(self.encoder(pages)))
         return launch.deconv_head(self.head, hidden)
 
     def _run_neck(self, maps: Sequence[Tensor]) -> Tensor:
         """The four stages' maps, coarser ones added to finer ones, concatenated at the finest one's size."""
         merged: list[Tensor] = []
-        for layer, excitation, hidden in zip(self.insert[::-1], self.insert_excitations[::-1], maps[::-1], strict=True):
+        for layer, excitation, hidden in zip(
+            self.insert[::-1], self.insert_excitations[::-1], maps[::-1], strict=True
+        ):
             inserted, sums = launch.conv2d(layer, hidden, relu=False, return_sums=True)
             gates = launch.squeeze_excitation(excitation, sums, size_of(inserted))
             merged.append(launch.upsample_add(inserted, gates, merged[-1] if merged else None))
@@ -129,22 +150,27 @@ class FusedRecognizer:
     def __init__(self, network: Recognizer) -> None:
         self.encoder = Encoder(network.encoder)
         self.svtr = copy.deepcopy(network.svtr).half()
-        # Pad the classes until a row is a multiple of 128 bytes. The matrix product takes three times as long for other sizes.
+        # Pad the classes until a row is a multiple of 128 bytes. The
+        # matrix product takes three times as long for other sizes.
         padding = -network.head.out_features % 64
         self.head_weight = F.pad(network.head.weight.detach(), (0, 0, 0, padding)).half()
         self.head_bias = F.pad(network.head.bias.detach(), (0, padding), value=PADDING_LOGIT).half()
         self.local = DepthwiseConvolution.of(network.svtr.conv_block[2].convolution)
 
     def infer(self, lines: Tensor, resized: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The most likely class at each step and its probability, both [N, W // 8]; BLANK beyond a line's own width.
+        """The most likely class at each step and its probability, both [N, W // 8];
+        BLANK beyond a line's own width.
 
-        lines: uint8 [N, 48, W, 3]. resized: int64 [N], a line's own columns. padded: int64 [N], its columns with its padding.
+        lines: uint8 [N, 48, W, 3]. resized: int64 [N], a line's own columns. padded: int64 [N],
+        its columns with its padding.
         """
         assert padded is not None
         hidden = self.encoder(lines, resized, padded)[-1]
         # The mean over 3×2 windows. torch's own pooling takes ten times as long with the channels last.
         count, rows, columns, channels = hidden.shape
-        pooled = hidden[:, :, : columns // 2 * 2].reshape(count, rows, columns // 2, 2, channels).mean(dim=(1, 3))
+        pooled = (
+            hidden[:, :, : columns // 2 * 2].reshape(count, rows, columns // 2, 2, channels).mean(dim=(1, 3))
+        )
         steps = torch.arange(pooled.shape[1], device=lines.device) < count_steps(padded)[:, None]
         logits = F.linear(self._run_svtr(pooled, steps), self.head_weight, self.head_bias)
         classes, probabilities = launch.argmax_softmax(logits)
@@ -153,7 +179,9 @@ class FusedRecognizer:
     def _run_svtr(self, pooled: Tensor, steps: Tensor) -> Tensor:
         """pooled: [N, steps, channels]. Returns the last hidden states, [N, steps, 120]."""
         skip, reduce, _ = self.svtr.conv_block
-        residual, hidden = (F.silu(F.linear(pooled, linear_weight(part), part.convolution.bias)) for part in (skip, reduce))
+        residual, hidden = (
+            F.silu(F.linear(pooled, linear_weight(part), part.convolution.bias)) for part in (skip, reduce)
+        )
         hidden = hidden * steps[..., None]
         filtered, _ = launch.depthwise_conv2d(self.local, hidden[:, None].contiguous())
         hidden = hidden + F.silu(filtered[:, 0])
@@ -165,8 +193,11 @@ class FusedRecognizer:
 
 
 def attend(attention: Any, hidden: Tensor, steps: Tensor) -> Tensor:
-    """Self-attention by plain matrix products. PyTorch's fused attention plans each shape again for heads this small."""
-    query, key, value = attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    """Self-attention by plain matrix products. PyTorch's fused
+    attention plans each shape again for heads this small."""
+    query, key, value = (
+        attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    )
     scores = (query * attention.scale) @ key.transpose(-1, -2)
     weights = scores.masked_fill(~steps[:, None, None], float("-inf")).softmax(dim=-1)
     states: Tensor = attention.projection((weights @ value).transpose(1, 2).flatten(2))
@@ -188,7 +219,8 @@ def size_of(pixels: Tensor) -> tuple[int, int]:
 
 
 def compiled_mark(device: torch.device) -> Path:
-    """The file, beside Triton's own, whose existence means that all kernels of the networks have been compiled and run once."""
+    """The file, beside Triton's own, whose existence means that
+    all kernels of the networks have been compiled and run once."""
     stages = Path(__file__).parents[1]
     sources = b"".join((stages / source).read_bytes() for source in SOURCES)
     target = f"{triton.__version__} {torch.cuda.get_device_capability(device)}".encode()

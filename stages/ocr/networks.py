@@ -1,7 +1,7 @@
 """Loads OCR's two networks: with our own kernels in half precision on a GPU, otherwise with torch.
 
-Compiling the kernels takes most of a minute. Where they have not been compiled before, the plain networks run until a
-background thread has compiled them.
+Compiling the kernels takes most of a minute. Where they have not been compiled before,
+the plain networks run until a background thread has compiled them.
 """
 
 from __future__ import annotations
@@ -49,14 +49,18 @@ class NetworkLoader:
     def load(self) -> None:
         """Raises OutOfMemory, DeviceLost."""
         self._want_fused = self._can_fuse()
-        fused = self._take(run_in_background(self._load_fused)) if self._want_fused and self._is_compiled() else None
+        fused = (
+            self._take(run_in_background(self._load_fused))
+            if self._want_fused and self._is_compiled()
+            else None
+        )
         self._networks = fused or self._load_plain()
 
     def latest(self) -> Networks:
         """The best networks so far. Raises DeviceLost.
 
-        Compiling begins with the first call, because then all stages have loaded: some record CUDA graphs while they load, and
-        nothing else may use the device at that time.
+        Compiling begins with the first call, because then all stages have loaded: some
+        record CUDA graphs while they load, and nothing else may use the device at that time.
         """
         with self._lock:
             if self._fusing and self._fusing.done():
@@ -93,7 +97,10 @@ class NetworkLoader:
     def _load_fused(self) -> Networks:
         from stages.ocr.fused import FusedDetector, FusedRecognizer, compiled_mark
 
-        detector, (recognizer, characters) = load_detector(self.files["det"]), load_recognizer(self.files["rec"])
+        detector, (recognizer, characters) = (
+            load_detector(self.files["det"]),
+            load_recognizer(self.files["rec"]),
+        )
         with torch.inference_mode(), device_errors():
             fused = FusedDetector(detector.to(self.device)), FusedRecognizer(recognizer.to(self.device))
             networks = Networks(*fused, characters)
@@ -104,7 +111,10 @@ class NetworkLoader:
         return networks
 
     def _load_plain(self) -> Networks:
-        detector, (recognizer, characters) = load_detector(self.files["det"]), load_recognizer(self.files["rec"])
+        detector, (recognizer, characters) = (
+            load_detector(self.files["det"]),
+            load_recognizer(self.files["rec"]),
+        )
         if self.device.type != "cpu" and self.dtype != torch.float32:
             group_depthwise(detector)
         elif self.device.type != "cpu":

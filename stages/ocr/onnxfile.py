@@ -22,7 +22,8 @@ class WeightsError(Exception):
 
 
 def weight_files() -> dict[str, Path]:
-    """The detection ("det") and recognition ("rec") files inside the installed rapidocr package, which is not imported."""
+    """The detection ("det") and recognition ("rec") files inside the installed rapidocr package,
+    which is not imported."""
     try:
         folder = Path(str(distribution(WHEEL).locate_file(WHEEL))) / "models"
     except PackageNotFoundError:
@@ -38,7 +39,8 @@ def weight_files() -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """An operation with weights: "Conv", "ConvTranspose", "MatMul" or "LayerNorm". Batch norms are folded into convolutions."""
+    """An operation with weights: "Conv", "ConvTranspose", "MatMul" or "LayerNorm".
+    Batch norms are folded into convolutions."""
 
     kind: str
     weight: NDArray[np.float32]  # in torch's layout: a linear layer's is [out, in]
@@ -52,14 +54,17 @@ class OnnxFile:
 
 
 def read_onnx(path: Path | str) -> OnnxFile:
-    """The layers of an ONNX file in file order. Their order identifies them, because exporters change the names."""
+    """The layers of an ONNX file in file order. Their order identifies them,
+    because exporters change the names."""
     import onnx
 
     try:
         model = onnx.load(str(path))
     except Exception as error:  # the type of protobuf's error depends on its version
         raise WeightsError(f"{path} cannot be read as ONNX: {error}") from error
-    return OnnxFile(list(walk_layers(model.graph)), {entry.key: entry.value for entry in model.metadata_props})
+    return OnnxFile(
+        list(walk_layers(model.graph)), {entry.key: entry.value for entry in model.metadata_props}
+    )
 
 
 def walk_layers(graph: Any) -> Iterator[Layer]:
@@ -79,7 +84,12 @@ def walk_layers(graph: Any) -> Iterator[Layer]:
 def is_scale_and_shift(operands: list[Any], after: Any, following: list[Any]) -> bool:
     """Whether a Mul and an Add are the last two nodes of a layer norm that was exported as single operations."""
     shapes = [array.shape for array in (*operands, *following)]
-    return after.op_type == "Add" and len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 1 < shapes[0][0]
+    return (
+        after.op_type == "Add"
+        and len(shapes) == 2
+        and shapes[0] == shapes[1]
+        and len(shapes[0]) == 1 < shapes[0][0]
+    )
 
 
 def fold(kind: str, weight: Any, after: Any, following: list[Any]) -> Layer:

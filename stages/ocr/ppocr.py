@@ -1,8 +1,9 @@
-"""PP-OCRv6 small: text detection and text recognition, transformers' modules filled from the rapidocr wheel's ONNX files.
+"""PP-OCRv6 small: text detection and text recognition,
+transformers' modules filled from the rapidocr wheel's ONNX files.
 
-Both networks take RGB. The published ones take BGR, so the input channels of their first convolution are reversed here.
-Batch norms are folded into their convolutions. The forward passes are written here: the recognizer's masks what is to the
-right of a line, and both work in place where that saves a pass over memory.
+Both networks take RGB. The published ones take BGR, so the input channels of their first convolution are
+reversed here. Batch norms are folded into their convolutions. The forward passes are written here: the
+recognizer's masks what is to the right of a line, and both work in place where that saves a pass over memory.
 
 Reference: PaddleOCR's PP-OCRv6; transformers' pp_lcnet_v4, pp_ocrv6_small_det and pp_ocrv6_small_rec.
 """
@@ -30,7 +31,8 @@ from stages.ocr.onnxfile import OnnxFile, WeightsError, read_onnx
 
 # The published weights where they differ from transformers' defaults.
 DETECTOR_STEM = [3, 24, 48]
-DETECTOR_BLOCKS = [  # a list for each stage: kernel, channels in, channels out, stride, squeeze and excitation
+# a list for each stage: kernel, channels in, channels out, stride, squeeze and excitation
+DETECTOR_BLOCKS = [
     [[3, 48, 48, 1, True], [3, 48, 48, 1, False]],
     [[3, 48, 96, 2, False], [3, 96, 96, 1, True], [3, 96, 96, 1, False]],
     [[3, 96, 192, 2, False], *[[3, 192, 192, 1, excited] for excited in (True, False, True, False)]],
@@ -43,7 +45,12 @@ LINE_HEIGHT = 48  # rows of the recognizer's input
 BLANK = 0  # CTC's blank class
 GROUP_CHANNELS = 32  # in a group, for a depthwise convolution that is run as a grouped one
 
-KINDS = {"Conv": nn.Conv2d, "ConvTranspose": nn.ConvTranspose2d, "MatMul": nn.Linear, "LayerNorm": nn.LayerNorm}
+KINDS = {
+    "Conv": nn.Conv2d,
+    "ConvTranspose": nn.ConvTranspose2d,
+    "MatMul": nn.Linear,
+    "LayerNorm": nn.LayerNorm,
+}
 
 
 class Detector(nn.Module):
@@ -58,11 +65,14 @@ class Detector(nn.Module):
 
     def infer(self, pages: Tensor) -> Tensor:
         """`forward` on pages, uint8 [N, H, W, 3]."""
-        probabilities: Tensor = self(normalize(pages, self.encoder.convolution.stem4.convolution.weight.dtype))
+        probabilities: Tensor = self(
+            normalize(pages, self.encoder.convolution.stem4.convolution.weight.dtype)
+        )
         return probabilities
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """pixels: [N, 3, H, W], RGB in -1..1, sides multiples of 32. Returns each pixel's probability of text, [N, H, W]."""
+        """pixels: [N, 3, H, W], RGB in -1..1, sides multiples of 32.
+        Returns each pixel's probability of text, [N, H, W]."""
         hidden = run_stem(self.encoder.convolution, pixels)
         features = []
         for stage in self.encoder.blocks:
@@ -73,7 +83,8 @@ class Detector(nn.Module):
         return probabilities.squeeze(1)
 
     def layers(self) -> Iterator[nn.Module]:
-        """The modules with weights in the ONNX file's order, where the neck goes from its smallest map to its largest."""
+        """The modules with weights in the ONNX file's order,
+        where the neck goes from its smallest map to its largest."""
         yield from encoder_layers(self.encoder)
         for insert in reversed(self.neck.insert_conv):
             yield insert.in_conv
@@ -90,33 +101,44 @@ class Detector(nn.Module):
 class Recognizer(nn.Module):
     """Text recognition: what a line of text says.
 
-    The network's convolutions, means and attention see the padding to the right of a line, so a line's answer depends on its
-    padded width. So that lines of different padded widths can share a tensor, `widths` has each line's own: whatever is to
-    the right of it is masked, and the answer is the same as from a tensor of exactly that width.
+    The network's convolutions, means and attention see the padding to the right of a line, so a line's answer
+    depends on its padded width. So that lines of different padded widths can share a tensor, `widths` has
+    each line's own: whatever is to the right of it is masked, and the answer is the same as from a tensor of
+    exactly that width.
     """
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         config = PPOCRV6SmallRecConfig(backbone_config=PPLCNetV4Config(), head_out_channels=classes)
         network = PPOCRV6SmallRecForTextRecognition(config)
-        self.encoder, self.svtr, self.head = network.model.backbone.encoder, network.head.encoder, network.head.head
+        self.encoder, self.svtr, self.head = (
+            network.model.backbone.encoder,
+            network.head.encoder,
+            network.head.head,
+        )
         for block in self.svtr.svtr_block:
             block.layer_norm1.eps = block.layer_norm2.eps = SVTR_EPSILON
 
     def infer(self, lines: Tensor, resized: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`forward` on lines, uint8 [N, 48, W, 3]. resized, padded: int64 [N], columns without and with padding."""
+        """`forward` on lines, uint8 [N, 48, W, 3]. resized, padded: int64 [N],
+        columns without and with padding."""
         pixels = normalize(lines, self.head.weight.dtype)
         columns = torch.arange(lines.shape[2], device=lines.device)
-        answers: tuple[Tensor, Tensor] = self(pixels.masked_fill_(columns >= resized[:, None, None, None], 0), padded)
+        answers: tuple[Tensor, Tensor] = self(
+            pixels.masked_fill_(columns >= resized[:, None, None, None], 0), padded
+        )
         return answers
 
     def forward(self, pixels: Tensor, widths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The most likely class at each step and its probability, both [N, W // 8]; BLANK beyond a line's own width.
+        """The most likely class at each step and its probability, both [N, W // 8];
+        BLANK beyond a line's own width.
 
         pixels: [N, 3, 48, W], RGB in -1..1, zeros to the right of each line.
         widths: int64 [N], the padded width of each line, at most W; None when all are W.
         """
-        probabilities, classes = self.head(self.encode(pixels, widths)).softmax(dim=-1, dtype=torch.float32).max(dim=-1)
+        probabilities, classes = (
+            self.head(self.encode(pixels, widths)).softmax(dim=-1, dtype=torch.float32).max(dim=-1)
+        )
         if widths is not None:
             steps = torch.arange(classes.shape[1], device=classes.device)
             classes = classes.masked_fill(steps >= count_steps(widths)[:, None], BLANK)
@@ -165,7 +187,8 @@ def count_steps(widths: Tensor) -> Tensor:
 
 
 def masks_of(widths: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    """Masks of each line at 1/2, 1/4 and 1/8 of the width, [N, 1, 1, columns]: 1 in the line, 0 to the right of it."""
+    """Masks of each line at 1/2, 1/4 and 1/8 of the width, [N, 1, 1, columns]: 1 in the line,
+    0 to the right of it."""
     if widths is None:
         return None, None, None
     halves, whole = (widths + 1) // 2, (width + 1) // 2
@@ -182,10 +205,14 @@ def run_stem(stem: Any, pixels: Tensor, kept: Tensor | None = None) -> Tensor:
     """The stem pads right and bottom only. Padding all sides and slicing off the surplus saves two copies."""
     hidden = mask(stem.stem1(pixels), kept)
     pooled = F.max_pool2d(hidden, 2, stride=1, padding=1)[..., 1:, 1:]
-    detail = F.relu_(F.conv2d(hidden, stem.stem2a.convolution.weight, stem.stem2a.convolution.bias, padding=1))
+    detail = F.relu_(
+        F.conv2d(hidden, stem.stem2a.convolution.weight, stem.stem2a.convolution.bias, padding=1)
+    )
     if kept is not None:
         detail = detail.mul_(F.pad(kept, (1, 0), value=1.0))
-    detail = F.relu_(F.conv2d(detail, stem.stem2b.convolution.weight, stem.stem2b.convolution.bias, padding=1))
+    detail = F.relu_(
+        F.conv2d(detail, stem.stem2b.convolution.weight, stem.stem2b.convolution.bias, padding=1)
+    )
     hidden = torch.cat([pooled, mask(detail[..., 2:, 2:], kept)], dim=1)
     for layer in (stem.stem3, stem.stem4):
         hidden = layer(hidden)
@@ -201,7 +228,8 @@ def run_block(block: Any, hidden: Tensor, kept: Tensor | None = None) -> Tensor:
 
 
 def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor:
-    """A gate for each channel from its mean over the line, mean(hidden · kept) / mean(kept): sums would overflow float16."""
+    """A gate for each channel from its mean over the line,
+    mean(hidden · kept) / mean(kept): sums would overflow float16."""
     if kept is None:
         gate = hidden.mean(dim=(2, 3), keepdim=True)
     else:
@@ -213,12 +241,16 @@ def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor
 
 
 def run_neck(neck: Any, features: Sequence[Tensor]) -> Tensor:
-    """The feature maps of the four stages, coarser ones added to finer ones, concatenated at the finest one's size."""
+    """The feature maps of the four stages, coarser ones added to finer ones,
+    concatenated at the finest one's size."""
     maps = [insert(feature) for insert, feature in zip(neck.insert_conv, features, strict=True)]
     for finer, coarser in ((2, 3), (1, 2), (0, 1)):
         maps[finer].add_(F.interpolate(maps[coarser], scale_factor=2))
     smoothed = [smooth(layer, hidden) for layer, hidden in zip(neck.input_conv, maps, strict=True)]
-    return torch.cat([smoothed[0] if i == 0 else F.interpolate(smoothed[i], scale_factor=2**i) for i in (3, 2, 1, 0)], dim=1)
+    return torch.cat(
+        [smoothed[0] if i == 0 else F.interpolate(smoothed[i], scale_factor=2**i) for i in (3, 2, 1, 0)],
+        dim=1,
+    )
 
 
 def smooth(layer: Any, hidden: Tensor) -> Tensor:
@@ -227,7 +259,9 @@ def smooth(layer: Any, hidden: Tensor) -> Tensor:
 
 
 def attend(attention: Any, hidden: Tensor, kept: Tensor | None) -> Tensor:
-    query, key, value = attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    query, key, value = (
+        attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    )
     allowed = None if kept is None else kept.bool()
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=attention.scale)
     states: Tensor = attention.projection(attended.transpose(1, 2).flatten(2))
@@ -251,7 +285,8 @@ def excitation_layers(module: Any) -> Iterator[nn.Module]:
 
 
 def load_detector(path: Path | str) -> Detector:
-    """The network with a file's weights, in float32 on the CPU. Raises WeightsError if they are not those of PP-OCRv6 small."""
+    """The network with a file's weights, in float32 on the CPU.
+    Raises WeightsError if they are not those of PP-OCRv6 small."""
     with torch.device("meta"):
         network = Detector()
     fill(network, read_onnx(path), path)
@@ -262,7 +297,9 @@ def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
     """The network with a file's weights, and the text of each of its classes. Raises WeightsError."""
     file = read_onnx(path)
     if "character" not in file.metadata:
-        raise WeightsError(f'{path} has no "character" entry in its metadata: it is not one of rapidocr\'s text recognizers.')
+        raise WeightsError(
+            f'{path} has no "character" entry in its metadata: it is not one of rapidocr\'s text recognizers.'
+        )
     characters = ["", *file.metadata["character"].split("\n"), " "]
     with torch.device("meta"):
         network = Recognizer(len(characters))
@@ -271,15 +308,19 @@ def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
 
 
 def group_depthwise(network: Detector) -> None:
-    """Run the neck's 7×7 depthwise convolutions as grouped ones, which use a GPU's tensor cores; the results are the same.
+    """Run the neck's 7×7 depthwise convolutions as grouped ones, which use a GPU's tensor cores;
+    the results are the same.
 
-    In a group of 32 channels all weights except the diagonal are zero. In half precision with the channels last, cuDNN on
-    an H200 takes 0.16 ms for the grouped convolution on a page of 1280×960, and 0.99 ms for the depthwise one.
+    In a group of 32 channels all weights except the diagonal are zero. In half precision with the channels
+    last, cuDNN on an H200 takes 0.16 ms for the grouped convolution on a page of 1280×960, and 0.99 ms for
+    the depthwise one.
     """
     for layer in network.neck.input_conv:
         depthwise = layer.depthwise_convolution
         count = depthwise.out_channels
-        grouped = nn.Conv2d(count, count, depthwise.kernel_size, padding=depthwise.padding, groups=count // GROUP_CHANNELS)
+        grouped = nn.Conv2d(
+            count, count, depthwise.kernel_size, padding=depthwise.padding, groups=count // GROUP_CHANNELS
+        )
         grouped.weight = freeze(np.zeros(grouped.weight.shape, dtype=np.float32))
         grouped.weight[torch.arange(count), torch.arange(count) % GROUP_CHANNELS] = depthwise.weight[:, 0]
         grouped.bias = depthwise.bias
@@ -287,9 +328,12 @@ def group_depthwise(network: Detector) -> None:
 
 
 def fill(network: Detector | Recognizer, file: OnnxFile, path: Path | str) -> None:
-    """Copy the file's layers into the network's modules, in order, and remove the batch norms that are folded into them."""
+    """Copy the file's layers into the network's modules, in order,
+    and remove the batch norms that are folded into them."""
     modules: list[Any] = list(network.layers())
-    if [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers] != [(type(m), m.weight.shape) for m in modules]:
+    if [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers] != [
+        (type(m), m.weight.shape) for m in modules
+    ]:
         raise WeightsError(
             f"{path} does not hold the {type(network).__name__.lower()} of PP-OCRv6 small: its layers are different."
         )

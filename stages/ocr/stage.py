@@ -1,14 +1,15 @@
 """OCR: the lines of text in an image, by PP-OCRv6 small.
 
-The answers are rapidocr's: the tests check that boxes and texts are the same, and scores within 1e-3. Two things differ.
-There is no classifier that turns single lines by 180°: of 312 upright lines it turned one the wrong way. The option
-`orientation` turns whole pages instead. And limits that rapidocr lacks keep thin images and lines from taking minutes:
-LONGEST_MAP, WIDEST_LINE, and pages between 32 pixels and max_side.
+The answers are rapidocr's: the tests check that boxes and texts are the same, and scores within 1e-3. Two
+things differ. There is no classifier that turns single lines by 180°: of 312 upright lines it turned one the
+wrong way. The option `orientation` turns whole pages instead. And limits that rapidocr lacks keep thin images
+and lines from taking minutes: LONGEST_MAP, WIDEST_LINE, and pages between 32 pixels and max_side.
 
-rapidocr recognizes an image's lines in groups of six of similar shape, and pads a group to its widest line. The network
-sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which depends on its own image
-alone, but it is recognized together with lines of any image: on the CPU in a tensor of exactly that width, on a GPU in one
-of a few widths, where ppocr.Recognizer masks what is beyond each line's own width.
+rapidocr recognizes an image's lines in groups of six of similar shape, and pads a group to its widest line.
+The network sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which
+depends on its own image alone, but it is recognized together with lines of any image: on the CPU in a tensor
+of exactly that width, on a GPU in one of a few widths, where ppocr.Recognizer masks what is beyond each
+line's own width.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ NARROWEST_LINE, WIDEST_LINE = 320, 3200  # columns
 MAP_PIXELS, LINE_COLUMNS = 1 << 26, 1 << 18
 LINE_COLUMNS_CPU = 1 << 12
 
-# Of 1,123 rendered lines that were read correctly this marks 5, each without one of its letters; of 813 read wrongly, 650.
+# Of 1,123 rendered lines that were read correctly this marks 5, each without one of its letters;
+# of 813 read wrongly, 650.
 SURE_SHARE = 0.8
 
 Box = tuple[Point, Point, Point, Point]
@@ -100,7 +102,9 @@ class OcrStage(Stage):
     def load(self) -> None:
         files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
         if set(files) != {"det", "rec"}:
-            raise WeightsError(f"ocr: the weights must be det and rec, but these are given: {', '.join(files)}.")
+            raise WeightsError(
+                f"ocr: the weights must be det and rec, but these are given: {', '.join(files)}."
+            )
         self.options = read_options(self.spec, OcrOptions)
         self.dtype, self.on_cpu = dtype_of(self.spec), torch.device(self.device).type == "cpu"
         self.networks = NetworkLoader(files, self.device, self.dtype, self._try_out)
@@ -116,7 +120,9 @@ class OcrStage(Stage):
             readings = self._read_pages(networks, pages, quads)
         return [self._describe(*page) for page in zip(plans, quads, readings, strict=True)]
 
-    def _find(self, networks: Networks, images: Sequence[Image], plans: Sequence[Plan]) -> tuple[list[Tensor], list[Quads]]:
+    def _find(
+        self, networks: Networks, images: Sequence[Image], plans: Sequence[Plan]
+    ) -> tuple[list[Tensor], list[Quads]]:
         """Each image's page, on the device, and the boxes of its lines in pixels of the padded page."""
         options, pixels = self.options, pixels_of(images)
         pages: dict[int, Tensor] = {}
@@ -126,7 +132,9 @@ class OcrStage(Stage):
                 pages.update((i, make_page(pixels[i], plans[i])) for i in places)
                 maps = self._detect(networks, [pages[i] for i in places], plans[places[0]].map)
             sizes = [(pages[i].shape[1], pages[i].shape[0]) for i in places]
-            found = find_boxes(maps, sizes, options.mask_threshold, options.box_threshold, options.unclip_ratio)
+            found = find_boxes(
+                maps, sizes, options.mask_threshold, options.box_threshold, options.unclip_ratio
+            )
             quads.update(zip(places, found, strict=True))
         return [pages[i] for i in range(len(images))], [quads[i] for i in range(len(images))]
 
@@ -138,7 +146,8 @@ class OcrStage(Stage):
             yield from split_batches(places, -(-len(places) // parts))
 
     def _detect(self, networks: Networks, pages: Sequence[Tensor], size: tuple[int, int]) -> NDArray[Any]:
-        """Probabilities of text in pages whose maps have one size, on the host; from a GPU as bytes, so that less is copied."""
+        """Probabilities of text in pages whose maps have one size, on the host; from a GPU as bytes,
+        so that less is copied."""
         probabilities = networks.detector.infer(torch.stack([resize(page, *size) for page in pages]))
         if probabilities.dtype != torch.uint8:
             probabilities = probabilities.float()
@@ -151,21 +160,31 @@ class OcrStage(Stage):
     ) -> tuple[list[Quads], list[list[Reading]]]:
         """Pages of any orientation: each page's boxes in reading direction and order, and their readings."""
         turns = [guess_turns(boxes) for boxes in quads]
-        readings = self._read_pages(networks, pages, [turn_corners(*page) for page in zip(quads, turns, strict=True)])
+        readings = self._read_pages(
+            networks, pages, [turn_corners(*page) for page in zip(quads, turns, strict=True)]
+        )
         doubtful = [i for i, texts in enumerate(readings) if not is_sure([text[:2] for text in texts])]
         turned = [turn_corners(quads[i], turns[i] + 2) for i in doubtful]
-        for i, texts in zip(doubtful, self._read_pages(networks, [pages[i] for i in doubtful], turned), strict=True):
-            if score_reading([text[:2] for text in texts]) > score_reading([text[:2] for text in readings[i]]):
+        for i, texts in zip(
+            doubtful, self._read_pages(networks, [pages[i] for i in doubtful], turned), strict=True
+        ):
+            if score_reading([text[:2] for text in texts]) > score_reading(
+                [text[:2] for text in readings[i]]
+            ):
                 turns[i], readings[i] = turns[i] + 2, texts
         orders = [order_lines(*page) for page in zip(quads, turns, strict=True)]
         readings = [[texts[place] for place in order] for texts, order in zip(readings, orders, strict=True)]
         return [boxes[order] for boxes, order in zip(quads, orders, strict=True)], readings
 
-    def _read_pages(self, networks: Networks, pages: Sequence[Tensor], quads: Sequence[Quads]) -> list[list[Reading]]:
+    def _read_pages(
+        self, networks: Networks, pages: Sequence[Tensor], quads: Sequence[Quads]
+    ) -> list[list[Reading]]:
         """The reading of each page's boxes. Text begins at a box's first corner."""
         if not pages:
             return []
-        texts = iter(self._read(networks, pages, concatenate([plan_lines(i, boxes) for i, boxes in enumerate(quads)])))
+        texts = iter(
+            self._read(networks, pages, concatenate([plan_lines(i, boxes) for i, boxes in enumerate(quads)]))
+        )
         return [list(islice(texts, len(boxes))) for boxes in quads]
 
     def _read(self, networks: Networks, pages: Sequence[Tensor], lines: Lines) -> list[Reading]:
@@ -197,10 +216,16 @@ class OcrStage(Stage):
         return classes.astype(np.int64), probabilities
 
     def _describe(self, plan: Plan, quads: Quads, readings: Sequence[Reading]) -> Ocr:
-        kept = [i for i, (text, score, _) in enumerate(readings) if text.strip() and score >= self.options.text_score]
+        kept = [
+            i
+            for i, (text, score, _) in enumerate(readings)
+            if text.strip() and score >= self.options.text_score
+        ]
         boxes = plan.to_image(quads[kept])
         corners = [cast(Box, tuple(map(tuple, box))) for box in boxes.tolist()]
-        lines = [Line(*readings[i][:2], box, readings[i].guessed) for i, box in zip(kept, corners, strict=True)]
+        lines = [
+            Line(*readings[i][:2], box, readings[i].guessed) for i, box in zip(kept, corners, strict=True)
+        ]
         ratio = float(area(boxes).sum()) / (plan.image[0] * plan.image[1])
         return Ocr(lines, len(lines), min(ratio, 1.0))
 
@@ -222,7 +247,10 @@ def make_page(pixels: Tensor, plan: Plan) -> Tensor:
 def plan_lines(page: int, quads: Quads) -> Lines:
     """The crops of one page's lines, with rapidocr's sizes and padding."""
     edges = np.linalg.norm(quads - quads[:, [1, 2, 3, 0]], axis=2)  # top, right, bottom, left
-    width, height = np.maximum(edges[:, 0], edges[:, 2]).astype(np.int64), np.maximum(edges[:, 1], edges[:, 3]).astype(np.int64)
+    width, height = (
+        np.maximum(edges[:, 0], edges[:, 2]).astype(np.int64),
+        np.maximum(edges[:, 1], edges[:, 3]).astype(np.int64),
+    )
     ratio = np.where(height >= VERTICAL_RATIO * width, height / width, width / height)
     padded = np.empty(len(quads), dtype=np.int64)
     for group in split_batches(np.argsort(ratio).tolist(), LINES_IN_GROUP):
@@ -237,12 +265,15 @@ def bucket(columns: NDArray[np.int64]) -> NDArray[np.int64]:
     return -(-columns // step) * step
 
 
-def decode(classes: NDArray[np.int64], probabilities: NDArray[np.float32], characters: Sequence[str]) -> Iterator[Reading]:
-    """Each row's text by greedy CTC (without repeats and blanks), and the mean probability of its characters, or 0.
+def decode(
+    classes: NDArray[np.int64], probabilities: NDArray[np.float32], characters: Sequence[str]
+) -> Iterator[Reading]:
+    """Each row's text by greedy CTC (without repeats and blanks), and the mean probability of its characters,
+    or 0.
 
-    A row counts as guessed if the sum of its characters' probabilities is small, compared with the number of characters, plus
-    the doubt at the steps between them (a letter that is not among the classes is left out there), plus surplus spaces (a word
-    of such letters leaves only the spaces around it).
+    A row counts as guessed if the sum of its characters' probabilities is small, compared with the number of
+    characters, plus the doubt at the steps between them (a letter that is not among the classes is left out
+    there), plus surplus spaces (a word of such letters leaves only the spaces around it).
     """
     kept = classes != BLANK
     kept[:, 1:] &= classes[:, 1:] != classes[:, :-1]

@@ -1,8 +1,8 @@
 """Finds a page's orientation, and puts its lines into reading order.
 
-`turns` is the number of quarter turns, clockwise, of the page: 0 upright, 1 text runs down, 2 upside down, 3 text runs up.
-The detector finds lines in any direction, and the shape of its boxes shows whether a page is on its side. Only reading
-shows which of the two remaining orientations it has: upside down, letters are guessed.
+`turns` is the number of quarter turns, clockwise, of the page: 0 upright, 1 text runs down, 2 upside down, 3
+text runs up. The detector finds lines in any direction, and the shape of its boxes shows whether a page is on
+its side. Only reading shows which of the two remaining orientations it has: upside down, letters are guessed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ def turn_corners(quads: Quads, turns: int) -> Quads:
     if turns == 0:
         return quads
     sides = quads[:, NEXT] - quads
-    along = sides @ np.array(DIRECTIONS[turns], dtype=np.float32) / np.maximum(np.linalg.norm(sides, axis=2), 1e-6)
+    along = (
+        sides
+        @ np.array(DIRECTIONS[turns], dtype=np.float32)
+        / np.maximum(np.linalg.norm(sides, axis=2), 1e-6)
+    )
     corners = (along.argmax(axis=1)[:, None] + np.arange(4)) % 4
     turned: Quads = quads[np.arange(len(quads))[:, None], corners]
     return turned
@@ -59,5 +63,6 @@ def is_sure(texts: Scored) -> bool:
 
 
 def score_reading(texts: Scored) -> float:
-    """How likely it is that a page was read upright: its characters, weighted by their line's score above NEUTRAL."""
+    """How likely it is that a page was read upright: its characters,
+    weighted by their line's score above NEUTRAL."""
     return sum((score - NEUTRAL) * len(text.strip()) for text, score in texts if score > NEUTRAL)

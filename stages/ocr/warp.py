@@ -1,8 +1,9 @@
 """cv2's bilinear resize and perspective crop: by cv2 on the CPU, by Triton kernels or torch on a GPU.
 
-Pages and lines are uint8 [height, width, 3]. So that answers do not depend on the device, the resize is bit for bit the same
-everywhere, and the crop differs by 1 of 255 in one pixel of several thousand. This is why the GPU uses cv2's integer
-arithmetic, and crops before it resizes where a single sampling step would be enough.
+Pages and lines are uint8 [height, width, 3]. So that answers do not depend on the device, the resize is bit
+for bit the same everywhere, and the crop differs by 1 of 255 in one pixel of several thousand. This is why
+the GPU uses cv2's integer arithmetic, and crops before it resizes where a single sampling step would be
+enough.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ VERTICAL_RATIO = 1.5  # height / width from which a line counts as vertical text
 
 BLOCK_M, INTERLEAVE_BLOCK_M = 128, 1024  # pixels that one program of a kernel computes
 
-Taps = tuple[Tensor, Tensor, Tensor, Tensor]  # the two inputs of each output and their weights, each [N, outputs]
+# the two inputs of each output and their weights, each [N, outputs]
+Taps = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ def interleave(pixels: Tensor) -> Tensor:
     _, height, width = pixels.shape
     out = pixels.new_empty(height, width, 3)
     planar = pixels.contiguous()
-    interleave_kernel[(-(-height * width // INTERLEAVE_BLOCK_M),)](planar, out, height * width, BLOCK_M=INTERLEAVE_BLOCK_M)
+    interleave_kernel[(-(-height * width // INTERLEAVE_BLOCK_M),)](
+        planar, out, height * width, BLOCK_M=INTERLEAVE_BLOCK_M
+    )
     return out
 
 
@@ -73,7 +77,8 @@ def resize(page: Tensor, width: int, height: int) -> Tensor:
 
 
 def crop_lines(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
-    """The lines, turned upright and resized to `height` rows and their own columns: uint8 [N, height, columns, 3].
+    """The lines, turned upright and resized to `height` rows and their own columns: uint8 [N, height,
+    columns, 3].
 
     The content beyond a line's own columns is undefined. Lines of one page must follow each other.
     """
@@ -87,17 +92,26 @@ def crop_lines(pages: Sequence[Tensor], lines: Lines, height: int, columns: int)
 def crop_with_cv2(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
     crops = np.zeros((len(lines), height, columns, 3), dtype=np.uint8)
     for i, width in enumerate(lines.resized.tolist()):
-        crop = crop_quad(pages[lines.page[i]].numpy(), lines.corners[i], int(lines.width[i]), int(lines.height[i]))
+        crop = crop_quad(
+            pages[lines.page[i]].numpy(), lines.corners[i], int(lines.width[i]), int(lines.height[i])
+        )
         if lines.height[i] >= VERTICAL_RATIO * lines.width[i]:
             crop = cv2.rotate(crop, cv2.ROTATE_90_COUNTERCLOCKWISE)
         crops[i, :, :width] = cv2.resize(crop, (width, height))
     return torch.from_numpy(crops)
 
 
-def crop_quad(page: NDArray[np.uint8], corners: NDArray[np.float32], width: int, height: int) -> NDArray[np.uint8]:
+def crop_quad(
+    page: NDArray[np.uint8], corners: NDArray[np.float32], width: int, height: int
+) -> NDArray[np.uint8]:
     (left, top), (right, bottom) = corners[0].astype(int), corners[2].astype(int)
-    if left < right and top < bottom and np.array_equal(corners, [[left, top], [right, top], [right, bottom], [left, bottom]]):
-        return np.ascontiguousarray(page[top:bottom, left:right])  # for an axis-aligned box the warp is a copy
+    if (
+        left < right
+        and top < bottom
+        and np.array_equal(corners, [[left, top], [right, top], [right, bottom], [left, bottom]])
+    ):
+        # for an axis-aligned box the warp is a copy
+        return np.ascontiguousarray(page[top:bottom, left:right])
     warp = cv2.getPerspectiveTransform(corners, frame(width, height))
     crop: NDArray[np.uint8] = cv2.warpPerspective(
         page, warp, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
@@ -111,20 +125,25 @@ def frame(width: int, height: int) -> NDArray[np.float32]:
 
 def resize_in_torch(page: Tensor, width: int, height: int) -> Tensor:
     sizes = torch.tensor([*page.shape[:2], height, width], dtype=torch.float64, device=page.device)[:, None]
-    left, right, left_weight, right_weight = (tap[0] for tap in bilinear_taps(sizes[1], sizes[3], width, clamp=True))
+    left, right, left_weight, right_weight = (
+        tap[0] for tap in bilinear_taps(sizes[1], sizes[3], width, clamp=True)
+    )
     upper, lower, upper_weight, lower_weight = (tap[0] for tap in bilinear_taps(sizes[0], sizes[2], height))
     wide = page[:, left].int() * left_weight[:, None] + page[:, right].int() * right_weight[:, None]
     return blend(wide[upper], wide[lower], upper_weight[:, None, None], lower_weight[:, None, None])
 
 
 def bilinear_taps(source: Tensor, target: Tensor, outputs: int, clamp: bool = False) -> Taps:
-    """The two inputs that each output of a bilinear resize blends, in cv2's arithmetic, from `source` to `target` [N] pixels.
+    """The two inputs that each output of a bilinear resize blends, in cv2's arithmetic,
+    from `source` to `target` [N] pixels.
 
-    clamp: outputs beyond the outermost centers take one input alone, as cv2 does horizontally. Otherwise they blend that input
-    with itself, as cv2 does vertically. The two round differently.
+    clamp: outputs beyond the outermost centers take one input alone, as cv2 does horizontally.
+    Otherwise they blend that input with itself, as cv2 does vertically. The two round differently.
     """
     scale = 1 / (target / source)[:, None]
-    position = ((torch.arange(outputs, dtype=torch.float64, device=source.device) + 0.5) * scale - 0.5).float()
+    position = (
+        (torch.arange(outputs, dtype=torch.float64, device=source.device) + 0.5) * scale - 0.5
+    ).float()
     first, last = position.floor(), source[:, None] - 1
     fraction = position - first
     if clamp:
@@ -141,13 +160,16 @@ def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tens
 
 
 def crop_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
-    """Axis-aligned lines are read from their pages. Slanted ones, half of those in the standard job, are cropped first."""
+    """Axis-aligned lines are read from their pages. Slanted ones, half of those in the standard job,
+    are cropped first."""
     from stages.ocr.warpkernel import crop_lines_kernel
 
     device, count = pages[0].device, len(lines)
     slanted = (lines.corners != lines.corners[:, :1] + frames(lines)).any(axis=(1, 2))
     crops, starts = warp_with_kernel(pages, lines[np.flatnonzero(slanted).tolist()])
-    table = np.stack([*locate_pages(pages, lines), *lines.corners[:, 0].T.astype(np.int64), lines.width, lines.height])
+    table = np.stack(
+        [*locate_pages(pages, lines), *lines.corners[:, 0].T.astype(np.int64), lines.width, lines.height]
+    )
     table[:, slanted] = [
         crops.data_ptr() + 3 * starts,
         lines.height[slanted],
@@ -182,7 +204,10 @@ def warp_with_kernel(pages: Sequence[Tensor], lines: Lines) -> tuple[Tensor, NDA
     crops = torch.empty(int(areas.sum()), 3, dtype=torch.uint8, device=device)
     if len(lines):
         table = np.stack([*locate_pages(pages, lines), lines.width, lines.height, ends - areas])
-        tables = torch.from_numpy(table).to(device), torch.from_numpy(np.ascontiguousarray(find_transforms(lines))).to(device)
+        tables = (
+            torch.from_numpy(table).to(device),
+            torch.from_numpy(np.ascontiguousarray(find_transforms(lines))).to(device),
+        )
         warp_kernel[-(-int(areas.max()) // BLOCK_M), len(lines)](*tables, crops, len(lines), BLOCK_M=BLOCK_M)
     return crops, ends - areas
 
@@ -200,12 +225,15 @@ def frames(lines: Lines) -> NDArray[np.float32]:
 
 def find_transforms(lines: Lines) -> NDArray[np.float64]:
     """The perspective transform from each crop's pixels to its page's, [9, N]."""
-    transforms = [cv2.getPerspectiveTransform(*pair) for pair in zip(frames(lines), lines.corners, strict=True)]
+    transforms = [
+        cv2.getPerspectiveTransform(*pair) for pair in zip(frames(lines), lines.corners, strict=True)
+    ]
     return np.reshape(transforms, (-1, 9)).T
 
 
 def crop_in_torch(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
-    """Crops have all sizes, so their pixels are in one tensor, one crop after the other, until they are resized."""
+    """Crops have all sizes, so their pixels are in one tensor, one crop after the other,
+    until they are resized."""
     ends = np.cumsum(lines.width * lines.height)
     sizes = np.stack([lines.width, lines.height, lines.resized, ends - lines.width * lines.height])
     table = torch.from_numpy(np.concatenate([sizes, find_transforms(lines)])).to(pages[0].device)
@@ -223,7 +251,9 @@ def locate(table: Tensor, total: int) -> tuple[Tensor, Tensor]:
     table: float64 [13, N]; a line's width, height, resized width, first pixel, and its perspective transform.
     """
     width, height, _, start = table[:4].long()
-    owner = torch.repeat_interleave(torch.arange(len(width), device=table.device), width * height, output_size=total)
+    owner = torch.repeat_interleave(
+        torch.arange(len(width), device=table.device), width * height, output_size=total
+    )
     offset = torch.arange(total, device=table.device) - start[owner]
     y = offset // width[owner]
     x = offset - y * width[owner]
@@ -241,15 +271,21 @@ def sample(page: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def resize_packed(pixels: Tensor, sizes: Tensor, height: int, columns: int) -> Tensor:
-    """Bilinear resize of consecutive crops; the tall ones are turned a quarter counterclockwise at the same time."""
+    """Bilinear resize of consecutive crops; the tall ones
+    are turned a quarter counterclockwise at the same time."""
     width, crop_height, resized, start = sizes
     vertical = crop_height >= VERTICAL_RATIO * width
-    left, right, *column_weights = bilinear_taps(torch.where(vertical, crop_height, width), resized, columns, clamp=True)
+    left, right, *column_weights = bilinear_taps(
+        torch.where(vertical, crop_height, width), resized, columns, clamp=True
+    )
     upper, lower, *row_weights = bilinear_taps(
         torch.where(vertical, width, crop_height), torch.full_like(width, height), height
     )
     origin = (start + vertical * (width - 1)).int()[:, None]
-    row_step, column_step = torch.where(vertical, -1, width).int()[:, None], torch.where(vertical, width, 1).int()[:, None]
+    row_step, column_step = (
+        torch.where(vertical, -1, width).int()[:, None],
+        torch.where(vertical, width, 1).int()[:, None],
+    )
     whole = F.pad(pixels, (0, 1)).view(torch.int32)[:, 0]  # one gather of 4 bytes is faster than three of 1
     first_weight, second_weight = (weight[:, None, :, None] for weight in column_weights)
 
@@ -259,4 +295,6 @@ def resize_packed(pixels: Tensor, sizes: Tensor, height: int, columns: int) -> T
         near, far = (whole[index].unsqueeze(-1).view(torch.uint8).int() for index in indices)
         return near * first_weight + far * second_weight
 
-    return blend(blend_columns(upper), blend_columns(lower), *(weight[:, :, None, None] for weight in row_weights))[..., :3]
+    return blend(
+        blend_columns(upper), blend_columns(lower), *(weight[:, :, None, None] for weight in row_weights)
+    )[..., :3]

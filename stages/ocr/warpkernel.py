@@ -9,13 +9,22 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["out_height", "out_width", "count"])
 def crop_lines_kernel(
-    table_ptr, scales_ptr, out_ptr, count, out_height, out_width, WEIGHT_UNIT: tl.constexpr, BLOCK_M: tl.constexpr
+    table_ptr,
+    scales_ptr,
+    out_ptr,
+    count,
+    out_height,
+    out_width,
+    WEIGHT_UNIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
     """Crops of axis-aligned lines, resized as by cv2.resize (bilinear), in the same integer arithmetic.
 
-    table: int64 [8, count], for each line: the address of its page, uint8 [height, width, 3]; the page's height and width; the
-        line's left, top, width and height there; and 1 if the line is vertical and must be turned counterclockwise.
-    scales: float64 [2, count], source pixels for one output pixel, horizontally and vertically, after the turn.
+    table: int64 [8, count], for each line: the address of its page, uint8 [height, width, 3]; the page's
+        height and width; the line's left, top, width and height there; and 1 if the line is vertical and must
+        be turned counterclockwise.
+    scales: float64 [2, count], source pixels for one output pixel, horizontally and vertically, after the
+        turn.
     out: uint8 [count, out_height, out_width, 3]. Grid: (blocks of BLOCK_M output pixels, count).
     """
     line = tl.program_id(1).to(tl.int64)
@@ -25,10 +34,18 @@ def crop_lines_kernel(
     page_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(table_ptr + count).to(tl.int32), tl.load(table_ptr + 2 * count).to(tl.int32)
     left, top = tl.load(table_ptr + 3 * count).to(tl.int32), tl.load(table_ptr + 4 * count).to(tl.int32)
-    line_width, line_height = tl.load(table_ptr + 5 * count).to(tl.int32), tl.load(table_ptr + 6 * count).to(tl.int32)
+    line_width, line_height = (
+        tl.load(table_ptr + 5 * count).to(tl.int32),
+        tl.load(table_ptr + 6 * count).to(tl.int32),
+    )
     is_vertical = tl.load(table_ptr + 7 * count) > 0
-    source_width, source_height = tl.where(is_vertical, line_height, line_width), tl.where(is_vertical, line_width, line_height)
-    left_tap, left_weight, right_weight = bilinear_tap(offs_w, source_width, tl.load(scales_ptr + line), WEIGHT_UNIT, True)
+    source_width, source_height = (
+        tl.where(is_vertical, line_height, line_width),
+        tl.where(is_vertical, line_width, line_height),
+    )
+    left_tap, left_weight, right_weight = bilinear_tap(
+        offs_w, source_width, tl.load(scales_ptr + line), WEIGHT_UNIT, True
+    )
     upper_tap, upper_weight, lower_weight = bilinear_tap(
         offs_h, source_height, tl.load(scales_ptr + count + line), WEIGHT_UNIT, False
     )
@@ -39,8 +56,14 @@ def crop_lines_kernel(
         row_acc = tl.zeros([BLOCK_M, 4], dtype=tl.int32)
         for dx in tl.static_range(2):
             x = tl.minimum(tl.maximum(left_tap + dx, 0), source_width - 1)
-            page_x, page_y = left + tl.where(is_vertical, line_width - 1 - y, x), top + tl.where(is_vertical, x, y)
-            clamped_x, clamped_y = tl.minimum(tl.maximum(page_x, 0), width - 1), tl.minimum(tl.maximum(page_y, 0), height - 1)
+            page_x, page_y = (
+                left + tl.where(is_vertical, line_width - 1 - y, x),
+                top + tl.where(is_vertical, x, y),
+            )
+            clamped_x, clamped_y = (
+                tl.minimum(tl.maximum(page_x, 0), width - 1),
+                tl.minimum(tl.maximum(page_y, 0), height - 1),
+            )
             ptrs = page_ptr + (clamped_y * width + clamped_x)[:, None] * 3 + offs_c[None, :]
             value = tl.load(ptrs, mask=(offs_c < 3)[None, :], other=0).to(tl.int32)
             weight = right_weight if dx else left_weight
@@ -48,45 +71,70 @@ def crop_lines_kernel(
         weight = lower_weight if dy else upper_weight
         acc += (row_acc >> 4) * weight[:, None] >> 16
     out_ptrs = out_ptr + (line * out_height * out_width + offs_m)[:, None] * 3 + offs_c[None, :]
-    tl.store(out_ptrs, (acc + 2 >> 2).to(tl.uint8), mask=(offs_m < out_height * out_width)[:, None] & (offs_c < 3)[None, :])
+    tl.store(
+        out_ptrs,
+        (acc + 2 >> 2).to(tl.uint8),
+        mask=(offs_m < out_height * out_width)[:, None] & (offs_c < 3)[None, :],
+    )
 
 
 @triton.jit(do_not_specialize=["count"])
 def warp_kernel(table_ptr, matrices_ptr, out_ptr, count, BLOCK_M: tl.constexpr):
     """Crops of quadrilaterals, as by cv2.warpPerspective (bicubic, border replicated).
 
-    table: int64 [6, count], for each line: the address of its page, uint8 [height, width, 3]; the page's height and width; the
-        crop's width and height; and the crop's first pixel in `out`.
+    table: int64 [6, count], for each line: the address of its page, uint8 [height, width, 3]; the page's
+        height and width; the crop's width and height; and the crop's first pixel in `out`.
     matrices: float64 [9, count], perspective transforms from the crop's pixels to the page's.
-    out: uint8 [pixels of all crops, 3], one crop after the other. Grid: (blocks of BLOCK_M crop pixels, count).
+    out: uint8 [pixels of all crops, 3], one crop after the other.
+        Grid: (blocks of BLOCK_M crop pixels, count).
     """
     line = tl.program_id(1).to(tl.int64)
     table_ptr += line
     matrices_ptr += line
     page_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(table_ptr + count).to(tl.int32), tl.load(table_ptr + 2 * count).to(tl.int32)
-    crop_width, crop_height = tl.load(table_ptr + 3 * count).to(tl.int32), tl.load(table_ptr + 4 * count).to(tl.int32)
+    crop_width, crop_height = (
+        tl.load(table_ptr + 3 * count).to(tl.int32),
+        tl.load(table_ptr + 4 * count).to(tl.int32),
+    )
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     x, y = (offs_m % crop_width).to(tl.float64), (offs_m // crop_width).to(tl.float64)
     page_x = tl.load(matrices_ptr) * x + tl.load(matrices_ptr + count) * y + tl.load(matrices_ptr + 2 * count)
-    page_y = tl.load(matrices_ptr + 3 * count) * x + tl.load(matrices_ptr + 4 * count) * y + tl.load(matrices_ptr + 5 * count)
-    w = tl.load(matrices_ptr + 6 * count) * x + tl.load(matrices_ptr + 7 * count) * y + tl.load(matrices_ptr + 8 * count)
+    page_y = (
+        tl.load(matrices_ptr + 3 * count) * x
+        + tl.load(matrices_ptr + 4 * count) * y
+        + tl.load(matrices_ptr + 5 * count)
+    )
+    w = (
+        tl.load(matrices_ptr + 6 * count) * x
+        + tl.load(matrices_ptr + 7 * count) * y
+        + tl.load(matrices_ptr + 8 * count)
+    )
     offs_c = tl.arange(0, 4)
     values = sample_bicubic(page_ptr, height, width, page_x / w, page_y / w, offs_c)
     out_ptrs = out_ptr + (tl.load(table_ptr + 5 * count) + offs_m)[:, None] * 3 + offs_c[None, :]
-    tl.store(out_ptrs, values.to(tl.uint8), mask=(offs_m < crop_width * crop_height)[:, None] & (offs_c < 3)[None, :])
+    tl.store(
+        out_ptrs,
+        values.to(tl.uint8),
+        mask=(offs_m < crop_width * crop_height)[:, None] & (offs_c < 3)[None, :],
+    )
 
 
 @triton.jit
 def bilinear_tap(index, source_size, scale, WEIGHT_UNIT: tl.constexpr, CLAMP: tl.constexpr):
-    """The first of the two inputs that a bilinear resize blends for an output, and both int32 weights; see warp.py."""
+    """The first of the two inputs that a bilinear resize blends for an output, and both int32 weights;
+    see warp.py."""
     position = ((index.to(tl.float64) + 0.5) * scale - 0.5).to(tl.float32)
     first = tl.floor(position)
     fraction = position - first
     if CLAMP:
         fraction = tl.where((first < 0) | (first >= source_size - 1), 0.0, fraction)
     # Ties are rounded to even, as torch and cv2 do.
-    return first.to(tl.int32), round_half_even((1.0 - fraction) * WEIGHT_UNIT), round_half_even(fraction * WEIGHT_UNIT)
+    return (
+        first.to(tl.int32),
+        round_half_even((1.0 - fraction) * WEIGHT_UNIT),
+        round_half_even(fraction * WEIGHT_UNIT),
+    )
 
 
 @triton.jit
@@ -97,7 +145,8 @@ def round_half_even(value):
 
 @triton.jit
 def sample_bicubic(page_ptr, height, width, x, y, offs_c):
-    """The page at fractional x, y [pixels]: bicubic (a = -0.75), edges replicated. Returns int32 [pixels, 4], 0..255."""
+    """The page at fractional x, y [pixels]: bicubic (a = -0.75), edges replicated. Returns int32 [pixels, 4],
+    0..255."""
     x, y = x.to(tl.float32), y.to(tl.float32)
     left, top = tl.floor(x), tl.floor(y)
     x -= left

@@ -25,13 +25,15 @@ def letterbox_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """Images resized as by cv2.resize (bilinear, in the same integer arithmetic) onto gray canvases, divided by 255.
+    """Images resized as by cv2.resize (bilinear, in the same integer arithmetic) onto gray canvases,
+    divided by 255.
 
-    table: int64 [7, count], for each image: the address of its uint8 [3, in_height, in_width], that height and width, and the
+    table: int64 [7, count], for each image: the address of its uint8 [3, in_height, in_width],
+    that height and width, and the
         top, left, height and width of its place on the canvas.
     scales: float64 [2, count], source pixels for one output pixel, horizontally and vertically.
-    out: [count, 3, height, width] of any float dtype, the channels last in memory; PADDING / 255 outside the image's place.
-    Grid: (tiles of BLOCK_H × BLOCK_W output pixels, count).
+    out: [count, 3, height, width] of any float dtype, the channels last in memory; PADDING /
+    255 outside the image's place. Grid: (tiles of BLOCK_H × BLOCK_W output pixels, count).
     """
     image = tl.program_id(1).to(tl.int64)
     table_ptr += image
@@ -39,12 +41,22 @@ def letterbox_kernel(
     tiles_w = tl.cdiv(width, BLOCK_W)
     offs_h = tl.program_id(0) // tiles_w * BLOCK_H + tl.arange(0, BLOCK_H)
     offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
-    y, x = offs_h - tl.load(table_ptr + 3 * count).to(tl.int32), offs_w - tl.load(table_ptr + 4 * count).to(tl.int32)
+    y, x = (
+        offs_h - tl.load(table_ptr + 3 * count).to(tl.int32),
+        offs_w - tl.load(table_ptr + 4 * count).to(tl.int32),
+    )
     row_mask = (y >= 0) & (y < tl.load(table_ptr + 5 * count).to(tl.int32))
     column_mask = (x >= 0) & (x < tl.load(table_ptr + 6 * count).to(tl.int32))
-    left, left_weight, right_weight = bilinear_tap(x, in_width, tl.load(scales_ptr + image), WEIGHT_UNIT, True)
-    top, upper_weight, lower_weight = bilinear_tap(y, in_height, tl.load(scales_ptr + count + image), WEIGHT_UNIT, False)
-    right, bottom = tl.minimum(tl.maximum(left + 1, 0), in_width - 1), tl.minimum(tl.maximum(top + 1, 0), in_height - 1)
+    left, left_weight, right_weight = bilinear_tap(
+        x, in_width, tl.load(scales_ptr + image), WEIGHT_UNIT, True
+    )
+    top, upper_weight, lower_weight = bilinear_tap(
+        y, in_height, tl.load(scales_ptr + count + image), WEIGHT_UNIT, False
+    )
+    right, bottom = (
+        tl.minimum(tl.maximum(left + 1, 0), in_width - 1),
+        tl.minimum(tl.maximum(top + 1, 0), in_height - 1),
+    )
     left, top = tl.minimum(tl.maximum(left, 0), in_width - 1), tl.minimum(tl.maximum(top, 0), in_height - 1)
     plane_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
     area = in_height.to(tl.int64) * in_width
@@ -52,7 +64,9 @@ def letterbox_kernel(
     mask = (offs_h < height)[:, None] & (offs_w < width)[None, :]
     for channel in tl.static_range(3):
         upper = blend_columns(plane_ptr + top.to(tl.int64) * in_width, left, right, left_weight, right_weight)
-        lower = blend_columns(plane_ptr + bottom.to(tl.int64) * in_width, left, right, left_weight, right_weight)
+        lower = blend_columns(
+            plane_ptr + bottom.to(tl.int64) * in_width, left, right, left_weight, right_weight
+        )
         blended = ((upper >> 4) * upper_weight[:, None] >> 16) + ((lower >> 4) * lower_weight[:, None] >> 16)
         value = tl.where(row_mask[:, None] & column_mask[None, :], blended + 2 >> 2, PADDING).to(tl.float32)
         # As torch does on a GPU: it multiplies by the reciprocal, rounded to float32.
@@ -62,7 +76,8 @@ def letterbox_kernel(
 
 @triton.jit
 def blend_columns(row_ptrs, left, right, left_weight, right_weight):
-    """x[row, left] · left_weight + x[row, right] · right_weight, int32 [rows, columns]: WEIGHT_UNIT times the pixel value.
+    """x[row, left] · left_weight + x[row, right] · right_weight, int32 [rows,
+    columns]: WEIGHT_UNIT times the pixel value.
 
     row_ptrs: the addresses of the rows.
     """
@@ -72,16 +87,24 @@ def blend_columns(row_ptrs, left, right, left_weight, right_weight):
 
 @triton.jit(do_not_specialize=["count", "out_width"])
 def resize_width_kernel(
-    table_ptr, out_ptr, count, out_width, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_TAPS: tl.constexpr
+    table_ptr,
+    out_ptr,
+    count,
+    out_width,
+    BLOCK_H: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_TAPS: tl.constexpr,
 ):
     """The first of the resize's two passes: the crop of each image that is in use, resized horizontally.
 
-    table: int64 [11, count], for each image: the address of its crop, the bytes from plane to plane and from row to row, its
+    table: int64 [11, count], for each image: the address of its crop,
+    the bytes from plane to plane and from row to row, its
         number of rows, and its first row in `out`; then of its horizontal and its vertical resize.Axis the table's address,
         taps and shift.
     out: uint8 [rows of all images, out_width], one plane after the other.
     out[y, x] = clamp((sum of x[y, first[x] + tap] · weight[tap, x] + half) >> shift, 0, 255).
-    out_width is not a constant: as one, Triton would give each thread adjacent outputs to make the stores wider.
+    out_width is not a constant: as one, Triton would give
+    each thread adjacent outputs to make the stores wider.
     Grid: (tiles of BLOCK_H × BLOCK_W for the tallest image, 3 · count).
     """
     image, channel = tl.program_id(1) // 3, (tl.program_id(1) % 3).to(tl.int64)
@@ -95,10 +118,16 @@ def resize_width_kernel(
     taps, shift = tl.load(table_ptr + 6 * count).to(tl.int32), tl.load(table_ptr + 7 * count).to(tl.int32)
     offs_h, offs_w = tl.arange(0, BLOCK_H), tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
     mask = offs_w < out_width
-    image_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8)) + channel * tl.load(table_ptr + count) + start_h * row_stride
+    image_ptr = (
+        tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
+        + channel * tl.load(table_ptr + count)
+        + start_h * row_stride
+    )
     first = tl.load(axis_ptr + offs_w, mask=mask, other=0)
     # 32 bits are enough within a program, and cost half the arithmetic of 64.
-    ptrs = image_ptr + (tl.minimum(offs_h, in_height - 1 - start_h)[:, None] * row_stride.to(tl.int32) + first[None, :])
+    ptrs = image_ptr + (
+        tl.minimum(offs_h, in_height - 1 - start_h)[:, None] * row_stride.to(tl.int32) + first[None, :]
+    )
     weight_ptrs = axis_ptr + out_width + offs_w
     acc = tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32) + (1 << shift - 1)
     for _ in range(0, taps, BLOCK_TAPS):
@@ -143,7 +172,11 @@ def resize_height_kernel(
     offs_h = tl.program_id(0) // tiles_w * BLOCK_H + tl.arange(0, BLOCK_H)
     offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
     clamped_h, mask = tl.minimum(offs_h, HEIGHT - 1), (offs_w < WIDTH)[None, :]
-    first_row = tl.load(table_ptr + 4 * count) + channel * tl.load(table_ptr + 3 * count) + tl.load(axis_ptr + clamped_h)
+    first_row = (
+        tl.load(table_ptr + 4 * count)
+        + channel * tl.load(table_ptr + 3 * count)
+        + tl.load(axis_ptr + clamped_h)
+    )
     ptrs = x_ptr + first_row[:, None] * WIDTH + offs_w[None, :]
     weight_ptrs = axis_ptr + HEIGHT + clamped_h
     acc = tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32) + (1 << shift - 1)

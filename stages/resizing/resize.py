@@ -1,9 +1,10 @@
-"""The preprocessing of CLIP's and BLIP's image processors, on the device and only for the pixels that the crop keeps.
+"""The preprocessing of CLIP's and BLIP's image processors,
+on the device and only for the pixels that the crop keeps.
 
-On the CPU torch resizes bytes, as the stock processors do. torch has no such resize on a GPU: there two kernels do the same
-integer arithmetic, horizontally and then vertically, so that no pixel differs. Without kernels torch does that arithmetic tap
-by tap. The CPU does so too for very long images: the stock processor resizes the whole image before it crops it, and would
-need 8 GB for a PNG of 1×20000 pixels.
+On the CPU torch resizes bytes, as the stock processors do. torch has no such resize on a GPU: there two
+kernels do the same integer arithmetic, horizontally and then vertically, so that no pixel differs. Without
+kernels torch does that arithmetic tap by tap. The CPU does so too for very long images: the stock processor
+resizes the whole image before it crops it, and would need 8 GB for a PNG of 1×20000 pixels.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ HEIGHT_TILE = {"BLOCK_H": 8, "BLOCK_W": 128}
 class Axis:
     """How the kept outputs of one axis of an image are computed from its inputs `start` to `end`.
 
-    table: int32 [1 + taps, outputs], on the device; the first input of each output, counted from `start`, and the weights of
-    the `taps` inputs from there on. The weights sum to about 1 << shift. Where an image has fewer inputs than taps, `end` is
-    beyond the image.
+    table: int32 [1 + taps, outputs], on the device; the first input of each output, counted from `start`, and
+    the weights of the `taps` inputs from there on. The weights sum to about 1 << shift. Where an image has
+    fewer inputs than taps, `end` is beyond the image.
     """
 
     table: Tensor
@@ -60,11 +61,12 @@ class Axis:
 
 
 def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "cpu") -> Axis:
-    """A resize from `size` to `resized` pixels, only outputs `start` to `start + kept`, in torch's integer arithmetic.
+    """A resize from `size` to `resized` pixels, only outputs `start` to `start + kept`,
+    in torch's integer arithmetic.
 
-    That is _compute_index_ranges_int16_weights in ATen's UpSampleKernel.cpp: the weights have as many bits as the largest
-    weight of all outputs allows in 16 bits. Where an axis grows, the largest weight is the first output's, which has no
-    neighbor on one side.
+    That is _compute_index_ranges_int16_weights in ATen's UpSampleKernel.cpp: the weights have as many bits as
+    the largest weight of all outputs allows in 16 bits. Where an axis grows, the largest weight is the first
+    output's, which has no neighbor on one side.
     """
     if resized <= size:
         all_weights, inputs = compute_weights(size, resized, np.arange(resized))
@@ -87,9 +89,10 @@ def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "
 def compute_weights(size: int, resized: int, outputs: Integers) -> tuple[Floats, Integers]:
     """The inputs that each output depends on, and their weights, which sum to 1: [outputs, taps] each.
 
-    Output i is a weighted mean of the inputs around its center, `(i + 0.5) * size / resized`, by Keys' cubic (a = -0.5,
-    "Cubic convolution interpolation for digital image processing", 1981), stretched by the scale when shrinking, as
-    Pillow and torch (interpolate with antialias=True) do. Terms are added in their order, because rounding depends on it.
+    Output i is a weighted mean of the inputs around its center, `(i + 0.5) * size / resized`, by Keys' cubic
+    (a = -0.5, "Cubic convolution interpolation for digital image processing", 1981), stretched by the scale
+    when shrinking, as Pillow and torch (interpolate with antialias=True) do. Terms are added in their order,
+    because rounding depends on it.
     """
     scale = size / resized
     reach = 2 * max(scale, 1.0)
@@ -111,7 +114,8 @@ def cubic(distance: Floats) -> Floats:
 
 
 def crop(image: Tensor, rows: Axis, columns: Axis) -> Tensor:
-    """The part of an image [..., height, width] that the outputs depend on, padded if it is too small; padding has weight 0."""
+    """The part of an image [..., height, width] that the outputs depend on, padded if it is too small;
+    padding has weight 0."""
     below, beside = max(rows.end - image.shape[-2], 0), max(columns.end - image.shape[-1], 0)
     if below or beside:
         image = F.pad(image, (0, beside, 0, below))
@@ -127,16 +131,23 @@ def resize_in_torch(image: Tensor, rows: Axis, columns: Axis) -> Tensor:
 def sum_taps(levels: Tensor, axis: Axis) -> Tensor:
     """uint8 [..., inputs of the axis] to uint8 [..., outputs]."""
     first, *weights = axis.table
-    total = torch.full((*levels.shape[:-1], len(first)), 1 << axis.shift - 1, dtype=torch.int32, device=levels.device)
+    total = torch.full(
+        (*levels.shape[:-1], len(first)), 1 << axis.shift - 1, dtype=torch.int32, device=levels.device
+    )
     for tap, weight in enumerate(weights):
         total += levels[..., first + tap].int() * weight
     return (total >> axis.shift).clamp_(0, 255).byte()
 
 
 def resize_with_kernels(
-    pixels: Sequence[Tensor], axes: Sequence[tuple[Axis, Axis]], mean: Tensor, deviation: Tensor, dtype: torch.dtype
+    pixels: Sequence[Tensor],
+    axes: Sequence[tuple[Axis, Axis]],
+    mean: Tensor,
+    deviation: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """uint8 [3, height, width] each, with the axes of its rows and columns, to [images, 3, height, width], normalized."""
+    """uint8 [3, height, width] each, with the axes of its rows and columns, to [images, 3, height, width],
+    normalized."""
     from stages.resizing.kernel import resize_height_kernel, resize_width_kernel
 
     used = [crop(image.contiguous(), *pair) for image, pair in zip(pixels, axes, strict=True)]
@@ -154,7 +165,16 @@ def resize_with_kernels(
     )
     out = resized.new_empty(count, 3, height, width, dtype=dtype)
     resize_height_kernel[count_tiles(height, width, HEIGHT_TILE), 3 * count](
-        table, resized, mean, deviation, out, count, HEIGHT=height, WIDTH=width, **HEIGHT_TILE, BLOCK_TAPS=BLOCK_TAPS
+        table,
+        resized,
+        mean,
+        deviation,
+        out,
+        count,
+        HEIGHT=height,
+        WIDTH=width,
+        **HEIGHT_TILE,
+        BLOCK_TAPS=BLOCK_TAPS,
     )
     return out
 
@@ -164,10 +184,12 @@ def count_tiles(height: int, width: int, tile: dict[str, int]) -> int:
 
 
 class ImageProcessor:
-    """Images of any size to one batch [images, 3, height, width]: exactly the pixels of a stock CLIP or BLIP processor."""
+    """Images of any size to one batch [images, 3, height,
+    width]: exactly the pixels of a stock CLIP or BLIP processor."""
 
     def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
-        """settings: a transformers CLIPImageProcessor or BlipImageProcessor. Raises ValueError if it asks for anything else."""
+        """settings: a transformers CLIPImageProcessor or BlipImageProcessor.
+        Raises ValueError if it asks for anything else."""
         self.dtype = dtype
         self.size, self.edge = settings.size, settings.size.shortest_edge
         kept = settings.crop_size if settings.do_center_crop else settings.size
@@ -195,11 +217,15 @@ class ImageProcessor:
             resized = self._scale(height, width)
             if self.stock and math.prod(resized) <= MAX_RESIZED_RATIO * self.height * self.width:
                 alike = torch.stack([pixels[place] for place in places])
-                batch[places] = self._crop(F.interpolate(alike, resized, mode="bicubic", antialias=True)).float()
+                batch[places] = self._crop(
+                    F.interpolate(alike, resized, mode="bicubic", antialias=True)
+                ).float()
             else:
                 rows, columns = self._axes(height, width)
                 for part in split_batches(places, max(PIXELS_AT_ONCE // (height * width), 1)):
-                    batch[part] = resize_in_torch(torch.stack([pixels[place] for place in part]), rows, columns).float()
+                    batch[part] = resize_in_torch(
+                        torch.stack([pixels[place] for place in part]), rows, columns
+                    ).float()
         return ((batch - self.mean) / self.deviation).to(self.dtype)
 
     def _crop(self, resized: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Draws scenes once, on all cores, and stores them: squares for CLIP and BLIP, and a dataset folder for ultralytics.
+"""Draws scenes once, on all cores, and stores them: squares for CLIP and BLIP,
+and a dataset folder for ultralytics.
 
-Most are drawn in miniature, which is fast. Some are drawn in full size and compressed as files, as the models will get them in
-use, so that they learn both.
+Most are drawn in miniature, which is fast. Some are drawn in full size and compressed as files,
+as the models will get them in use, so that they learn both.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from stages.processes import die_with
-from stages.training.drawing import COLORS, Pixels
+from stages.scenes.drawing import COLORS, Pixels
+from stages.scenes.generator import encode_scene, make_scene
+from stages.scenes.shapes import LABELS
+from stages.scenes.truth import TEXT_KINDS, Truth
 from stages.training.examples import PIXELS, Example, Spot, open_pixels, squeeze, write_lines
-from stages.training.scenes import encode_scene, make_scene
-from stages.training.shapes import LABELS
-from stages.training.truth import TEXT_KINDS, Truth
 
 CHUNK = 64  # scenes that a process makes between two checks of the time
 VALIDATED_EVERY = 100  # one scene in this many is for ultralytics' own validation
 PADDING = 114  # ultralytics' gray
 
-# The longest side of a drawn scene, and its share; None is full size. The detector gets more large ones, because its images
-# are resized without antialiasing at inference.
+# The longest side of a drawn scene, and its share; None is full size. The detector gets more large ones,
+# because its images are resized without antialiasing at inference.
 SIDES: Sequence[tuple[int | None, float]] = ((320, 0.75), (640, 0.17), (None, 0.08))
 DETECTOR_SIDES: Sequence[tuple[int | None, float]] = ((320, 0.4), (640, 0.3), (None, 0.3))
 
@@ -60,7 +61,8 @@ class Plan:
 
 
 def write_cache(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> int:
-    """Make the scenes 0, 1, … of the plan's seed. Returns their number. progress: called with the number so far."""
+    """Make the scenes 0, 1, … of the plan's seed. Returns their number.
+    progress: called with the number so far."""
     open_pixels(plan.folder, plan.scenes, plan.edge)
     open_dataset(plan.detector_folder, train="train")
     lines: list[bytes] = []
@@ -77,7 +79,9 @@ def open_dataset(folder: Path, train: str) -> None:
         for split in {train, "val"}:
             (folder / kind / split).mkdir(parents=True, exist_ok=True)
     names = "\n".join(f"  {number}: {label}" for number, label in enumerate(LABELS))
-    (folder / "data.yaml").write_text(f"path: {folder.absolute()}\ntrain: images/{train}\nval: images/val\nnames:\n{names}\n")
+    (folder / "data.yaml").write_text(
+        f"path: {folder.absolute()}\ntrain: images/{train}\nval: images/val\nnames:\n{names}\n"
+    )
 
 
 def map_chunks(plan: Plan) -> Iterator[list[bytes]]:
@@ -89,7 +93,9 @@ def map_chunks(plan: Plan) -> Iterator[list[bytes]]:
     with ProcessPoolExecutor(processes, context, start_worker, (os.getpid(),)) as pool:
         waiting: list[Future[list[bytes]]] = []
         for _ in range(2 * processes):
-            waiting += [pool.submit(write_chunk, plan, start) for start in [next(starts, None)] if start is not None]
+            waiting += [
+                pool.submit(write_chunk, plan, start) for start in [next(starts, None)] if start is not None
+            ]
         while waiting:
             yield waiting.pop(0).result()
             start = next(starts, None)
@@ -139,7 +145,10 @@ def write_detected(plan: Plan, index: int, scene: Pixels, truth: Truth) -> None:
     image = plan.detector_folder / "images" / split / f"{index:06}.jpg"
     cv2.imwrite(str(image), cv2.cvtColor(canvas, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 95])
     boxes = [np.array(thing.box) * ratio + (left, top, left, top) for thing in truth.objects]
-    lines = [label_line(thing.label, box, *canvas.shape[1::-1]) for thing, box in zip(truth.objects, boxes, strict=True)]
+    lines = [
+        label_line(thing.label, box, *canvas.shape[1::-1])
+        for thing, box in zip(truth.objects, boxes, strict=True)
+    ]
     (plan.detector_folder / "labels" / split / f"{index:06}.txt").write_text("\n".join(lines))
 
 
@@ -150,7 +159,9 @@ def fit_square(pixels: Pixels, edge: int) -> tuple[Pixels, float, int, int]:
     size = (round(width * ratio), round(height * ratio))
     canvas = np.full((edge, edge, 3), PADDING, np.uint8)
     left, top = (edge - size[0]) // 2, (edge - size[1]) // 2
-    canvas[top : top + size[1], left : left + size[0]] = cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR)
+    canvas[top : top + size[1], left : left + size[0]] = cv2.resize(
+        pixels, size, interpolation=cv2.INTER_LINEAR
+    )
     return canvas, ratio, left, top
 
 
@@ -191,4 +202,6 @@ def share_tags(truth: Truth) -> dict[str, float]:
         return {rest: 1.0}
     share = 0.3 if truth.kind in TEXT_KINDS else 0.9
     total = sum(areas.values())
-    return {rest: round(1 - share, 4)} | {label: round(share * area / total, 4) for label, area in areas.items()}
+    return {rest: round(1 - share, 4)} | {
+        label: round(share * area / total, 4) for label, area in areas.items()
+    }

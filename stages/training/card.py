@@ -1,7 +1,7 @@
 """The model card of the mini pack, and a plot of its training.
 
-The card's content is stored in the pack's manifest, so that a pack of which one model is trained again keeps the facts about
-the others.
+The card's content is stored in the pack's manifest, so that a pack
+of which one model is trained again keeps the facts about the others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ All weights are safetensors in float16. The tokenizers are WordPiece over the wo
 
 ## Data
 
-Scenes drawn by `stages/training/scenes.py`: sixteen kinds of objects in eleven colors, up to nine at a time, on
+Scenes drawn by `stages/scenes/generator.py`: sixteen kinds of objects in eleven colors, up to nine at a time, on
 eighteen backdrops; pages, receipts, slides, signs, posters and charts with text. Nothing else was seen in training, no
 picture of the real world and no other model's weights or answers.
 
@@ -122,7 +122,10 @@ def list_files(pack: Path) -> list[str]:
         ("clip", "CLIPModel", "clip/model.safetensors"),
         ("blip", "BlipForConditionalGeneration", "blip/model.safetensors"),
     )
-    return [f"| {name} | {kind} | {file} | {(pack / file).stat().st_size / 1e6:.1f} MB |" for name, kind, file in rows]
+    return [
+        f"| {name} | {kind} | {file} | {(pack / file).stat().st_size / 1e6:.1f} MB |"
+        for name, kind, file in rows
+    ]
 
 
 def read_training(log: Path, scenes: int, seed: int) -> Training:
@@ -135,7 +138,9 @@ def read_training(log: Path, scenes: int, seed: int) -> Training:
 def list_trainings(trainings: Mapping[str, Training]) -> Iterator[str]:
     for model, training in trainings.items():
         seen, minutes = training.steps * training.batch_size, training.seconds / 60
-        sizes = f"{training.scenes:,} | {training.seed} | {training.steps:,} | {training.batch_size} | {seen:,}"
+        sizes = (
+            f"{training.scenes:,} | {training.seed} | {training.steps:,} | {training.batch_size} | {seen:,}"
+        )
         yield f"| {model} | {sizes} | {minutes:.1f} | {training.loss:.3f} |"
 
 
@@ -150,9 +155,17 @@ def describe_scoring(scores: Mapping[str, Any]) -> str:
 
 def describe_groups(scores: Mapping[str, Any]) -> str:
     """The share of true captions by number of groups."""
-    marks = {kind.removeprefix("photo of "): marks for kind, marks in scores.get("by_kind", {}).items() if "group" in kind}
+    marks = {
+        kind.removeprefix("photo of "): marks
+        for kind, marks in scores.get("by_kind", {}).items()
+        if "group" in kind
+    }
     shares = [f"{mark['captions_true']:.2f} of {groups}" for groups, mark in marks.items()]
-    return f"\nTrue captions, by groups of objects alike in kind and color: {', '.join(shares)}." if shares else ""
+    return (
+        f"\nTrue captions, by groups of objects alike in kind and color: {', '.join(shares)}."
+        if shares
+        else ""
+    )
 
 
 def list_scores(scores: Mapping[str, Any]) -> list[str]:
@@ -164,7 +177,8 @@ def list_scores(scores: Mapping[str, Any]) -> list[str]:
 
 
 def draw_curves(logs: Mapping[str, Path], picture: Path) -> None:
-    """Plot each training's losses over its seconds, side by side, as a PNG. Needs matplotlib, which ultralytics installs."""
+    """Plot each training's losses over its seconds, side by side, as a PNG. Needs matplotlib,
+    which ultralytics installs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(logs), 4), layout="tight")
@@ -172,7 +186,9 @@ def draw_curves(logs: Mapping[str, Path], picture: Path) -> None:
         entries = read_log(log)
         for name in entries[0]:
             if name in ("loss", "caption", "tag", "grounding") or name.startswith("train/"):
-                axes.plot([entry["elapsed"] for entry in entries], [entry[name] for entry in entries], label=name)
+                axes.plot(
+                    [entry["elapsed"] for entry in entries], [entry[name] for entry in entries], label=name
+                )
         axes.set(title=model, xlabel="seconds", yscale="log")
         axes.legend()
     figure.savefig(picture)

@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from stages.processes import locked_folder, python
 
-GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL; in this time torchrun ends its ranks, which have separate process groups
+# between SIGTERM and SIGKILL; in this time torchrun ends its ranks, which have separate process groups
+GRACE_SECONDS = 10.0
 
 Child = subprocess.Popen[bytes]
 
@@ -25,8 +26,8 @@ class InUse(Exception):
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Lock the folder. Yields the lock's descriptor: as long as a child has it, the folder is locked, even if this process is
-    killed. Raises InUse."""
+    """Lock the folder. Yields the lock's descriptor: as long as a child has it, the folder is locked,
+    even if this process is killed. Raises InUse."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
@@ -37,11 +38,18 @@ def locked(folder: Path) -> Iterator[int]:
 
 
 def start_child(command: Sequence[str], output: Path, environment: Mapping[str, str], lock: int) -> Child:
-    """Start a child in a separate process group. Ctrl-C does not reach it: call `end_children`. lock: to be inherited."""
+    """Start a child in a separate process group. Ctrl-C does not reach it: call `end_children`.
+    lock: to be inherited."""
     bound = python("-m", "stages.processes", str(os.getpid()), *command)
     with output.open("wb") as file:
         return subprocess.Popen(
-            bound, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, pass_fds=(lock,), process_group=0
+            bound,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=environment,
+            pass_fds=(lock,),
+            process_group=0,
         )
 
 

@@ -24,7 +24,9 @@ class Examples:
     def __init__(self, folder: Path, device: torch.device) -> None:
         """Raises FileNotFoundError if the folder is not finished."""
         if not (folder / EXAMPLES).is_file():
-            raise FileNotFoundError(f"{folder} has no finished examples; make them again with stages.training.cache.")
+            raise FileNotFoundError(
+                f"{folder} has no finished examples; make them again with stages.training.cache."
+            )
         lines = (folder / EXAMPLES).read_bytes().splitlines()
         self.truths = [msgspec.json.decode(line, type=Example) for line in lines]
         self.device = device
@@ -54,7 +56,8 @@ class Examples:
 
 
 def pack_spots(truths: Sequence[Example]) -> npt.NDArray[np.float32]:
-    """Label, color, count - 1, x and y: [images, MOST_SPOTS, 5]. The first three are NO_SPOT where there is no object."""
+    """Label, color, count - 1, x and y: [images, MOST_SPOTS, 5].
+    The first three are NO_SPOT where there is no object."""
     packed = np.zeros((len(truths), MOST_SPOTS, 5), np.float32)
     packed[..., :3] = NO_SPOT
     for place, truth in enumerate(truths):
@@ -63,8 +66,11 @@ def pack_spots(truths: Sequence[Example]) -> npt.NDArray[np.float32]:
     return packed
 
 
-def change(pixels: Tensor, spots: Tensor, mirrors: npt.NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Tensor]:
-    """Mirror images where that is allowed, shrink half of them by up to an eighth, and change the brightness a little.
+def change(
+    pixels: Tensor, spots: Tensor, mirrors: npt.NDArray[np.bool_], rng: np.random.Generator
+) -> dict[str, Tensor]:
+    """Mirror images where that is allowed, shrink half of them by up to an eighth,
+    and change the brightness a little.
 
     Nothing is cut off, because captions could name it, and no tint changes, because captions name colors.
     """
@@ -80,6 +86,8 @@ def change(pixels: Tensor, spots: Tensor, mirrors: npt.NDArray[np.bool_], rng: n
     turns = torch.from_numpy(matrix).to(pixels.device)
     field = F.affine_grid(turns, list(pixels.shape), align_corners=False)
     moved = F.grid_sample(pixels, field, mode="bilinear", padding_mode="border", align_corners=False)
-    centers = (spots[..., 3:] * 2 - 1 - turns[:, None, :, 2]) / torch.stack([turns[:, 0, 0], turns[:, 1, 1]], 1)[:, None]
+    centers = (spots[..., 3:] * 2 - 1 - turns[:, None, :, 2]) / torch.stack(
+        [turns[:, 0, 0], turns[:, 1, 1]], 1
+    )[:, None]
     spots = torch.cat([spots[..., :3], (centers + 1) / 2], dim=-1)
     return {"pixels": (moved * light).clamp_(0, 1), "spots": spots}

@@ -2,7 +2,8 @@
 
     python -m stages.training.detector JOB.json
 
-It uses one process and one GPU. It resumes at the last complete epoch, so a resumed run is not exactly the same.
+It uses one process and one GPU. It resumes at the last complete epoch,
+so a resumed run is not exactly the same.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Trainer(DetectionTrainer):  # type: ignore[misc]
     config: dict[str, Any]
     log: Path
 
-    def get_model(self, cfg: object = None, weights: torch.nn.Module | None = None, verbose: bool = True) -> torch.nn.Module:
+    def get_model(
+        self, cfg: object = None, weights: torch.nn.Module | None = None, verbose: bool = True
+    ) -> torch.nn.Module:
         network = yolonet.build_network(self.config)
         if weights:
             network.load(weights)
@@ -90,17 +93,20 @@ def train_detector(job: DetectorJob) -> Path:
 
 
 def count_epochs(checkpoint: Path) -> int | None:
-    """The number of finished epochs; None if all are finished: ultralytics then removes the number from the checkpoint."""
+    """The number of finished epochs; None if all are finished:
+    ultralytics then removes the number from the checkpoint."""
     content, _ = torch_safe_load(str(checkpoint), safe_only=True)
     done: int = content["epoch"] + 1
     return done if 0 < done < content["train_args"]["epochs"] else None
 
 
 def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -> dict[str, Any]:
-    """Ultralytics' settings. No mosaic: scenes have many objects already. Mirroring and other lighting keep labels true."""
+    """Ultralytics' settings. No mosaic: scenes have many objects already.
+    Mirroring and other lighting keep labels true."""
     return {
         "model": str(folder / LAST) if resumed else "mini.yaml",  # Trainer.get_model replaces it
-        "resume": str(folder / LAST) if resumed else False,  # True would mean the newest in the working directory
+        # True would mean the newest in the working directory
+        "resume": str(folder / LAST) if resumed else False,
         "data": job.dataset,
         "project": str(folder.parent),
         "name": folder.name,

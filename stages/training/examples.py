@@ -1,9 +1,9 @@
 """Training data: pixels in one memory-mapped file, and the truth about each image.
 
-A folder of examples contains pixels.npy, uint8 [images, edge, edge, 3], RGB, each image resized to a square as by the models'
-processors, and examples.jsonl, one `Example` on each line, in the same order. cache.py writes such folders of synthetic scenes;
-`write_examples` makes one from any images. This module imports no torch, because the processes that draw scenes import it;
-dataset.py reads the folders.
+A folder of examples contains pixels.npy, uint8 [images, edge, edge, 3], RGB, each image resized to a square
+as by the models' processors, and examples.jsonl, one `Example` on each line, in the same order. cache.py
+writes such folders of synthetic scenes; `write_examples` makes one from any images. This module imports no
+torch, because the processes that draw scenes import it; dataset.py reads the folders.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Example(msgspec.Struct, frozen=True, array_like=True):
     """The truth about one image.
 
     key: the same for images with the same true captions. captions: BLIP learns the first one.
-    tags: label → its share of the image's tags; shares add up to 1. mirror: whether all of this is true of its mirror image.
+    tags: label → its share of the image's tags; shares add up to 1.
+    mirror: whether all of this is true of its mirror image.
     """
 
     key: str
@@ -45,9 +46,11 @@ class Example(msgspec.Struct, frozen=True, array_like=True):
 
 
 def open_pixels(folder: Path, count: int, edge: int) -> npt.NDArray[np.uint8]:
-    """A new pixels.npy for `count` images, in a folder that is not finished. Only written parts use disk space."""
+    """A new pixels.npy for `count` images, in a folder that is not finished.
+    Only written parts use disk space."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / EXAMPLES).unlink(missing_ok=True)  # first: otherwise it would describe black images until the new one is written
+    # first: otherwise it would describe black images until the new one is written
+    (folder / EXAMPLES).unlink(missing_ok=True)
     pixels: npt.NDArray[np.uint8] = np.lib.format.open_memmap(
         folder / PIXELS, mode="w+", dtype=np.uint8, shape=(count, edge, edge, 3)
     )
@@ -66,7 +69,9 @@ def write_lines(folder: Path, lines: Iterable[bytes]) -> None:
     part.replace(folder / EXAMPLES)
 
 
-def write_examples(folder: Path, images: Sequence[npt.NDArray[Any]], examples: Sequence[Example], edge: int) -> None:
+def write_examples(
+    folder: Path, images: Sequence[npt.NDArray[Any]], examples: Sequence[Example], edge: int
+) -> None:
     """Write a folder of examples from images of any size, uint8 [height, width, 3]."""
     pixels = open_pixels(folder, len(images), edge)
     for place, image in enumerate(images):

@@ -1,7 +1,7 @@
 """One training as a process: `python -m stages.training.job JOB.json`, or `accelerate launch -m` of the same.
 
-The recipe starts its trainings in this way, in parallel. Started by `accelerate launch --num_processes N` or torchrun, one
-training uses N GPUs.
+The recipe starts its trainings in this way, in parallel. Started by
+`accelerate launch --num_processes N` or torchrun, one training uses N GPUs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from stages.training import mini
 from stages.training.cache import COLOR_NAMES
 from stages.training.dataset import Examples
 from stages.training.folders import remove_folder
+from stages.training.hardware import make_accelerator, make_deterministic
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
-from stages.training.trainer import CHECKPOINTS, Batches, Settings, Trainer, make_accelerator, make_deterministic
+from stages.training.trainer import (
+    CHECKPOINTS,
+    Batches,
+    Settings,
+    Trainer,
+)
 
 FINAL = "final"  # the trained weights in a job's folder
 WEIGHTS = "weights"  # the detector's weights from ultralytics
@@ -28,7 +34,8 @@ THREADS = 2  # on a CPU; a process with a GPU does not need more either
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """folder: for log, checkpoints and weights. examples: their folder. stop_after: the step to stop at; 0: none."""
+    """folder: for log, checkpoints and weights. examples: their folder. stop_after: the step to stop at;
+    0: none."""
 
     kind: Literal["clip", "blip"]
     folder: str
@@ -40,7 +47,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class DetectorJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job of detector.py. dataset: a data.yaml. seconds, epochs: the first that is reached ends it; 0: no limit."""
+    """A job of detector.py. dataset: a data.yaml. seconds, epochs: the first that is reached ends it;
+    0: no limit."""
 
     folder: str
     dataset: str
@@ -54,18 +62,20 @@ class DetectorJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def forget_training(folder: Path) -> None:
-    """Remove an earlier training's files from a job's folder, so that they are not resumed or put into a pack."""
+    """Remove an earlier training's files from a job's folder,
+    so that they are not resumed or put into a pack."""
     for name in (FINAL, WEIGHTS, CHECKPOINTS):
         remove_folder(folder / name)
 
 
 def run_job(job: Job) -> None:
-    """Train. Raises ValueError for examples of another size, or with tags or captions that the models cannot learn."""
+    """Train. Raises ValueError for examples of another size,
+    or with tags or captions that the models cannot learn."""
     torch.set_num_threads(THREADS)
     if job.settings.deterministic:
         make_deterministic()
     torch.backends.cuda.matmul.allow_tf32 = True
-    accelerator = make_accelerator(job.settings)
+    accelerator = make_accelerator(job.settings.precision, wandb=bool(job.settings.wandb))
     if not job.resume and accelerator.is_main_process:
         forget_training(Path(job.folder))
     torch.manual_seed(job.settings.seed)

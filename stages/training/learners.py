@@ -1,8 +1,9 @@
 """The training of CLIP and BLIP: for each a module that computes losses from a batch, and its batches.
 
-CLIP: Radford et al., 2021, contrastive, image against caption in both directions; besides, image against tag, so that
-the main tag ranks first. BLIP: Li et al., 2022, the language modeling loss alone. Both learn sooner when every
-patch that holds an object's center also has to predict which object it is (`Grounding`); that head is not saved.
+CLIP: Radford et al., 2021, contrastive, image against caption in both directions; besides, image against tag,
+so that the main tag ranks first. BLIP: Li et al., 2022, the language modeling loss alone. Both learn sooner
+when every patch that holds an object's center also has to predict which object it is (`Grounding`); that head
+is not saved.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Learner(nn.Module):
         super().__init__()
         self.model = model
         self.grounding = Grounding(model.config.vision_config.hidden_size, *names) if names else None
-        self.gather: Callable[[Tensor], Tensor] = lambda tensor: tensor  # over all processes; set by the trainer
+        # over all processes; set by the trainer
+        self.gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
         self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(CLIP_DEVIATION).view(3, 1, 1), persistent=False)
 
@@ -61,7 +63,8 @@ class Learner(nn.Module):
 
 
 class Grounding(nn.Module):
-    """Predicts for every patch whether an object's center is in it, and then its label, its color and the size of its group."""
+    """Predicts for every patch whether an object's center is in it, and then its label,
+    its color and the size of its group."""
 
     def __init__(self, hidden: int, labels: int, colors: int) -> None:
         super().__init__()
@@ -69,7 +72,8 @@ class Grounding(nn.Module):
         self.head = nn.Linear(hidden, sum(self.parts))
 
     def forward(self, patches: Tensor, spots: Tensor) -> Tensor:
-        """patches: [images, patches, dim] of a square grid. spots: [images, MOST_SPOTS, 5]. Returns a mean over images."""
+        """patches: [images, patches, dim] of a square grid. spots: [images, MOST_SPOTS, 5].
+        Returns a mean over images."""
         scores = self.head(patches).float()
         side = int(scores.shape[1] ** 0.5)
         cells = (spots[..., 3:] * side).long().clamp_(0, side - 1)
@@ -77,8 +81,12 @@ class Grounding(nn.Module):
         present = spots[..., 0] != NO_SPOT
         center, *_ = scores.split(self.parts, dim=-1)
         wanted = (F.one_hot(places, scores.shape[1]) * present[..., None]).amax(1).float()
-        loss = F.binary_cross_entropy_with_logits(center[..., 0], wanted, pos_weight=wanted.new_tensor(CENTER_WEIGHT))
-        found = scores.gather(1, places[..., None].expand(-1, -1, scores.shape[-1])).split(self.parts, dim=-1)[1:]
+        loss = F.binary_cross_entropy_with_logits(
+            center[..., 0], wanted, pos_weight=wanted.new_tensor(CENTER_WEIGHT)
+        )
+        found = scores.gather(1, places[..., None].expand(-1, -1, scores.shape[-1])).split(
+            self.parts, dim=-1
+        )[1:]
         for part, answers in enumerate(found):
             targets = spots[..., part].long()
             errors = F.cross_entropy(answers.transpose(1, 2), targets, ignore_index=NO_SPOT, reduction="none")
@@ -92,7 +100,10 @@ class BlipLearner(Learner):
     model: BlipForConditionalGeneration
 
     def __init__(
-        self, model: BlipForConditionalGeneration, names: tuple[int, int] | None = None, smoothing: float = 0.0
+        self,
+        model: BlipForConditionalGeneration,
+        names: tuple[int, int] | None = None,
+        smoothing: float = 0.0,
     ) -> None:
         super().__init__(model, names)
         self.smoothing = smoothing
@@ -103,7 +114,9 @@ class BlipLearner(Learner):
         """batch: pixels, spots, tokens [images, words] from the beginning of text to its end, padded."""
         tokens = batch["tokens"]
         states = self.model.vision_model(pixel_values=self.normalize(batch["pixels"])).last_hidden_state
-        scores = self.model.text_decoder(input_ids=tokens[:, :-1], encoder_hidden_states=states).logits.float()
+        scores = self.model.text_decoder(
+            input_ids=tokens[:, :-1], encoder_hidden_states=states
+        ).logits.float()
         targets = tokens[:, 1:]
         errors = F.cross_entropy(
             scores.transpose(1, 2),
@@ -118,9 +131,11 @@ class BlipLearner(Learner):
 
 
 class ClipLearner(Learner):
-    """Learns which caption and which tags belong to an image, compared with those of the other images in its batch.
+    """Learns which caption and which tags belong to an image,
+    compared with those of the other images in its batch.
 
-    These are the images of one forward pass in all processes, so accumulated gradients are not quite those of a large batch.
+    These are the images of one forward pass in all processes, so
+    accumulated gradients are not quite those of a large batch.
     """
 
     model: CLIPModel
@@ -146,7 +161,8 @@ class ClipLearner(Learner):
         return self.add_grounding(losses, seen.last_hidden_state[:, 1:], batch["spots"])
 
     def contrast(self, images: Tensor, texts: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-        """Cross entropy in both directions. Images with the same key have the same captions, which are equally true."""
+        """Cross entropy in both directions. Images with the same key have the same captions,
+        which are equally true."""
         images, texts, keys = self.gather(images), self.gather(texts), self.gather(keys)
         same = (keys[:, None] == keys[None]).float()
         wanted = same / same.sum(1, keepdim=True)
@@ -185,7 +201,9 @@ class ClipBatches:
         ids = encode_captions([*prompt_tags(labels), *captions], tokenizer)
         self.prompts, self.tokens = ids[: len(labels)], ids[len(labels) :].to(examples.device)
         self.tags = torch.from_numpy(spread_tags(examples.truths, labels)).to(examples.device)
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(truth.key for truth in examples.truths))}
+        numbers = {
+            key: number for number, key in enumerate(dict.fromkeys(truth.key for truth in examples.truths))
+        }
         self.keys = torch.tensor([numbers[truth.key] for truth in examples.truths], device=examples.device)
 
     def __len__(self) -> int:
@@ -207,7 +225,7 @@ def encode_captions(captions: Sequence[str], tokenizer: PreTrainedTokenizerFast)
         if len(row) > tokenizer.model_max_length:
             raise ValueError(
                 f"the caption {caption!r} takes {len(row)} tokens, and the model reads {tokenizer.model_max_length}: a word "
-                "that it does not know takes one for each character, so use the words of stages.training.truth.VOCABULARY."
+                "that it does not know takes one for each character, so use the words of stages.scenes.truth.VOCABULARY."
             )
     return tokenizer.pad({"input_ids": rows}, return_tensors="pt")["input_ids"]  # type: ignore[no-any-return]
 
@@ -224,6 +242,8 @@ def spread_tags(truths: Sequence[Example], labels: Sequence[str]) -> npt.NDArray
     for row, truth in enumerate(truths):
         for tag, share in truth.tags.items():
             if tag not in columns:
-                raise ValueError(f"the tag {tag!r} is not one that CLIP knows; choose one of {', '.join(labels)}.")
+                raise ValueError(
+                    f"the tag {tag!r} is not one that CLIP knows; choose one of {', '.join(labels)}."
+                )
             shares[row, columns[tag]] = share
     return shares

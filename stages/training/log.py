@@ -15,7 +15,11 @@ def read_log(log: Path) -> list[dict[str, Any]]:
     """The lines of a log; empty if there is none. A last line without a newline is incomplete and ignored."""
     if not log.is_file():
         return []
-    return [msgspec.json.decode(line) for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    return [
+        msgspec.json.decode(line)
+        for line in log.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n")
+    ]
 
 
 def cut_log(log: Path, step: int) -> None:

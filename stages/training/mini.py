@@ -1,4 +1,5 @@
-"""The architectures of the pack inside the package, untrained: small enough to ship, with the same classes as the full ones.
+"""The architectures of the pack inside the package, untrained: small enough to ship,
+with the same classes as the full ones.
 
 What the models are to name is a parameter, so that the tests, the trainer and the package share one recipe.
 """
@@ -28,8 +29,8 @@ from transformers import (
 )
 
 from stages.manifest import MANIFEST, Manifest, StageEntry, digest_folder, list_files, write_manifest
-from stages.training.shapes import LABELS
-from stages.training.truth import TAGS, VOCABULARY
+from stages.scenes.shapes import LABELS
+from stages.scenes.truth import TAGS, VOCABULARY
 from stages.yolo.network import build_network, halve, read_structure, save_network
 
 BLANK_NOTICE = "random weights: answers mean nothing"
@@ -44,7 +45,8 @@ PROMPT_WORDS = ("photo", "of", "the", "with", "picture", "image", "object")
 class Vocabulary:
     """The words that the models can use.
 
-    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own; others are spelled in characters.
+    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own;
+    others are spelled in characters.
     """
 
     classes: tuple[str, ...]
@@ -106,7 +108,10 @@ def make_blank_pack(folder: Path, seed: int, sizes: Sizes | None = None) -> Mani
 
 def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:
     """The three networks with random weights, in eval mode, and their tokenizers."""
-    clip_tokenizer, blip_tokenizer = make_clip_tokenizer(vocabulary, sizes), make_blip_tokenizer(vocabulary, sizes)
+    clip_tokenizer, blip_tokenizer = (
+        make_clip_tokenizer(vocabulary, sizes),
+        make_blip_tokenizer(vocabulary, sizes),
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yolo, yolo_config = make_yolo(vocabulary, sizes)
@@ -118,7 +123,11 @@ def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:
 def make_yolo(vocabulary: Vocabulary, sizes: Sizes) -> tuple[nn.Module, dict[str, Any]]:
     """yolov8n with narrower layers, and the config to build it again."""
     structure = read_structure("yolov8n.yaml")
-    structure |= {"scales": {"n": [0.33, sizes.yolo_width, 1024]}, "scale": "n", "nc": len(vocabulary.classes)}
+    structure |= {
+        "scales": {"n": [0.33, sizes.yolo_width, 1024]},
+        "scale": "n",
+        "nc": len(vocabulary.classes),
+    }
     names = list(vocabulary.classes)
     config = {"model": structure, "nc": len(names), "names": names, "imgsz": sizes.yolo_size}
     return build_network(config), config
@@ -134,7 +143,9 @@ def make_clip(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> CLIPModel:
         "pad_token_id": tokenizer.pad_token_id,
     }
     vision = {**sizes.clip_vision, "image_size": sizes.image_size, "patch_size": sizes.clip_patch}
-    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=sizes.embedding)).eval()
+    return CLIPModel(
+        CLIPConfig(text_config=text, vision_config=vision, projection_dim=sizes.embedding)
+    ).eval()
 
 
 def make_blip(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> BlipForConditionalGeneration:
@@ -189,7 +200,8 @@ def make_blip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedToken
 def make_tokenizer(
     words: Sequence[str], specials: dict[str, str], framed_by: tuple[str, str], longest: int
 ) -> PreTrainedTokenizerFast:
-    """WordPiece in lower case: the words are single tokens, others are split into characters. Special tokens come first."""
+    """WordPiece in lower case: the words are single tokens, others are split into characters.
+    Special tokens come first."""
     characters = string.ascii_lowercase + string.digits + string.punctuation
     pieces = [*specials.values(), *words, *characters, *(f"##{character}" for character in characters)]
     ids = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
@@ -205,7 +217,8 @@ def make_tokenizer(
 
 
 def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
-    """Write a pack: the networks with their matrices in float16, their tokenizers, the labels and the manifest.
+    """Write a pack: the networks with their matrices in float16, their tokenizers,
+    the labels and the manifest.
 
     Of `manifest`, stages and digests are filled in here.
     """

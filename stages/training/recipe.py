@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -16,14 +15,13 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stages.manifest import MANIFEST, Manifest, PackError
+from stages.manifest import Manifest, PackError
 from stages.processes import environment, python
 from stages.training.cache import Plan, write_cache
 from stages.training.card import Card, draw_curves, read_card, read_training, write_card
@@ -31,9 +29,9 @@ from stages.training.children import Child, InUse, end_children, locked, start_c
 from stages.training.folders import replace_folder, restore_folder
 from stages.training.job import FINAL, DetectorJob, Job, forget_training
 from stages.training.log import read_log
+from stages.training.options import KINDS, Options, check_place, parse_options
 from stages.training.trainer import LOG, Settings
 
-KINDS = ("yolo", "clip", "blip")
 NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
 DESCRIPTION = "Small models trained on synthetic scenes by `visiond train mini`."
 DETECTOR_SCENES = 40_000  # the first ones; they also train the detector
@@ -44,40 +42,14 @@ class TrainingFailed(Exception):
     """A training ended with an error; the message says where its output is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """out: the pack's folder. workdir: scenes, checkpoints, logs. report: a folder for the pack as one file, and logs.
-
-    seconds, epochs: limits of each training; 0 is no limit. data_seconds: when to stop making scenes.
-    only: the models to train; the others are taken from the pack at `out`.
-    processes: GPUs for CLIP and for BLIP. read: number of scenes for OCR and bins; None: all that are scored.
-    """
-
-    out: Path
-    workdir: Path
-    report: Path | None = None
-    scenes: int = 240_000
-    data_seconds: float = 240
-    seconds: Mapping[str, float] = field(default_factory=lambda: {"yolo": 280, "clip": 280, "blip": 600})
-    epochs: float = 0
-    only: tuple[str, ...] = KINDS
-    resume: bool = False
-    score: int = 2000
-    read: int | None = None
-    seed: int = 1
-    processes: int = 1
-    workers: int = 9
-    batch_sizes: Mapping[str, int] = field(default_factory=lambda: {"yolo": 256, "clip": 1024, "blip": 512})
-
-
 Say = Callable[[str], None]
 
 
 def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
     """Make the mini pack. Returns its scores; empty if it is not scored.
 
-    Raises TrainingFailed; InUse if another training uses the workdir; PackError if only some models are trained and
-    `out` has no pack with the others.
+    Raises TrainingFailed; InUse if another training uses the workdir; PackError
+    if only some models are trained and `out` has no pack with the others.
     """
     with locked(options.workdir) as lock, stopped_in_order():
         return make_pack(options, say, lock)
@@ -91,7 +63,8 @@ def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
     def report(text: str) -> None:
         say(f"[{time.monotonic() - started:5.0f} s] {text}")
 
-    if not options.resume:  # before the scenes, so that a run that is killed while it makes them cannot resume older trainings
+    if not options.resume:
+        # before the scenes, so that a run that is killed while it makes them cannot resume older trainings
         for kind in options.only:
             forget_training(options.workdir / kind)
     data = options.workdir / "scenes"
@@ -100,7 +73,9 @@ def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
     train_all(options, data, report, lock)
     pack_models(options)
     report(f"the pack is in {options.out}")
-    trainings = known | {kind: read_training(log, count_scenes(data), options.seed) for kind, log in list_logs(options).items()}
+    trainings = known | {
+        kind: read_training(log, count_scenes(data), options.seed) for kind, log in list_logs(options).items()
+    }
     finish_pack(options, Card(trainings), {})  # so that nothing is lost if the scoring fails
     scores = score(options, report) if options.score else {}
     finish_pack(options, Card(trainings, scores), scores)
@@ -117,7 +92,15 @@ def make_scenes(options: Options, folder: Path, report: Say) -> None:
 
     sizes = Sizes()
     detected = DETECTOR_SCENES if "yolo" in options.only else 0
-    plan = Plan(folder, options.seed, options.scenes, sizes.image_size, detected, sizes.yolo_size, options.data_seconds)
+    plan = Plan(
+        folder,
+        options.seed,
+        options.scenes,
+        sizes.image_size,
+        detected,
+        sizes.yolo_size,
+        options.data_seconds,
+    )
     marked = 0
 
     def show(done: int) -> None:
@@ -183,7 +166,13 @@ def start_job(options: Options, kind: str, job: Any, lock: int) -> Child:
     module = ["-m", "stages.training.detector" if kind == "yolo" else "stages.training.job", str(file)]
     command = python(*module)
     if options.processes > 1 and kind != "yolo":
-        launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(options.processes)]
+        launch = [
+            "-m",
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_processes",
+            str(options.processes),
+        ]
         port = 29500 + KINDS.index(kind)
         command = python(*launch, "--main_process_port", str(port), *module)
     settings = {"YOLO_CONFIG_DIR": str(options.workdir), "TOKENIZERS_PARALLELISM": "true"}
@@ -243,19 +232,16 @@ def pack_models(options: Options) -> None:
         state, _ = yolonet.read_checkpoint(options.workdir / "yolo" / LAST)
         models.yolo.load_state_dict(state)
     else:
-        models.yolo, _ = yolonet.load_network({role: str(options.out / file) for role, file in mini.YOLO_FILES.items()})
+        models.yolo, _ = yolonet.load_network(
+            {role: str(options.out / file) for role, file in mini.YOLO_FILES.items()}
+        )
     part = options.out.with_name(f".{options.out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    mini.save_models(models, part, Manifest(name="mini", description=DESCRIPTION, trained=True, notice=NOTICE))
+    mini.save_models(
+        models, part, Manifest(name="mini", description=DESCRIPTION, trained=True, notice=NOTICE)
+    )
     check_place(options.out)
     replace_folder(options.out, part)
-
-
-def check_place(out: Path) -> None:
-    """Raises PackError if the folder contains something other than a pack."""
-    empty = out.is_dir() and not any(out.iterdir())
-    if out.exists() and not empty and not (out / MANIFEST).is_file():
-        raise PackError(f"{out} is not a pack and would be replaced: name a new folder, or the folder of a pack.")
 
 
 def score(options: Options, report: Say) -> dict[str, Any]:
@@ -292,58 +278,9 @@ def write_report(options: Options, folder: Path, scores: Mapping[str, Any], logs
     draw_curves(logs, folder / "curves.png")
 
 
-def parse_options(arguments: Sequence[str] | None = None) -> Options:
-    defaults = Options(out=Path(), workdir=Path())
-    parser = argparse.ArgumentParser(
-        prog="visiond train mini", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the folder of the pack; an existing pack is replaced")
-    parser.add_argument("--workdir", type=Path, help="folder for scenes, checkpoints and logs (default: OUT-work)")
-    parser.add_argument("--report", type=Path, help="folder for a report: the pack as one file, its log and its curves")
-    parser.add_argument("--scenes", type=parse_count, default=defaults.scenes)
-    parser.add_argument(
-        "--data-seconds", type=float, default=defaults.data_seconds, help="stop making scenes after this time; 0: no limit"
-    )
-    parser.add_argument("--epochs", type=float, default=defaults.epochs, help="limit of each training; 0: no limit")
-    parser.add_argument(
-        "--only", choices=KINDS, action="append", help="train only this model, and update the pack at --out; may be repeated"
-    )
-    parser.add_argument("--resume", action="store_true", help="continue with the scenes and checkpoints in the workdir")
-    parser.add_argument(
-        "--score", type=int, default=defaults.score, help="number of unseen scenes to score on; 0: do not score"
-    )
-    parser.add_argument("--read", type=int, help="number of these scenes for OCR and bins (default: all)")
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--processes", type=parse_count, default=defaults.processes, help="GPUs for CLIP and for BLIP each")
-    parser.add_argument(
-        "--workers", type=parse_count, default=defaults.workers, help="processes that read images for the detector"
-    )
-    for kind in KINDS:
-        parser.add_argument(
-            f"--{kind}-seconds", type=float, default=defaults.seconds[kind], help="time limit of its training; 0: no limit"
-        )
-        parser.add_argument(f"--{kind}-batch", type=parse_count, default=defaults.batch_sizes[kind], help="images in one step")
-    given = vars(parser.parse_args(arguments))
-    given["seconds"] = {kind: given.pop(f"{kind}_seconds") for kind in KINDS}
-    given["batch_sizes"] = {kind: given.pop(f"{kind}_batch") for kind in KINDS}
-    given["only"] = tuple(given["only"] or KINDS)
-    given["workdir"] = given["workdir"] or given["out"].with_name(f"{given['out'].name}-work")
-    try:
-        check_place(given["out"])
-    except PackError as error:
-        parser.error(f"argument --out: {error}")
-    return Options(**given)
-
-
-def parse_count(text: str) -> int:
-    if (count := int(text)) < 1:
-        raise argparse.ArgumentTypeError("it must be 1 or more")
-    return count
-
-
 def main() -> None:
     try:
-        train_mini(parse_options(), lambda text: print(text, flush=True))
+        train_mini(parse_options(__doc__), lambda text: print(text, flush=True))
     except (TrainingFailed, InUse, PackError) as error:
         sys.exit(str(error))
 

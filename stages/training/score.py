@@ -30,9 +30,9 @@ from stages.decoding.decoder import Decoders
 from stages.decoding.images import decode, inspect
 from stages.devices import split_batches
 from stages.ocr.descriptor import Ocr
+from stages.scenes.generator import write_samples
+from stages.scenes.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
 from stages.training.cache import label_line, open_dataset, read_upright
-from stages.training.scenes import write_samples
-from stages.training.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
 from stages.weights.packs import Pack, open_pack, resolve_all
 
 UNSEEN_SEED = 90_001
@@ -45,7 +45,8 @@ Kind = TypeVar("Kind", Clip, Caption)
 
 
 class Scores(msgspec.Struct, kw_only=True):
-    """Scores are shares, 0..1, of all scenes or, "of_objects", of those with objects; None if the stage did not run."""
+    """Scores are shares, 0..1, of all scenes or, "of_objects", of those with objects;
+    None if the stage did not run."""
 
     scenes: int
     seed: int
@@ -79,7 +80,8 @@ def score_pack(
     if not (files / TRUTH).is_file():
         write_samples(files, count, seed)
     truths = read_truth(files / TRUTH)
-    from stages.training.detector import validate_detector  # imports ultralytics, which not every caller needs
+    # imports ultralytics, which not every caller needs
+    from stages.training.detector import validate_detector
 
     write_dataset(files, truths, dataset)
     figures = validate_detector(pack, dataset / "data.yaml", workdir)
@@ -110,8 +112,11 @@ def write_upright(file: Path, truth: Truth, folder: Path) -> None:
 # The stages.
 
 
-def run_stages(pack: Path, files: Path, truths: Sequence[Truth], read: int) -> tuple[list[Results], dict[str, float]]:
-    """Each file's results by stage name (OCR's only for the first `read`), and each stage's seconds for an image."""
+def run_stages(
+    pack: Path, files: Path, truths: Sequence[Truth], read: int
+) -> tuple[list[Results], dict[str, float]]:
+    """Each file's results by stage name (OCR's only for the first `read`),
+    and each stage's seconds for an image."""
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     names = [name for name in (stage.name for stage in registry.BUILT_IN) if name != "ocr" or read]
     overrides: dict[str, dict[str, Any]] = {name: {"batch_size": BATCH} for name in names}
@@ -195,7 +200,9 @@ def judge(
         if isinstance(answers.get("ocr"), Ocr):
             words += sum(count_words(line.text for line in truth.lines).values())
             right += count_read(truth, answers["ocr"])
-    embeddings = torch.stack([decode_embedding(expect(answers, "clip", Clip).embedding) for _, answers in pairs])
+    embeddings = torch.stack(
+        [decode_embedding(expect(answers, "clip", Clip).embedding) for _, answers in pairs]
+    )
     picked = pick_captions(embeddings, embed_captions(pack, truths), truths)
     for (truth, _), value in zip(pairs, picked, strict=True):
         kinds[sort_of(truth)]["caption_picked"].append(value)
@@ -209,7 +216,10 @@ def judge(
         **{name: mean(marks[name]) for name in MARKS},
         words_read=right / words if words else None,
         seconds=dict(seconds),
-        by_kind={kind: {name: mean(values) for name, values in columns.items()} for kind, columns in sorted(kinds.items())},
+        by_kind={
+            kind: {name: mean(values) for name, values in columns.items()}
+            for kind, columns in sorted(kinds.items())
+        },
         misses=misses[:MISSES_KEPT],
     )
 
@@ -274,7 +284,11 @@ def groups_are_true(said: str, truth: Truth) -> bool:
 
 def choose_bin(answers: Results) -> str:
     """The bin by the daemon's rule, from the results as it stores them."""
-    payloads = {name: msgspec.json.encode(answer) for name, answer in answers.items() if not isinstance(answer, ImageError)}
+    payloads = {
+        name: msgspec.json.encode(answer)
+        for name, answer in answers.items()
+        if not isinstance(answer, ImageError)
+    }
     return binning.judge(payloads, binning.Thresholds()).name
 
 
@@ -302,7 +316,8 @@ def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
 
 
 def pick_captions(images: Tensor, texts: Mapping[str, Tensor], truths: Sequence[Truth]) -> list[bool]:
-    """Whether each image is nearest to its true caption among a hundred; the others are random untrue captions.
+    """Whether each image is nearest to its true caption among a hundred;
+    the others are random untrue captions.
 
     images: unit embeddings [scenes, dim].
     """
@@ -330,7 +345,9 @@ def mean(values: Sequence[bool]) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pack", type=Path)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--read", type=int, help="scenes for OCR and bins; all if not given")
@@ -339,7 +356,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         scores = score_pack(
-            options.pack, options.count, read=options.read, seed=options.seed, workdir=options.workdir or Path(folder)
+            options.pack,
+            options.count,
+            read=options.read,
+            seed=options.seed,
+            workdir=options.workdir or Path(folder),
         )
     print(msgspec.json.format(msgspec.json.encode(scores), indent=1).decode())
 

@@ -1,52 +1,54 @@
-"""A trainer for any module that computes losses from a batch, on one or more GPUs with Hugging Face Accelerate.
+"""A trainer for any module that computes losses from a batch,
+on one or more GPUs with Hugging Face Accelerate.
 
     trainer = Trainer(learner, batches, Settings(steps=5000), Path("run"))
     trainer.run(resume=True)
 
-Started by itself it uses one device; started by `accelerate launch` or torchrun, one for each process. The content of a batch
-depends only on the seed and the number of the step. So a run that was killed and is resumed from its last checkpoint has the
-same curve as one that was not killed, with the same number of processes.
+Started by itself it uses one device; started by `accelerate launch` or torchrun, one for each process. The
+content of a batch depends only on the seed and the number of the step. So a run that was killed and is
+resumed from its last checkpoint has the same curve as one that was not killed, with the same number of
+processes.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-import accelerate
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
-import torch.distributed.nn.functional as dist_functional
 from accelerate.utils import broadcast_object_list, set_seed
 from torch import Tensor, nn
 
 from stages.training.folders import remove_folder, sync, sync_tree
+from stages.training.hardware import gather_with_gradient, make_accelerator, probe_batch
 from stages.training.log import ProgressBar, cut_log
 from stages.training.schedule import Schedule
 
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 CHECKPOINTS_KEPT = 2
-CHECKPOINT_SECONDS = 120.0  # most seconds of work that can be lost if steps are slow, in addition to one log_every
+# most seconds of work that can be lost if steps are slow, in addition to one log_every
+CHECKPOINT_SECONDS = 120.0
 MEMORY_SHARE = 0.92  # of the device, that a batch may use when its size is probed
 PROBE_STEPS = 2  # the second one runs with the memory as the first left it
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to train. The first limit of epochs, steps and seconds that is reached ends the training; 0 is no limit."""
+    """How to train. The first limit of epochs, steps and seconds that is reached ends the training;
+    0 is no limit."""
 
     seed: int = 1
-    batch_size: int = 512  # examples in one step of the optimizer, in all processes together; 0: as many as fit into the memory
-    micro_batch: int = 0  # examples in one pass of one process; 0: as many as fit, at most its share of batch_size
+    # examples in one step of the optimizer, in all processes together; 0: as many as fit into the memory
+    batch_size: int = 512
+    # examples in one pass of one process; 0: as many as fit, at most its share of batch_size
+    micro_batch: int = 0
     epochs: float = 0
     steps: int = 0
     seconds: float = 0
@@ -87,9 +89,10 @@ class ResumeError(Exception):
 
 class Trainer:
     def __init__(self, module: nn.Module, batches: Batches, settings: Settings, folder: Path) -> None:
-        """module: its forward computes named losses from a batch; "loss" is minimized. folder: for log and checkpoints."""
+        """module: its forward computes named losses from a batch; "loss" is minimized.
+        folder: for log and checkpoints."""
         self.settings, self.folder, self.batches = settings, folder, batches
-        self.accelerator = make_accelerator(settings)
+        self.accelerator = make_accelerator(settings.precision, wandb=bool(settings.wandb))
         set_seed(settings.seed, device_specific=True)
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.bare = module.to(self.device).train()
@@ -99,11 +102,13 @@ class Trainer:
     def run(self, *, resume: bool = False, stop_after: int = 0) -> None:
         """Train to the end, or until step `stop_after`.
 
-        resume: continue from the last checkpoint if there is one. Without it, existing checkpoints are removed.
+        resume: continue from the last checkpoint if there is one. Without it,
+        existing checkpoints are removed.
         """
         last = find_checkpoint(self.folder) if resume else None
         if not resume and self.accelerator.is_main_process:
-            remove_folder(self.folder / CHECKPOINTS)  # otherwise a later resume would take them for this run's
+            # otherwise a later resume would take them for this run's
+            remove_folder(self.folder / CHECKPOINTS)
         self._prepare(last)
         self._start_log(keep=last is not None)
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
@@ -131,14 +136,20 @@ class Trainer:
         if checkpoint:
             state = msgspec.json.decode((checkpoint / STATE).read_bytes(), type=State)
             self._check_state(state, checkpoint)
-            self.batch_size, self.micro_batch, self.elapsed = state.batch_size, state.micro_batch, state.elapsed
+            self.batch_size, self.micro_batch, self.elapsed = (
+                state.batch_size,
+                state.micro_batch,
+                state.elapsed,
+            )
         else:
             self._choose_sizes()
         self.accumulation = self.batch_size // (self.micro_batch * self.processes)
         self.accelerator.gradient_accumulation_steps = self.accumulation
         self.steps_per_epoch = len(self.batches) // self.batch_size
         if not self.steps_per_epoch:
-            raise ValueError(f"{len(self.batches)} examples are fewer than one batch of {self.batch_size}; lower batch_size.")
+            raise ValueError(
+                f"{len(self.batches)} examples are fewer than one batch of {self.batch_size}; lower batch_size."
+            )
         planned = [self.settings.steps, round(self.settings.epochs * self.steps_per_epoch)]
         steps = min((count for count in planned if count), default=0)
         self.schedule = Schedule(steps, self.settings.seconds, self.settings.warmup)
@@ -159,7 +170,8 @@ class Trainer:
             )
 
     def _choose_sizes(self) -> None:
-        """Choose the batch sizes of a step and of a pass, the same in all processes; the second divides the first."""
+        """Choose the batch sizes of a step and of a pass, the same in all processes;
+        the second divides the first."""
         share = self.settings.batch_size // self.processes
         if self.settings.batch_size and not share:
             raise ValueError(
@@ -170,7 +182,9 @@ class Trainer:
         micro = self.settings.micro_batch
         if not micro:
             cuda = self.device.type == "cuda"
-            micro = probe_batch(self._fits, min(self.settings.probe_from, most), most) if cuda else min(most, 64)
+            micro = (
+                probe_batch(self._fits, min(self.settings.probe_from, most), most) if cuda else min(most, 64)
+            )
             micro = int(self.accelerator.gather(torch.tensor([micro], device=self.device)).min())
         if share:
             parts = next(parts for parts in range(-(-share // micro), share + 1) if share % parts == 0)
@@ -200,7 +214,10 @@ class Trainer:
         """AdamW without weight decay for norms, biases and scales."""
         weights = [parameter for parameter in self.bare.parameters() if parameter.requires_grad]
         groups = [
-            {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": self.settings.weight_decay},
+            {
+                "params": [weight for weight in weights if weight.ndim > 1],
+                "weight_decay": self.settings.weight_decay,
+            },
             {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
         ]
         cuda = self.device.type == "cuda"
@@ -212,7 +229,9 @@ class Trainer:
         """This process's part of the step's batch, split into passes."""
         epoch, number = divmod(step, self.steps_per_epoch)
         places = self._shuffle(epoch)[number * self.batch_size : (number + 1) * self.batch_size]
-        own = places.reshape(self.processes, self.accumulation, self.micro_batch)[self.accelerator.process_index]
+        own = places.reshape(self.processes, self.accumulation, self.micro_batch)[
+            self.accelerator.process_index
+        ]
         rank = self.accelerator.process_index
         return [
             self.batches.take(part, np.random.default_rng((self.settings.seed, step, rank, number)))
@@ -249,7 +268,8 @@ class Trainer:
         return following
 
     def _keep_time(self) -> None:
-        """Use the main process's clock in all processes: otherwise they would save and end at different steps."""
+        """Use the main process's clock in all processes:
+        otherwise they would save and end at different steps."""
         clock = [self.elapsed]
         if self.processes > 1:
             broadcast_object_list(clock)
@@ -269,7 +289,9 @@ class Trainer:
 
     def _write_log(self) -> None:
         """The mean losses since the last line, of all processes."""
-        means = {name: torch.stack([losses[name] for losses in self.losses]).mean() for name in self.losses[0]}
+        means = {
+            name: torch.stack([losses[name] for losses in self.losses]).mean() for name in self.losses[0]
+        }
         self.losses.clear()
         reduced = self.accelerator.reduce(torch.stack(list(means.values())), "mean").tolist()
         (step, moment), now = self.marked, time.monotonic()
@@ -298,10 +320,13 @@ class Trainer:
 
     def _is_due(self) -> bool:
         every = self.settings.checkpoint_every
-        return every > 0 and (self.schedule.step % every == 0 or self.clock - self.saved_at >= CHECKPOINT_SECONDS)
+        return every > 0 and (
+            self.schedule.step % every == 0 or self.clock - self.saved_at >= CHECKPOINT_SECONDS
+        )
 
     def _save(self) -> None:
-        """Save under a temporary name and rename, so that a checkpoint is complete or missing, even after a power failure."""
+        """Save under a temporary name and rename, so that a checkpoint is complete or missing,
+        even after a power failure."""
         self.saved_at = self.clock
         name = f"step-{self.schedule.step:08}"
         part, whole = self.folder / CHECKPOINTS / f".{name}", self.folder / CHECKPOINTS / name
@@ -324,62 +349,6 @@ class Trainer:
             for old in list_checkpoints(self.folder)[:-CHECKPOINTS_KEPT]:
                 shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
-
-
-def make_accelerator(settings: Settings) -> accelerate.Accelerator:
-    """Raises ValueError if W&B is set but not installed."""
-    if settings.wandb and importlib.util.find_spec("wandb") is None:
-        raise ValueError("wandb is not installed: pip install wandb, or leave the setting empty.")
-    precision = settings.precision
-    if precision == "auto":
-        precision = "bf16" if torch.cuda.is_available() else "no"
-    return accelerate.Accelerator(
-        mixed_precision=precision,
-        cpu=not torch.cuda.is_available(),
-        log_with="wandb" if settings.wandb else None,
-        step_scheduler_with_optimizer=False,
-    )
-
-
-def make_deterministic() -> None:
-    """Set it for the whole process. Call it before the first use of CUDA."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-
-
-def probe_batch(fits: Callable[[int], bool], start: int, most: int) -> int:
-    """The largest batch up to `most` that fits: doubled until the memory is full, then reduced by bisection, three times.
-
-    Raises MemoryError when not even `start`, halved down to one, fits.
-    """
-    good, size = 0, start
-    while size <= most and fits(size):
-        good, size = size, size * 2
-    if good and size > most:
-        return most if good == most or fits(most) else good
-    bad = size
-    while not good and bad > 1:
-        bad //= 2
-        good = bad if fits(bad) else 0
-    if not good:
-        raise MemoryError("the device does not have enough memory for a batch of one; use a smaller model or image size.")
-    for _ in range(3):
-        middle = (good + bad) // 2
-        if middle in (good, bad):
-            break
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good
-
-
-def gather_with_gradient(tensor: Tensor) -> Tensor:
-    """The rows of all processes, in order. The gradient of a loss of all rows reaches each process's own rows."""
-    if not tensor.requires_grad:
-        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
-    gathered: Tensor = torch.cat(dist_functional.all_gather(tensor.contiguous()))  # type: ignore[no-untyped-call]
-    return gathered
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

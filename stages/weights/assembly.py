@@ -1,4 +1,5 @@
-"""Makes a pack from checkpoints on disk, without the model hub. Imports no torch unless there is a pickle to convert."""
+"""Makes a pack from checkpoints on disk, without the model hub.
+Imports no torch unless there is a pickle to convert."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def assemble(
     labels: Path | None = None,
     allow_pickle: bool = False,
 ) -> Manifest:
-    """Fill a new folder with a pack. sources: stage → YOLO's file, or a folder as transformers saves it. labels: CLIP's, one on
-    each line. progress: called with a sentence about what is being done.
+    """Fill a new folder with a pack. sources: stage → YOLO's file, or a folder as transformers saves it.
+    labels: CLIP's, one on each line. progress: called with a sentence about what is being done.
 
     Raises PackError if a source is not what its stage takes, or is a pickle that may not be read; OSError.
     """
@@ -72,7 +73,8 @@ def assemble(
 
 
 def check_sources(sources: Mapping[str, Path], labels: Path | None, *, allow_pickle: bool) -> None:
-    """Raises PackError with a line for each source that cannot be used. Checked first, as a conversion takes minutes."""
+    """Raises PackError with a line for each source that cannot be used. Checked first,
+    as a conversion takes minutes."""
     problems = []
     for stage, source in sources.items():
         check = check_yolo if stage == "yolo" else partial(check_transformers, MODELS[stage])
@@ -94,7 +96,9 @@ def check_yolo(source: Path, *, allow_pickle: bool) -> None:
 
 def check_transformers(model: Model, source: Path, *, allow_pickle: bool) -> None:
     if not (source / "config.json").is_file():
-        raise PackError(f"--{model.type} {source} must be a folder as transformers saves a model, but it has no config.json.")
+        raise PackError(
+            f"--{model.type} {source} must be a folder as transformers saves a model, but it has no config.json."
+        )
     recognition.check_transformers(model, source, pickle=True)
     if not recognition.list_weights(source, pickle=True) and not allow_pickle:
         raise PackError(
@@ -108,7 +112,8 @@ def yolo_files(source: Path) -> dict[str, Path]:
 
 
 def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dict[str, str]:
-    """Put YOLO's two files into the folder. Returns the name and digest of the file that they were converted from."""
+    """Put YOLO's two files into the folder. Returns the name
+    and digest of the file that they were converted from."""
     if source.suffix == ".pt":
         progress(f"converting {source} to safetensors")
         from stages.yolo.network import convert_checkpoint
@@ -125,7 +130,11 @@ def add_transformers(model: Model, source: Path, folder: Path, progress: Callabl
     """Put a model's weights into the folder as safetensors, with its config, tokenizer and image processor."""
     weights = recognition.list_weights(source, pickle=True)
     folder.mkdir()
-    beside = [file for file in source.iterdir() if file.suffix in (".json", ".txt") and not file.name.startswith(".")]
+    beside = [
+        file
+        for file in source.iterdir()
+        if file.suffix in (".json", ".txt") and not file.name.startswith(".")
+    ]
     for file in [*beside, *(weights or [source / recognition.PICKLE])]:
         if file.name != MANIFEST and not file.name.endswith(".bin.index.json"):
             shutil.copyfile(file, folder / file.name)

@@ -1,9 +1,10 @@
 """Pulls the standard pack from the model hub, once. Imports no torch until there is something to convert.
 
-Commits and digests are recorded in the pack's manifest, and every later start is checked against them. At the time of writing,
-none of the three models is available as safetensors alone: YOLO's weights are pickles, and so are those of CLIP and BLIP on
-their main branches. They are read here once, by torch's restricted loader, which makes only tensors (and for YOLO ultralytics'
-known classes) and calls nothing else, and are written as safetensors. The pickles are deleted.
+Commits and digests are recorded in the pack's manifest, and every later start is checked against them. At the
+time of writing, none of the three models is available as safetensors alone: YOLO's weights are pickles, and
+so are those of CLIP and BLIP on their main branches. They are read here once, by torch's restricted loader,
+which makes only tensors (and for YOLO ultralytics' known classes) and calls nothing else, and are written as
+safetensors. The pickles are deleted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from stages.manifest import MANIFEST, Manifest, PackError, StageEntry, digest_folder, read_manifest, write_manifest
+from stages.manifest import (
+    MANIFEST,
+    Manifest,
+    PackError,
+    StageEntry,
+    digest_folder,
+    read_manifest,
+    write_manifest,
+)
 
 # stage → repository
 SOURCES = {
@@ -27,11 +36,62 @@ PICKLE = "pytorch_model.bin"
 
 # CLIP's labels in addition to the names of YOLO's classes.
 SCENES = (
-    *("document", "receipt", "form", "letter", "book page", "handwritten note", "table of numbers", "map", "diagram"),
-    *("chart", "screenshot", "website", "logo", "poster", "street sign", "menu", "business card", "whiteboard"),
-    *("landscape", "mountain", "beach", "forest", "city street", "building", "office", "kitchen", "living room", "shop"),
-    *("portrait of a person", "group of people", "crowd", "animal", "plant", "flower", "meal", "drawing", "painting"),
-    *("toy", "tool", "machine", "piece of clothing", "night scene", "sky", "water", "sports scene", "plain background"),
+    *(
+        "document",
+        "receipt",
+        "form",
+        "letter",
+        "book page",
+        "handwritten note",
+        "table of numbers",
+        "map",
+        "diagram",
+    ),
+    *(
+        "chart",
+        "screenshot",
+        "website",
+        "logo",
+        "poster",
+        "street sign",
+        "menu",
+        "business card",
+        "whiteboard",
+    ),
+    *(
+        "landscape",
+        "mountain",
+        "beach",
+        "forest",
+        "city street",
+        "building",
+        "office",
+        "kitchen",
+        "living room",
+        "shop",
+    ),
+    *(
+        "portrait of a person",
+        "group of people",
+        "crowd",
+        "animal",
+        "plant",
+        "flower",
+        "meal",
+        "drawing",
+        "painting",
+    ),
+    *(
+        "toy",
+        "tool",
+        "machine",
+        "piece of clothing",
+        "night scene",
+        "sky",
+        "water",
+        "sports scene",
+        "plain background",
+    ),
 )
 
 
@@ -80,17 +140,22 @@ def unreachable(repository: str, error: BaseException) -> PackError:
 
 
 def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) -> Manifest:
-    """Make the standard pack in a folder, unless it exists. progress: called with a sentence about what is being done.
+    """Make the standard pack in a folder, unless it exists.
+    progress: called with a sentence about what is being done.
 
     Raises PackError if the hub cannot be reached, or if its files cannot be used.
     """
     if (folder / MANIFEST).is_file():
         progress(f"{folder} already exists; delete it to pull it again.")
         return read_manifest(folder / MANIFEST)
-    partial = folder.with_name(f".{folder.name}.partial")  # kept after a failure, so that the next try can continue
+    # kept after a failure, so that the next try can continue
+    partial = folder.with_name(f".{folder.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     source = hub or HuggingFaceHub()
-    revision = {repository: fetch(source, repository, partial / stage, progress) for stage, repository in SOURCES.items()}
+    revision = {
+        repository: fetch(source, repository, partial / stage, progress)
+        for stage, repository in SOURCES.items()
+    }
     try:
         convert(partial, progress)
     except ValueError as error:
@@ -114,16 +179,20 @@ def fetch(hub: Hub, repository: str, folder: Path, progress: Callable[[str], Non
 
 
 def choose_files(files: list[str]) -> list[str]:
-    """The needed files of a repository: YOLO's weights alone, or configs, tokenizer and weights, if possible as safetensors."""
+    """The needed files of a repository: YOLO's weights alone, or configs, tokenizer and weights,
+    if possible as safetensors."""
     if YOLO_WEIGHTS in files:
         return [YOLO_WEIGHTS]
     top = [file for file in files if "/" not in file]
-    weights = [file for file in top if file.endswith(".safetensors")] or [file for file in top if file == PICKLE]
+    weights = [file for file in top if file.endswith(".safetensors")] or [
+        file for file in top if file == PICKLE
+    ]
     return weights and sorted([*weights, *(file for file in top if file.endswith((".json", ".txt")))])
 
 
 def convert(folder: Path, progress: Callable[[str], None]) -> None:
-    """Convert every pickle in the folder to safetensors, and delete it. Raises ValueError if one is not plain weights."""
+    """Convert every pickle in the folder to safetensors, and delete it.
+    Raises ValueError if one is not plain weights."""
     from transformers import BlipForConditionalGeneration, CLIPModel
 
     from stages.checkpoints import convert_pickle

@@ -13,11 +13,12 @@ from stages.manifest import MANIFEST, PackError, StageEntry
 
 
 def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, StageEntry]:
-    """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors, or one model by itself.
+    """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors,
+    or one model by itself.
 
-    stage: look for this one alone, and return {} if the folder does not provide it. backend: use this backend's rule alone.
-    A plug-in that fails on the folder is left out with a warning, unless its stage is the one that is looked for.
-    Raises PackError when no stage is found, or a model that no stage takes.
+    stage: look for this one alone, and return {} if the folder does not provide it. backend: use this
+    backend's rule alone. A plug-in that fails on the folder is left out with a warning, unless its stage is
+    the one that is looked for. Raises PackError when no stage is found, or a model that no stage takes.
     """
     folder = path if path.is_dir() else path.parent
     found: dict[str, tuple[str, Backend, dict[str, str]]] = {}
@@ -36,7 +37,9 @@ def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, Stage
     for name, problem in problems.items():
         if name == stage or (not stage and name not in registry.SOURCES):
             raise problem
-    recognized = {name: StageEntry(by, files) for name, (by, _, files) in found.items() if stage in ("", name)}
+    recognized = {
+        name: StageEntry(by, files) for name, (by, _, files) in found.items() if stage in ("", name)
+    }
     if not recognized and not stage:
         raise next(iter(problems.values()), None) or PackError(describe_unknown(path))
     if not stage:
@@ -45,7 +48,9 @@ def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, Stage
     return recognized
 
 
-def find_weights(path: Path, backends: Mapping[str, Backend], wanted: str) -> tuple[str, Backend, dict[str, str]] | None:
+def find_weights(
+    path: Path, backends: Mapping[str, Backend], wanted: str
+) -> tuple[str, Backend, dict[str, str]] | None:
     """The first of the backends that knows what is in a folder, or the wanted one; and the files by role."""
     for name, backend in backends.items():
         if wanted in ("", name) and (files := backend.find(path)):
@@ -77,7 +82,10 @@ def describe_unknown(path: Path) -> str:
         return f"{path} must be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
     if (path / "config.json").is_file():
         model_type, name = recognition.name_model(path)
-        taken = {stage: [b.takes for b in kind.backends.values() if b.takes] for stage, kind in registry.STAGES.items()}
+        taken = {
+            stage: [b.takes for b in kind.backends.values() if b.takes]
+            for stage, kind in registry.STAGES.items()
+        }
         wanted = " and ".join(f"{name} for {stage}" for stage, names in taken.items() for name in names)
         return f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json); visiond takes {wanted}.'
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():

@@ -1,8 +1,9 @@
 """Finds the weights of each stage, and checks that they have not changed. Imports no torch.
 
-A pack is a folder with a manifest.json (manifest.py). "mini" is inside this package; "standard" is pulled once from the
-model hub (hub.py). Any other is a folder, either with a manifest or in the layout of the hub. In the second case its digests
-are recorded in locks/ under the models folder when it is used for the first time.
+A pack is a folder with a manifest.json (manifest.py). "mini" is inside this package; "standard" is pulled
+once from the model hub (hub.py). Any other is a folder, either with a manifest or in the layout of the hub.
+In the second case its digests are recorded in locks/ under the models folder when it is used for the first
+time.
 """
 
 from __future__ import annotations
@@ -57,12 +58,17 @@ class Pack:
     @property
     def notice(self) -> str:
         """Shown wherever results of its stages are shown; empty if there is nothing to warn of."""
-        return self.manifest.notice or " ".join(sorted({entry.notice for entry in self.manifest.stages.values()} - {""}))
+        return self.manifest.notice or " ".join(
+            sorted({entry.notice for entry in self.manifest.stages.values()} - {""})
+        )
 
     @property
     def size_bytes(self) -> int:
-        """The size of the files that stages may read; in a folder without a manifest only of those that were recognized."""
-        named = [self.folder / file for entry in self.manifest.stages.values() for file in entry.files.values()]
+        """The size of the files that stages may read; in a folder
+        without a manifest only of those that were recognized."""
+        named = [
+            self.folder / file for entry in self.manifest.stages.values() for file in entry.files.values()
+        ]
         places = named if self.plain else [self.folder]
         return sum(file.stat().st_size for file in {file for place in places for file in list_files(place)})
 
@@ -72,8 +78,9 @@ def open_pack(
 ) -> Pack:
     """Find a pack by name or by folder.
 
-    record: whether to record the digests of a folder that is new and has no manifest. stage, backend: if both are named, such a
-    folder is recognized by that backend of that stage, whichever other backends could use it.
+    record: whether to record the digests of a folder that is new and has no manifest. stage, backend: if both
+    are named, such a folder is recognized by that backend of that stage, whichever other backends could use
+    it.
     Raises UnknownName, or PackError when there is none or it cannot be used.
     """
     name = str(name_or_path)
@@ -100,7 +107,9 @@ def list_packs(models_folder: Path) -> list[str]:
     return ["mini", *find_packs(models_folder)]
 
 
-def pull_standard(models_folder: Path, progress: Callable[[str], None] = print, hub: Hub | None = None) -> Pack:
+def pull_standard(
+    models_folder: Path, progress: Callable[[str], None] = print, hub: Hub | None = None
+) -> Pack:
     """Fetch the standard pack, unless it exists already. Raises PackError."""
     pull(models_folder / STANDARD, progress, hub)
     return open_pack(STANDARD, models_folder)
@@ -112,7 +121,8 @@ def find_packs(models_folder: Path) -> dict[str, Path]:
 
 
 def open_plain(path: Path, models_folder: Path, *, record: bool, stage: str = "", backend: str = "") -> Pack:
-    """A folder or file of weights without a manifest: recognize it and record its digests, unless that has been done before.
+    """A folder or file of weights without a manifest: recognize it and record its digests,
+    unless that has been done before.
 
     stage, backend: as in `recognize`. What is recognized for these alone has a separate lock.
     """
@@ -128,13 +138,19 @@ def open_plain(path: Path, models_folder: Path, *, record: bool, stage: str = ""
         try:
             write_manifest(lock, Manifest(name=path.name, stages=stages, digests=digests))
         except OSError as error:
-            raise PackError(f"{lock} cannot be written: {error.strerror}. Make {models_folder} writable.") from error
+            raise PackError(
+                f"{lock} cannot be written: {error.strerror}. Make {models_folder} writable."
+            ) from error
     return Pack(folder, read_manifest(lock), lock, models_folder, path)
 
 
 def lock_of(path: Path, models_folder: Path, stage: str = "", backend: str = "") -> Path:
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    return models_folder / "locks" / f"{'-'.join(part for part in (path.name, digest, stage, backend) if part)}.json"
+    return (
+        models_folder
+        / "locks"
+        / f"{'-'.join(part for part in (path.name, digest, stage, backend) if part)}.json"
+    )
 
 
 def is_default(path: Path, models_folder: Path, stage: str, backend: str) -> bool:
@@ -173,17 +189,21 @@ def resolve(
 ) -> StageSpec:
     """A stage with its verified files, its fingerprint and the notice of its weights.
 
-    overrides: backend, model (another pack or folder of weights for this stage), dtype, batch_size and options, as in
+    overrides: backend, model (another pack or folder of weights for this stage), dtype,
+    batch_size and options, as in
         [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto".
     files: role → path, instead of the pack's. notice: of those files, shown where the pack has none.
-    Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, changed or not what the stage takes.
+    Raises UnknownName, or PackError when the pack has no such stage, or a file is missing,
+    changed or not what the stage takes.
     """
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
     name = wanted.get("backend", "")
     named = registry.find_backend(stage, name) if name else None
     without_weights = named is not None and not named.needs_weights
     if "model" in wanted:
-        pack = open_pack(wanted["model"], pack.models_folder, stage=stage, backend="" if without_weights else name)
+        pack = open_pack(
+            wanted["model"], pack.models_folder, stage=stage, backend="" if without_weights else name
+        )
     pack, entry = (pack, StageEntry(name)) if without_weights else find_entry(pack, stage, name)
     name = entry.backend
     backend = registry.find_backend(stage, name)
@@ -203,13 +223,17 @@ def resolve(
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,
-        notice=pack.manifest.notice_of(stage) or notice if backend.needs_weights else str(options.get("notice", "")),
+        notice=pack.manifest.notice_of(stage) or notice
+        if backend.needs_weights
+        else str(options.get("notice", "")),
     )
 
 
-def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mapping[str, Any]]) -> list[StageSpec]:
-    """Every stage in turn. Where a stage shares files with an earlier one, as the captions' CLIP does, it gets the earlier
-    stage's, so that the answers of both can be compared."""
+def resolve_all(
+    pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mapping[str, Any]]
+) -> list[StageSpec]:
+    """Every stage in turn. Where a stage shares files with an earlier one, as the captions' CLIP does,
+    it gets the earlier stage's, so that the answers of both can be compared."""
     specs: dict[str, StageSpec] = {}
     for stage in stages:
         described = registry.find_stage(stage)
@@ -230,8 +254,8 @@ def resolve_all(pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mappi
 def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEntry]:
     """A stage's weights, for one backend if it is named; and the pack that they are in.
 
-    They are the pack's; else those that a backend brings along, or none if a backend needs none; else what the backend finds in
-    the pack's folder.
+    They are the pack's; else those that a backend brings along, or none if a backend needs none;
+    else what the backend finds in the pack's folder.
     """
     entry = pack.manifest.stages.get(stage)
     if entry and backend in ("", entry.backend):
@@ -257,20 +281,29 @@ def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEn
             others = {name: other.files for name, other in pack.manifest.stages.items()}
             return pack, StageEntry(backend, {**files, **shared_files(named, others)})
     by = f' that the backend "{backend}" takes' if backend else ""
-    raise PackError(f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(pack.manifest.stages) or 'none'}.")
+    raise PackError(
+        f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(pack.manifest.stages) or 'none'}."
+    )
 
 
 def check_files(pack: Pack, path: Path) -> dict[str, str]:
-    """Digests of a file or of all files in a folder, compared with the pack's record if they are part of the pack."""
+    """Digests of a file or of all files in a folder, compared
+    with the pack's record if they are part of the pack."""
     if not path.exists():
         raise PackError(f"{path} is missing. Copy or pull the pack again.")
     if not path.is_relative_to(pack.folder):
         return {file.name: digest_file(file) for file in list_files(path)}
     files = [file.relative_to(pack.folder).as_posix() for file in list_files(path)]
     if strange := [file for file in files if file not in pack.manifest.digests]:
-        raise PackError(f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; remove it from the folder.")
+        raise PackError(
+            f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; remove it from the folder."
+        )
     prefix = "" if path == pack.folder else path.relative_to(pack.folder).as_posix()
-    known = [name for name in pack.manifest.digests if name == prefix or not prefix or name.startswith(f"{prefix}/")]
+    known = [
+        name
+        for name in pack.manifest.digests
+        if name == prefix or not prefix or name.startswith(f"{prefix}/")
+    ]
     verify(pack, known)
     return {name: pack.manifest.digests[name] for name in known}
 
@@ -278,7 +311,8 @@ def check_files(pack: Pack, path: Path) -> dict[str, str]:
 def fingerprint(
     stage: str, backend: str, digests: Mapping[str, Mapping[str, str]], dtype: str, options: Mapping[str, Any]
 ) -> str:
-    """Sixteen hexadecimal digits that change whenever the stage's answers may change. Where the files are does not matter."""
+    """Sixteen hexadecimal digits that change whenever the stage's answers may change.
+    Where the files are does not matter."""
     contents = {role: sorted(files.values()) for role, files in digests.items()}
     described = registry.find_backend(stage, backend)
     relevant = {key: value for key, value in options.items() if key not in described.silent}

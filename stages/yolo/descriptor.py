@@ -40,15 +40,24 @@ class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     conf: Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")] = 0.25
     iou: Annotated[
         Fraction,
-        Meta(description="If two boxes of a class overlap by more (intersection over union), the better one stays."),
+        Meta(
+            description="If two boxes of a class overlap by more (intersection over union), the better one stays."
+        ),
     ] = 0.7
-    max_det: Annotated[Count, Meta(description="Most objects of an image; those with the highest scores are kept.")] = 300
+    max_det: Annotated[
+        Count, Meta(description="Most objects of an image; those with the highest scores are kept.")
+    ] = 300
     imgsz: Annotated[
         Count | None,
-        Meta(description="Pixels of the longer side for the network, a multiple of its stride; not set: as the weights say."),
+        Meta(
+            description="Pixels of the longer side for the network, a multiple of its stride; not set: as the weights say."
+        ),
     ] = None
     allow_pickle: Annotated[
-        bool, Meta(description="Whether a .pt file may be read. It can run code: allow it only for files that you trust.")
+        bool,
+        Meta(
+            description="Whether a .pt file may be read. It can run code: allow it only for files that you trust."
+        ),
     ] = False
 
 

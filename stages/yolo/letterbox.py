@@ -1,8 +1,8 @@
 """Letterboxing: images of any size onto the gray canvases that YOLO networks take.
 
-As ultralytics' LetterBox with auto=True: the longer side becomes the network's size, and the shorter side is padded on both
-sides to the next multiple of the stride. On the CPU cv2 resizes, as in ultralytics. A GPU does cv2's arithmetic in integers,
-so that no pixel differs.
+As ultralytics' LetterBox with auto=True: the longer side becomes the network's size, and the shorter side is
+padded on both sides to the next multiple of the stride. On the CPU cv2 resizes, as in ultralytics. A GPU does
+cv2's arithmetic in integers, so that no pixel differs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Letterbox:
         spare_height, spare_width = (size - image_height) % stride / 2, (size - image_width) % stride / 2
         top, bottom = round(spare_height - 0.1), round(spare_height + 0.1)
         left, right = round(spare_width - 0.1), round(spare_width + 0.1)
-        return cls(image_height + top + bottom, image_width + left + right, top, left, image_height, image_width)
+        return cls(
+            image_height + top + bottom, image_width + left + right, top, left, image_height, image_width
+        )
 
     @property
     def canvas(self) -> tuple[int, int]:
@@ -51,8 +53,11 @@ class Letterbox:
         canvas[..., self.top : self.top + self.image_height, self.left : self.left + self.image_width] = image
 
 
-def fill_canvases(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 [3, height, width] each, of any sizes but one canvas size, to 0..1 [images, 3, height, width], channels last."""
+def fill_canvases(
+    pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """uint8 [3, height, width] each, of any sizes but one canvas size, to 0..1 [images, 3, height, width],
+    channels last."""
     if has_kernels_for(pixels[0]):
         return fill_with_kernel(pixels, boxes, dtype)
     batch = torch.full((len(pixels), 3, *boxes[0].canvas), float(PADDING), device=pixels[0].device)

@@ -1,11 +1,12 @@
 """The only module that imports ultralytics. Loads its networks from weights that are not pickles.
 
-Importing ultralytics changes the process: it patches PIL.Image.open and torch.save, sets the threads of cv2 and OpenMP, and
-would install packages and use the network. Settings prevent what they can; the rest is undone after the import.
+Importing ultralytics changes the process: it patches PIL.Image.open and torch.save, sets the threads of cv2
+and OpenMP, and would install packages and use the network. Settings prevent what they can; the rest is undone
+after the import.
 
-Weights are a safetensors file and a JSON file beside it: {"model": the name or the content of an ultralytics model YAML, "nc",
-"names", "imgsz"}. A .pt file is a pickle. It is read only if that is allowed, and only by torch's restricted loader with
-ultralytics' list of known classes.
+Weights are a safetensors file and a JSON file beside it: {"model": the name or the content of an ultralytics
+model YAML, "nc", "names", "imgsz"}. A .pt file is a pickle. It is read only if that is allowed, and only by
+torch's restricted loader with ultralytics' list of known classes.
 """
 
 from __future__ import annotations
@@ -64,8 +65,11 @@ with _unpatched():
     from ultralytics.utils.ops import scale_boxes as scale_boxes
 
 
-def load_network(files: Mapping[str, str], *, allow_pickle: bool = False) -> tuple[DetectionModel, dict[str, Any]]:
-    """A network in eval mode and its config. files: "weights" and "config", or "weights" alone for a .pt file.
+def load_network(
+    files: Mapping[str, str], *, allow_pickle: bool = False
+) -> tuple[DetectionModel, dict[str, Any]]:
+    """A network in eval mode and its config. files: "weights" and "config",
+    or "weights" alone for a .pt file.
 
     Raises StageUnusable if the weights may not be read, or are those of another model.
     """
@@ -87,7 +91,9 @@ def load_network(files: Mapping[str, str], *, allow_pickle: bool = False) -> tup
         OSError,
     ) as error:  # whatever ultralytics raises for a wrong config
         what = " ".join(str(error).split())
-        raise StageUnusable(f"{weights} does not hold the weights of the model in its config: {what}") from error
+        raise StageUnusable(
+            f"{weights} does not hold the weights of the model in its config: {what}"
+        ) from error
     return take_detection_model(model, weights), config
 
 
@@ -96,14 +102,19 @@ def read_files(weights: Path, config: Path) -> tuple[dict[str, Tensor], dict[str
     try:
         return load_file(weights), json.loads(config.read_text())
     except (SafetensorError, ValueError, OSError) as error:
-        raise StageUnusable(f"{weights} or {config.name} cannot be read: {error}. Copy them again.") from error
+        raise StageUnusable(
+            f"{weights} or {config.name} cannot be read: {error}. Copy them again."
+        ) from error
 
 
 def take_detection_model(model: object, source: str | Path) -> DetectionModel:
-    """Raises StageUnusable for any model but a plain detection model: a derived class or head has other answers."""
+    """Raises StageUnusable for any model but a plain detection
+    model: a derived class or head has other answers."""
     kind = type(model).__name__
     if kind not in YOLO_MODELS or not isinstance(model, DetectionModel):
-        raise StageUnusable(f"{source} is {YOLO_CLASSES.get(kind, 'not a YOLO model')} ({kind}); {YOLO_TAKEN}.")
+        raise StageUnusable(
+            f"{source} is {YOLO_CLASSES.get(kind, 'not a YOLO model')} ({kind}); {YOLO_TAKEN}."
+        )
     if (head := type(model.model[-1]).__name__) not in YOLO_HEADS:
         raise StageUnusable(f"{source} is a YOLO model with a {head} head; {YOLO_TAKEN}.")
     return model
@@ -113,7 +124,8 @@ def speed_up_convolutions(model: nn.Module) -> None:
     """On a GPU, in half precision: compute a convolution's bias and SiLU in one pass instead of two."""
     for module in model.modules():
         if isinstance(module, Conv) and isinstance(module.act, nn.SiLU):
-            module.forward = functools.partial(conv2d_silu, module.conv)  # ultralytics' own fusing does the same
+            # ultralytics' own fusing does the same
+            module.forward = functools.partial(conv2d_silu, module.conv)
 
 
 def conv2d_silu(layer: nn.Conv2d, pixels: Tensor) -> Tensor:
@@ -147,7 +159,8 @@ def halve(tensor: Tensor) -> Tensor:
 
 
 def convert_checkpoint(checkpoint: Path, folder: Path) -> None:
-    """Convert an ultralytics .pt file to yolo.safetensors and yolo.json. Raises the errors of `read_checkpoint`."""
+    """Convert an ultralytics .pt file to yolo.safetensors and yolo.json.
+    Raises the errors of `read_checkpoint`."""
     state, config = read_checkpoint(checkpoint)
     write_files({name: tensor.contiguous() for name, tensor in state.items()}, config, folder)
 
@@ -186,7 +199,9 @@ def decode_in_float32(head: Any) -> None:
     def inference_in_float32(self: nn.Module, raw: dict[str, Any]) -> Tensor:
         # Only the shapes of the feature maps are used.
         features = [feature[:, :1].float() for feature in raw["feats"]]
-        boxes: Tensor = decode(self, {"boxes": raw["boxes"].float(), "scores": raw["scores"].float(), "feats": features})
+        boxes: Tensor = decode(
+            self, {"boxes": raw["boxes"].float(), "scores": raw["scores"].float(), "feats": features}
+        )
         return boxes
 
     head.dfl.float()

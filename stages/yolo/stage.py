@@ -1,7 +1,7 @@
 """YOLO with ultralytics: the objects in an image, and where they are.
 
-Each image is letterboxed as ultralytics' predict does for a single image. Images with the same canvas size go through the
-network together. The tests compare boxes, classes and scores with ultralytics' own predict.
+Each image is letterboxed as ultralytics' predict does for a single image. Images with the same canvas size
+go through the network together. The tests compare boxes, classes and scores with ultralytics' own predict.
 """
 
 from __future__ import annotations
@@ -28,9 +28,16 @@ from stages.devices import (
 from stages.options import read_options
 from stages.yolo.descriptor import Detection, Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases
-from stages.yolo.network import decode_in_float32, load_network, non_max_suppression, scale_boxes, speed_up_convolutions
+from stages.yolo.network import (
+    decode_in_float32,
+    load_network,
+    non_max_suppression,
+    scale_boxes,
+    speed_up_convolutions,
+)
 
-# With a last dimension of 6, ultralytics' non_max_suppression takes predictions for those of an end-to-end network.
+# With a last dimension of 6, ultralytics' non_max_suppression
+# takes predictions for those of an end-to-end network.
 FEWEST_CANDIDATES = 8
 
 
@@ -53,7 +60,9 @@ class YoloStage(Stage):
         blank = torch.zeros(3, self.size, self.size, dtype=torch.uint8, device=self.device)
         count = self.spec.batch_size
         with hold_device(self.lock):
-            self._forward([blank] * count, [Letterbox.fit(self.size, self.size, self.size, self.stride)] * count)
+            self._forward(
+                [blank] * count, [Letterbox.fit(self.size, self.size, self.size, self.stride)] * count
+            )
             synchronize(self.device)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
@@ -69,7 +78,8 @@ class YoloStage(Stage):
         return [results[place] for place in range(len(images))]
 
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
-        """The network's predictions on the host, for non_max_suppression, without most of those that it would drop."""
+        """The network's predictions on the host, for non_max_suppression,
+        without most of those that it would drop."""
         predictions: Tensor = self.model(fill_canvases(pixels, boxes, self.dtype))[0].float()
         return (predictions if self.end2end else keep_confident(predictions, self.options.conf)).cpu()
 
@@ -90,19 +100,22 @@ class YoloStage(Stage):
         corners = scale_boxes(canvas, rows[:, :4], (image.height, image.width)).round(2).tolist()
         scores, labels = rows[:, 4].round(5).tolist(), rows[:, 5].astype(int).tolist()
         detections = [
-            Detection(self.names[label], score, tuple(box)) for box, score, label in zip(corners, scores, labels, strict=True)
+            Detection(self.names[label], score, tuple(box))
+            for box, score, label in zip(corners, scores, labels, strict=True)
         ]
         detections.sort(key=lambda detection: -detection.score)
         unique = len({detection.label for detection in detections})
-        dispersion = measure_dispersion([detection.box for detection in detections], image.width * image.height)
+        dispersion = measure_dispersion(
+            [detection.box for detection in detections], image.width * image.height
+        )
         return Objects(detections, len(detections), unique, round(dispersion, 6))
 
 
 def keep_confident(predictions: Tensor, confidence: float) -> Tensor:
     """The anchors of [images, 4 + classes, anchors] that any image may need, the highest score first.
 
-    non_max_suppression waits for the device several times for each image. It is faster to process the few hundred boxes above
-    the threshold on the host, while the device runs the next batch.
+    non_max_suppression waits for the device several times for each image. It is faster to process
+    the few hundred boxes above the threshold on the host, while the device runs the next batch.
     """
     scores = predictions[:, 4:].amax(dim=1)
     most = int((scores > confidence).sum(dim=1).max())

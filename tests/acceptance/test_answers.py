@@ -1,4 +1,5 @@
-"""The mini pack's answers on unseen scenes, alone and in a batch, compared with the libraries' own; on a GPU for its dtypes."""
+"""The mini pack's answers on unseen scenes, alone and in a batch, compared with the libraries' own;
+on a GPU for its dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.answers import Agreement, Reference, answer, compare, count_different, load, make_scenes, refer
+from benchmarks.answers import (
+    Agreement,
+    Reference,
+    answer,
+    compare,
+    count_different,
+    load,
+    make_scenes,
+    refer,
+)
 
 BATCH = 16
 ON_GPU = [
@@ -60,7 +70,8 @@ def answers(request: pytest.FixtureRequest, references: References) -> Answers:
 
 def test_batch_mates_change_no_answer(answers: Answers) -> None:
     most = 0 if answers.is_float32 else answers.agreement.images // 50
-    for aspect in ("texts", "objects", "tags", "captions", "bins"):  # boxes may differ by hundredths of a pixel
+    for aspect in ("texts", "objects", "tags", "captions", "bins"):
+        # boxes may differ by hundredths of a pixel
         assert answers.different[aspect] <= most, aspect
 
 

@@ -42,7 +42,9 @@ def test_the_ratio_is_of_the_daemon_to_one_image_at_a_time(report: dict[str, Any
     [run], slow = report["runs"], report["one_at_a_time"]
     assert (run["cold"], slow["images"]) == (True, 1)
     assert report["images_per_second"] == run["images_per_second"] > 0
-    assert report["ratio"] == pytest.approx(run["images_per_second"] * sum(slow["stage_seconds"].values()) / slow["images"])
+    assert report["ratio"] == pytest.approx(
+        run["images_per_second"] * sum(slow["stage_seconds"].values()) / slow["images"]
+    )
     assert f"{report['ratio']:.1f} times as fast as one image at a time" in (folder / "told").read_text()
 
 
@@ -50,7 +52,9 @@ def test_the_rate_counts_from_loaded_models_to_the_last_sidecar(report: dict[str
     [run] = report["runs"]
     assert len(run["published_at"]) == COUNT
     assert 0 < run["load_seconds"] < run["published_at"][-1] <= run["wall_seconds"]
-    assert run["images_per_second"] == pytest.approx(COUNT / (run["published_at"][-1] - run["load_seconds"]), rel=0.01)
+    assert run["images_per_second"] == pytest.approx(
+        COUNT / (run["published_at"][-1] - run["load_seconds"]), rel=0.01
+    )
 
 
 def test_every_stage_has_its_seconds_both_ways(report: dict[str, Any]) -> None:
@@ -61,7 +65,11 @@ def test_every_stage_has_its_seconds_both_ways(report: dict[str, Any]) -> None:
 
 def test_workers_hold_the_models_and_the_daemon_does_not(report: dict[str, Any]) -> None:
     samples = report["runs"][0]["samples"]
-    assert max(sample["daemon_bytes"] for sample in samples) < 200 << 20 < max(sample["workers_bytes"] for sample in samples)
+    assert (
+        max(sample["daemon_bytes"] for sample in samples)
+        < 200 << 20
+        < max(sample["workers_bytes"] for sample in samples)
+    )
 
 
 def test_a_single_image_takes_its_work_and_little_more(report: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""End to end: unseen scenes are dropped into the inbox of a real daemon, and its sidecars are compared with the truth."""
+"""End to end: unseen scenes are dropped into the inbox of a real daemon,
+and its sidecars are compared with the truth."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from stages.training.scenes import write_samples
+from stages.scenes.generator import write_samples
+from stages.scenes.truth import TRUTH, Truth, caption_is_true, read_truth
 from stages.training.score import count_words, groups_are_true
-from stages.training.truth import TRUTH, Truth, caption_is_true, read_truth
 
-LEAST_OF_OBJECTS = 0.85  # the pack's card has 0.95 of 2,000 scenes; for some thirty, the standard deviation is 0.04
+# the pack's card has 0.95 of 2,000 scenes; for some thirty, the standard deviation is 0.04
+LEAST_OF_OBJECTS = 0.85
 UNSEEN = 60_011  # a seed that no pack was trained on
 COUNT = 60
 
@@ -52,7 +54,10 @@ def test_captions_name_what_is_there(answers: Answers) -> None:
 def test_captions_of_objects_have_their_colors_and_counts(answers: Answers) -> None:
     photos = [(truth, sidecar) for truth, sidecar in answers if truth.kind == "photo"]
     assert len(photos) >= 30
-    assert share([groups_are_true(sidecar["caption"]["text"], truth) for truth, sidecar in photos]) >= LEAST_OF_OBJECTS
+    assert (
+        share([groups_are_true(sidecar["caption"]["text"], truth) for truth, sidecar in photos])
+        >= LEAST_OF_OBJECTS
+    )
 
 
 def test_the_first_tag_is_true(answers: Answers) -> None:

@@ -1,5 +1,5 @@
-"""The example of a plug-in: built as a distribution, installed in the same environment as visiond, and used without a change to
-visiond."""
+"""The example of a plug-in: built as a distribution, installed in the same environment as visiond,
+and used without a change to visiond."""
 
 from __future__ import annotations
 
@@ -28,7 +28,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the example is installed."""
     folder = tmp_path_factory.mktemp("site")
     uv = Path(sys.executable).with_name("uv")
-    options = ["--no-deps", "--no-build-isolation", "--offline", "--quiet", "--python", sys.executable, "--target", str(folder)]
+    options = [
+        "--no-deps",
+        "--no-build-isolation",
+        "--offline",
+        "--quiet",
+        "--python",
+        sys.executable,
+        "--target",
+        str(folder),
+    ]
     subprocess.run([uv, "pip", "install", *options, str(EXAMPLE)], check=True)
     return folder
 
@@ -38,7 +47,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Place:
     """A place where it has processed a sharp image and a blurred one."""
     folder = tmp_path_factory.mktemp("plugin")
     (site / "rules.py").write_text(RULE)
-    place = Place(folder, {"pipeline": {"stages": [*STAGES, "quality"]}, "binning": {"rules": "rules:choose"}})
+    place = Place(
+        folder, {"pipeline": {"stages": [*STAGES, "quality"]}, "binning": {"rules": "rules:choose"}}
+    )
     sharp = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8))
     for name, image in zip(NAMES, (sharp, sharp.filter(ImageFilter.GaussianBlur(4))), strict=True):
         image.save(folder / "picture.png")
@@ -75,7 +86,9 @@ def test_check_names_it_and_the_reference_has_its_keys(place: Place, site: Path)
     assert "plug-in visiond-quality 1.0.0: stage quality is installed and in use." in checked
     assert "stage quality on cpu: loads in" in checked
     command = [sys.executable, "-P", "-m", "daemon.config.reference"]
-    reference = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, check=True)
+    reference = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, check=True
+    )
     assert "### `[stages.quality.options]`" in reference.stdout
     assert "`clipped`" in reference.stdout
 
@@ -96,27 +109,41 @@ def test_its_options_are_checked_and_a_change_repeats_this_stage_alone(place: Pl
 
 
 def test_without_it_its_results_stay_readable(place: Place) -> None:
-    place.configure({"pipeline": {"stages": list(STAGES)}, "binning": {"rules": ""}, "stages": {"quality": {}}})
+    place.configure(
+        {"pipeline": {"stages": list(STAGES)}, "binning": {"rules": ""}, "stages": {"quality": {}}}
+    )
     del place.settings["stages"]["quality"]
     place.configure()
     assert "sharpness" in place.command("show", "blurred.png").stdout
     lines = place.command("export", "--format", "jsonl", "-").stdout.splitlines()
-    assert {json.loads(line)["source"]["path"]: "quality" in json.loads(line) for line in lines} == dict.fromkeys(NAMES, True)
+    assert {
+        json.loads(line)["source"]["path"]: "quality" in json.loads(line) for line in lines
+    } == dict.fromkeys(NAMES, True)
     assert place.command("verify").returncode == 0
 
 
-def test_one_that_cannot_be_imported_is_named_and_stops_nothing_unless_it_is_configured(tmp_path: Path) -> None:
+def test_one_that_cannot_be_imported_is_named_and_stops_nothing_unless_it_is_configured(
+    tmp_path: Path,
+) -> None:
     site = tmp_path / "site"
     (site / "broken-1.0.dist-info").mkdir(parents=True)
     (site / "broken.py").write_text(BROKEN)
-    (site / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (site / "broken-1.0.dist-info" / "entry_points.txt").write_text("[visiond.stages]\nbroken = broken:STAGE\n")
+    (site / "broken-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n"
+    )
+    (site / "broken-1.0.dist-info" / "entry_points.txt").write_text(
+        "[visiond.stages]\nbroken = broken:STAGE\n"
+    )
     sentence = 'The stage "broken" of the plug-in broken 1.0 cannot be used: RuntimeError: a stranger\'s bug.'
     place = Place(tmp_path)
     place.drop_many(range(1))
     ended = run(place, site, "run", "--once")
     assert ended.returncode == 0
-    assert any(json.loads(line).get("event") == sentence for line in ended.stderr.splitlines() if line.startswith("{"))
+    assert any(
+        json.loads(line).get("event") == sentence
+        for line in ended.stderr.splitlines()
+        if line.startswith("{")
+    )
     assert sentence in run(place, site, "check", "--quick").stdout
     place.configure({"pipeline": {"stages": [*STAGES, "broken"]}})
     refused = run(place, site, "run", "--once")

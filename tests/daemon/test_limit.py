@@ -52,16 +52,25 @@ def test_one_that_was_stopped_before_it_had_found_every_file_has_not_done_all(tm
 
 
 def test_a_trial_takes_the_highest_priority_first_and_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
-    inboxes = [{"name": name, "priority": priority, "settle_seconds": 0} for name, priority in (("low", 0), ("high", 1))]
+    inboxes = [
+        {"name": name, "priority": priority, "settle_seconds": 0}
+        for name, priority in (("low", 0), ("high", 1))
+    ]
     place = Place(tmp_path, {"inbox": inboxes})
     place.drop_many(range(20), "low")
     place.drop_many(range(20, 25), "high")
     run = place.command("run", "--once", "--limit", "7")
     assert run.returncode == 0
     assert run.stdout.startswith("7 done, 0 failed")
-    assert "18 images are still pending because of --limit 7; `visiond run --once` continues with them." in run.stdout
+    assert (
+        "18 images are still pending because of --limit 7; `visiond run --once` continues with them."
+        in run.stdout
+    )
     done = "SELECT inbox.path, COUNT(*) FROM image JOIN inbox ON inbox.id = inbox WHERE status = 1 GROUP BY inbox"
-    assert {Path(os.fsdecode(path)).name: count for path, count in place.rows(done)} == {"inbox-high": 5, "inbox-low": 2}
+    assert {Path(os.fsdecode(path)).name: count for path, count in place.rows(done)} == {
+        "inbox-high": 5,
+        "inbox-low": 2,
+    }
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=25)
 
@@ -70,7 +79,8 @@ def test_in_a_trial_an_image_with_a_temporary_error_has_all_its_attempts_and_oth
     tmp_path: Path,
 ) -> None:
     place = Place(
-        tmp_path, {"stages": {"ocr": {"options": {"fail": {"STUMBLE": "transient"}}}}, "pipeline": {"max_attempts": 3}}
+        tmp_path,
+        {"stages": {"ocr": {"options": {"fail": {"STUMBLE": "transient"}}}}, "pipeline": {"max_attempts": 3}},
     )
     for number in range(4):
         place.drop(f"{number}.ppm", picture(number, b"STUMBLE"))

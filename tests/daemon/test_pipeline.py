@@ -1,4 +1,5 @@
-"""The whole pipeline with fake stages, in this process except for its workers; where it must crash, in a separate process."""
+"""The whole pipeline with fake stages, in this process except for its workers; where it must crash,
+in a separate process."""
 
 from __future__ import annotations
 
@@ -58,8 +59,12 @@ def test_the_inbox_of_the_highest_priority_is_served_first(
 ) -> None:
     inboxes = [{"name": "low", "settle_seconds": 0}, {"name": "high", "priority": 5, "settle_seconds": 0}]
     settings = {"queue_images": 4, "threads_per_worker": 1}
-    place = Place(tmp_path, {"inbox": inboxes, "pipeline": settings, "stages": {name: {"batch_size": 4} for name in STAGES}})
-    lend_when(lambda _: place.rows("SELECT COUNT(*) FROM image") == [(310,)])  # whichever inbox is read faster
+    place = Place(
+        tmp_path,
+        {"inbox": inboxes, "pipeline": settings, "stages": {name: {"batch_size": 4} for name in STAGES}},
+    )
+    # whichever inbox is read faster
+    lend_when(lambda _: place.rows("SELECT COUNT(*) FROM image") == [(310,)])
     place.drop_many(range(300), "low")
     place.drop_many(range(300, 310), "high")
     run_once(place)
@@ -116,7 +121,10 @@ def test_pipelined_over_several_workers_gives_the_results_of_replicated_file_for
 
 
 def test_in_mode_cascade_the_stages_behind_a_decided_bin_are_skipped(tmp_path: Path) -> None:
-    tables = [{"stages": ["ocr"], "devices": ["cpu"]}, {"stages": ["yolo", "clip", "blip"], "devices": ["cpu"]}]
+    tables = [
+        {"stages": ["ocr"], "devices": ["cpu"]},
+        {"stages": ["yolo", "clip", "blip"], "devices": ["cpu"]},
+    ]
     for name, pipeline in (("one", {}), ("two", {"segment": tables})):
         place = Place(tmp_path / name, {"pipeline": {"mode": "cascade", **pipeline}})
         place.drop_many(range(40))
@@ -142,8 +150,14 @@ def test_a_backlog_larger_than_the_slab_is_processed_and_a_file_larger_than_it_f
 
 
 def test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached(tmp_path: Path) -> None:
-    tables = [{"stages": ["ocr", "yolo"], "devices": ["cpu"]}, {"stages": ["clip", "blip"], "devices": ["cpu"]}]
-    place = Place(tmp_path, {"pipeline": {"segment": tables}, "stages": {"blip": {"options": {"latency_seconds": 60.0}}}})
+    tables = [
+        {"stages": ["ocr", "yolo"], "devices": ["cpu"]},
+        {"stages": ["clip", "blip"], "devices": ["cpu"]},
+    ]
+    place = Place(
+        tmp_path,
+        {"pipeline": {"segment": tables}, "stages": {"blip": {"options": {"latency_seconds": 60.0}}}},
+    )
     place.drop_many(range(30))
     with Daemon(place) as daemon:
         wait_for(lambda: place.rows("SELECT COUNT(*) FROM result") == [(60,)], "the first segment's results")
@@ -159,7 +173,9 @@ def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_d
     place, gate = Place(tmp_path, {"pipeline": {"queue_images": 1}}), Gate(tmp_path)
     place.drop_many(range(90))
     with Daemon(place, ready=False, **gate.environment) as daemon:
-        wait_for(lambda: place.has_ledger() and place.rows("SELECT COUNT(*) FROM image") == [(90,)], "a backlog")
+        wait_for(
+            lambda: place.has_ledger() and place.rows("SELECT COUNT(*) FROM image") == [(90,)], "a backlog"
+        )
         last = [path for (path,) in place.rows("SELECT path FROM image ORDER BY id DESC LIMIT 2")]
         deleted, replaced = (path.decode() for path in last)
         (place.inbox() / deleted).unlink()
@@ -223,10 +239,14 @@ def test_when_file_descriptors_run_out_the_pipeline_waits_and_nothing_fails(
 
 
 @pytest.mark.anyio
-async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     """Otherwise two stations might publish the earlier one last."""
     watcher: Any = SimpleNamespace(answering=lambda: {1})
-    coordinator = Pipeline(ledger, watcher, [], Judge(Thresholds()), {1: open_destination(tmp_path)}, Metrics())
+    coordinator = Pipeline(
+        ledger, watcher, [], Judge(Thresholds()), {1: open_destination(tmp_path)}, Metrics()
+    )
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=1)])
     [first] = await coordinator.next_jobs()
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=2), make_file(b"b.jpg")])

@@ -40,7 +40,9 @@ MANY = 1000  # cores
 VAST = 1 << 50  # bytes of the host's memory
 
 
-def place(*gpus: Gpu, cores: int = MANY, memory: int = VAST, weights: dict[str, int] = WEIGHTS, **pipeline: Any) -> Placement:
+def place(
+    *gpus: Gpu, cores: int = MANY, memory: int = VAST, weights: dict[str, int] = WEIGHTS, **pipeline: Any
+) -> Placement:
     return plan(parse({"pipeline": pipeline}, Path("/srv")), gpus, weights, Host(cores, memory), BATCH)
 
 
@@ -84,7 +86,9 @@ def test_a_cpu_has_one_worker_however_many_a_gpu_has() -> None:
 
 def test_the_reason_for_a_placement_mentions_no_memory_that_was_not_checked() -> None:
     placement = place(*make_gpus(LARGE), devices=["cpu"])
-    assert placement == Placement((Segment(ORDER, ("cpu",)),), "no GPU is used; the CPU holds all stages; workers: 1 on cpu")
+    assert placement == Placement(
+        (Segment(ORDER, ("cpu",)),), "no GPU is used; the CPU holds all stages; workers: 1 on cpu"
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,13 +105,17 @@ def test_the_reason_for_a_placement_mentions_no_memory_that_was_not_checked() ->
         (NEED - 1, MANY, VAST, 1),
     ],
 )
-def test_memory_and_cores_bound_the_workers_on_a_gpu(free: int, cores: int, memory: int, workers: int) -> None:
+def test_memory_and_cores_bound_the_workers_on_a_gpu(
+    free: int, cores: int, memory: int, workers: int
+) -> None:
     [segment] = place(*make_gpus(free), cores=cores, memory=memory).segments
     assert segment.devices == ("cuda:0",) * workers
 
 
 @pytest.mark.parametrize(("gibibytes", "batch"), [(141, 128), (80, 128), (24, 64), (16, 32), (8, 8), (2, 8)])
-def test_batches_are_as_large_as_leaves_room_for_two_workers_on_the_smallest_gpu(gibibytes: int, batch: int) -> None:
+def test_batches_are_as_large_as_leaves_room_for_two_workers_on_the_smallest_gpu(
+    gibibytes: int, batch: int
+) -> None:
     assert choose_batch(make_gpus(200 << 30, gibibytes << 29)) == batch  # total memory is twice what is free
 
 
@@ -124,7 +132,9 @@ def test_batches_are_as_large_as_leaves_room_for_two_workers_on_the_smallest_gpu
         ({"segment": [{"stages": list(ORDER), "devices": ["cuda"]}]}, [0]),
     ],
 )
-def test_only_gpus_that_are_used_decide_about_batches_and_shared_memory(pipeline: dict[str, Any], used: list[int]) -> None:
+def test_only_gpus_that_are_used_decide_about_batches_and_shared_memory(
+    pipeline: dict[str, Any], used: list[int]
+) -> None:
     config, gpus = parse({"pipeline": pipeline}, Path("/srv")), make_gpus(LARGE, 1 << 30)
     assert [gpu.index for gpu in used_gpus(config, gpus)] == used
     assert size_slab(config, gpus) == (len(used) * GPU_SLAB or CPU_SLAB)
@@ -161,7 +171,9 @@ def test_a_small_gpu_that_is_not_used_does_not_matter() -> None:
 def test_pipelined_runs_every_stage_once_in_order_and_uses_every_device_once(count: int) -> None:
     segments = place(*make_gpus(*[LARGE] * count), placement="pipelined").segments
     assert tuple(stage for segment in segments for stage in segment.stages) == ORDER
-    assert [device for segment in segments for device in segment.devices] == [f"cuda:{index}" for index in range(count)]
+    assert [device for segment in segments for device in segment.devices] == [
+        f"cuda:{index}" for index in range(count)
+    ]
     assert len(segments) == min(count, len(ORDER))
 
 
@@ -171,10 +183,13 @@ def test_the_stages_are_cut_where_the_dearest_run_is_cheapest() -> None:
 
 
 def test_further_devices_go_to_the_dearest_run_for_its_devices() -> None:
-    """ocr costs 0.60 and blip 0.29 of an image's time: the fifth device halves ocr, the sixth divides it by three, the seventh
-    halves blip."""
+    """ocr costs 0.60 and blip 0.29 of an image's time: the fifth device halves ocr,
+    the sixth divides it by three, the seventh halves blip."""
     shares = {
-        count: [len(segment.devices) for segment in place(*make_gpus(*[LARGE] * count), placement="pipelined").segments]
+        count: [
+            len(segment.devices)
+            for segment in place(*make_gpus(*[LARGE] * count), placement="pipelined").segments
+        ]
         for count in (4, 5, 6, 7)
     }
     assert shares == {4: [1, 1, 1, 1], 5: [2, 1, 1, 1], 6: [3, 1, 1, 1], 7: [3, 1, 1, 2]}

@@ -29,7 +29,9 @@ def usual_umask() -> None:
 
 
 def test_other_users_cannot_read_what_the_daemon_writes(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"output": {"bins": "copy", "sinks": ["jsonl"]}, "http": {"listen": "127.0.0.1:0"}})
+    place = Place(
+        tmp_path, {"output": {"bins": "copy", "sinks": ["jsonl"]}, "http": {"listen": "127.0.0.1:0"}}
+    )
     place.drop("deep/a.ppm", picture(1)).chmod(0o640)
     place.drop("bad.jpg", b"no image").chmod(0o640)
     with Daemon(place) as daemon:
@@ -54,7 +56,9 @@ def test_a_stricter_umask_stays_and_another_process_time_has_its_own(tmp_path: P
         assert os.umask(0o022) == before
 
 
-def test_the_state_folder_of_an_older_visiond_is_closed_to_others_and_open_to_its_group_as_before(tmp_path: Path) -> None:
+def test_the_state_folder_of_an_older_visiond_is_closed_to_others_and_open_to_its_group_as_before(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o2755)
     with lock_state(tmp_path / "state"):
@@ -90,7 +94,9 @@ def test_a_state_folder_with_other_files_stays_open_and_our_files_in_it_are_clos
     assert not stat.S_IMODE(place.site.ledger.stat().st_mode) & stat.S_IRWXO
 
 
-def test_an_inbox_that_was_moved_is_named_before_its_images_are_processed_a_second_time(tmp_path: Path) -> None:
+def test_an_inbox_that_was_moved_is_named_before_its_images_are_processed_a_second_time(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     place.drop("a.ppm", picture(1))
     assert place.run_once().returncode == 0
@@ -144,7 +150,9 @@ def test_inboxes_that_exchange_their_names_are_refused_until_the_results_follow(
     place.assert_kept(DONE=2)
 
 
-def test_an_inbox_without_results_may_have_any_name_and_one_that_has_its_old_name_again_is_welcome(tmp_path: Path) -> None:
+def test_an_inbox_without_results_may_have_any_name_and_one_that_has_its_old_name_again_is_welcome(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path, named("left", "right"))
     assert place.run_once().returncode == 0
     place.configure(named("right", "left"))
@@ -177,7 +185,10 @@ def test_more_memory_than_there_is_is_refused_in_a_sentence(tmp_path: Path) -> N
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG
         said = refused.stdout + refused.stderr
-        assert f"pipeline.slab_bytes: {size >> 20:,} MiB is too much; this machine has {size >> 21:,} MiB of memory" in said
+        assert (
+            f"pipeline.slab_bytes: {size >> 20:,} MiB is too much; this machine has {size >> 21:,} MiB of memory"
+            in said
+        )
 
 
 def test_an_inbox_that_is_a_file_is_called_one(tmp_path: Path) -> None:

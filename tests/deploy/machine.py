@@ -1,5 +1,5 @@
-"""A separate systemd for a test: process 1 of new namespaces, with only the unit and the targets that it names. What it mounts
-and writes is visible only there. It needs root, unshare, and an installed systemd.
+"""A separate systemd for a test: process 1 of new namespaces, with only the unit and the targets that it
+names. What it mounts and writes is visible only there. It needs root, unshare, and an installed systemd.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tests.daemon_process import PATIENCE, wait_for
 ROOT = Path(__file__).parents[2]
 SYSTEMD = Path("/lib/systemd/systemd")
 TARGETS = ("basic", "sysinit", "shutdown", "network", "remote-fs", "multi-user", "sockets")
-# The interpreter may be in a home folder, which the unit cannot see, so all of it goes to /opt, as in docs/operations.md.
+# The interpreter may be in a home folder, which the unit cannot see, so all of it goes to /opt,
+# as in docs/operations.md.
 BOOT = """
 set -e
 umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -62,7 +63,8 @@ class Machine:
 
 @contextlib.contextmanager
 def booted(folder: Path, units: Path) -> Iterator[Machine]:
-    """A machine with the units in `units`, and with `folder` as /srv/visiond. Skips the test if none can be booted."""
+    """A machine with the units in `units`, and with `folder` as /srv/visiond.
+    Skips the test if none can be booted."""
     if os.geteuid() or not SYSTEMD.exists() or not shutil.which("unshare"):
         pytest.skip("booting a systemd wants root, unshare, and systemd installed")
     for name in TARGETS:
@@ -77,16 +79,34 @@ def booted(folder: Path, units: Path) -> Iterator[Machine]:
         systemd=SYSTEMD,
     )
     group = _control_group()
-    command = ["unshare", "--fork", "--pid", "--mount", "--cgroup", "--ipc", "--mount-proc", "--kill-child", "sh", "-c", script]
+    command = [
+        "unshare",
+        "--fork",
+        "--pid",
+        "--mount",
+        "--cgroup",
+        "--ipc",
+        "--mount-proc",
+        "--kill-child",
+        "sh",
+        "-c",
+        script,
+    ]
     enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
     with (units.parent / "boot.log").open("w+") as log:
-        process = subprocess.Popen(["sh", "-c", enter, "sh", *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            ["sh", "-c", enter, "sh", *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
         try:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             wait_for(lambda: children.read_text() or process.poll() is not None, "the first process")
             machine = Machine(int(children.read_text() or 0))
             with contextlib.suppress(AssertionError):
-                wait_for(lambda: machine.systemctl("is-system-running") in ("running", "degraded"), "it to boot", 15.0)
+                wait_for(
+                    lambda: machine.systemctl("is-system-running") in ("running", "degraded"),
+                    "it to boot",
+                    15.0,
+                )
             if machine.systemctl("is-system-running") not in ("running", "degraded"):
                 log.seek(0)
                 pytest.skip(f"no systemd can be booted here: {log.read()[-300:]}")

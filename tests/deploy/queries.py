@@ -38,7 +38,9 @@ def queries() -> Iterator[Query]:
 def problems(query: Query, samples: Samples) -> list[str]:
     """What a query and its legend use that the samples do not have: a metric, a label, or a label's value."""
     found = []
-    grouped = {label for labels in re.findall(r"by \(([^)]*)\)", query.text) for label in re.split(r",\s*", labels)}
+    grouped = {
+        label for labels in re.findall(r"by \(([^)]*)\)", query.text) for label in re.split(r",\s*", labels)
+    }
     shown = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
     selectors = re.findall(r"(\w+)\{([^}]*)\}", query.text)
     for name, matchers in selectors:
@@ -46,7 +48,10 @@ def problems(query: Query, samples: Samples) -> list[str]:
             found.append(f"there is no metric {name}")
             continue
         known = SCRAPED_LABELS.union(*samples[name])
-        asked = {label: (how, value) for label, how, value in re.findall(r'(\w+)\s*(=~|!=|=)\s*"([^"]*)"', matchers)}
+        asked = {
+            label: (how, value)
+            for label, how, value in re.findall(r'(\w+)\s*(=~|!=|=)\s*"([^"]*)"', matchers)
+        }
         for label in sorted((asked.keys() | grouped | shown) - known):
             found.append(f"{name} has no label {label}")
         for label, (how, value) in asked.items():

@@ -40,7 +40,9 @@ def test_daemon_toml_shows_every_key_that_has_a_default() -> None:
 
 @pytest.mark.parametrize("name", ["daemon.toml", "docs/configuration.md"])
 def test_the_generated_documents_are_current(name: str) -> None:
-    option, write = (" --toml", reference.write_toml) if name.endswith(".toml") else ("", reference.write_markdown)
+    option, write = (
+        (" --toml", reference.write_toml) if name.endswith(".toml") else ("", reference.write_markdown)
+    )
     assert (ROOT / name).read_text() == write(), f"run: python -m daemon.config.reference{option} > {name}"
 
 
@@ -69,7 +71,9 @@ def test_bounds_choices_and_sizes_are_documented() -> None:
 def test_every_option_of_a_stage_is_documented_with_its_kind_default_and_meaning(stage: str) -> None:
     [backend] = STAGES[stage].backends.values()
     [table] = [table for table in reference.list_options() if table.headers == [f"[stages.{stage}.options]"]]
-    assert [key.name for key in table.keys] == [field.name for field in msgspec.structs.fields(backend.options)]
+    assert [key.name for key in table.keys] == [
+        field.name for field in msgspec.structs.fields(backend.options)
+    ]
     assert all(key.kind and key.meaning and key.default is not None for key in table.keys)
 
 

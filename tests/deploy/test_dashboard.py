@@ -53,7 +53,9 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
     job = make_job()
     job.outputs = make_outputs()
     metrics.fed(job)
-    metrics.replied("ocr", "cuda:0", Reply(1, [Outcome("JPEG", 8, 8, {})], [StageRun("ocr", 1, 0.1)], out_of_memory=1))
+    metrics.replied(
+        "ocr", "cuda:0", Reply(1, [Outcome("JPEG", 8, 8, {})], [StageRun("ocr", 1, 0.1)], out_of_memory=1)
+    )
     for ending in (done(job), failed(make_job(), Reason.TRUNCATED), postponed(make_job(), 1.0)):
         metrics.finished(ending)
     metrics.scan_seconds.observe(0.1)
@@ -65,7 +67,9 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         await ledger.admit([])
         pool = pool_with_a_past(metrics)
         lane = Lane("ocr", ("ocr",), 1, pool, 1)
-        outbox = SimpleNamespace(deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))])
+        outbox = SimpleNamespace(
+            deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))]
+        )
         station = SimpleNamespace(slab=slab, lanes=[lane])
         pipeline: Any = SimpleNamespace(in_flight={}, blocked=list, stations=[station], outbox=outbox)
         await Status(pipeline, ledger, metrics).refresh()
@@ -87,7 +91,9 @@ def pool_with_a_past(metrics: Metrics) -> Pool:
 
 
 @pytest.mark.parametrize("query", list(queries()), ids=lambda query: f"{query.panel}: {query.legend}")
-def test_a_query_asks_only_for_what_the_daemon_exports(query: Query, samples: dict[str, list[dict[str, str]]]) -> None:
+def test_a_query_asks_only_for_what_the_daemon_exports(
+    query: Query, samples: dict[str, list[dict[str, str]]]
+) -> None:
     assert problems(query, samples) == []
 
 
@@ -98,7 +104,11 @@ def test_a_query_asks_only_for_what_the_daemon_exports(query: Query, samples: di
         ("visiond_images_total", "", "it asks for no metric"),
         ("sum by (color) (visiond_images_total{})", "", "visiond_images_total has no label color"),
         ('visiond_images_total{outcome="lost"}', "", 'visiond_images_total never has outcome="lost"'),
-        ("sum by (outcome) (visiond_images_total{})", "{{reason}}", "the legend shows {'reason'}, the query keeps {'outcome'}"),
+        (
+            "sum by (outcome) (visiond_images_total{})",
+            "{{reason}}",
+            "the legend shows {'reason'}, the query keeps {'outcome'}",
+        ),
     ],
 )
 def test_the_check_of_queries_finds_mistakes(text: str, legend: str, complaint: str, samples: Any) -> None:
@@ -111,14 +121,21 @@ def test_the_json_is_what_its_generator_writes() -> None:
 
 
 def test_every_panel_has_a_description_and_a_unit() -> None:
-    assert [p["title"] for p in panels() if not (p["description"] and p["fieldConfig"]["defaults"]["unit"])] == []
+    assert [
+        p["title"] for p in panels() if not (p["description"] and p["fieldConfig"]["defaults"]["unit"])
+    ] == []
 
 
 def test_panels_lie_side_by_side_within_the_grid() -> None:
     places = [panel["gridPos"] for panel in dashboard()["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     for a, b in combinations(places, 2):
-        apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"] or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        apart = (
+            a["x"] + a["w"] <= b["x"]
+            or b["x"] + b["w"] <= a["x"]
+            or a["y"] + a["h"] <= b["y"]
+            or b["y"] + b["h"] <= a["y"]
+        )
         assert apart, f"{a} and {b} overlap"
 
 

@@ -67,7 +67,8 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped a daemon with good images, bad images, and every fault of the fake stages."""
+    """A Prometheus that has scraped a daemon with good images, bad images,
+    and every fault of the fake stages."""
     folder = tmp_path_factory.mktemp("scraped")
     port, own_port = free_port(), free_port()
     faulty = {"ocr": {"options": {"fail": FAULTS}}}
@@ -89,9 +90,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 def started(folder: Path, port: int, own_port: int) -> Iterator[Prometheus]:
     """Prometheus with the configuration of this project, except for the port and shorter intervals."""
     config = folder / "prometheus.yml"
-    config.write_text(CONFIG.read_text().replace(":9464", f":{port}").replace("15s", "1s").replace("10s", "1s"))
+    config.write_text(
+        CONFIG.read_text().replace(":9464", f":{port}").replace("15s", "1s").replace("10s", "1s")
+    )
     assert f'"127.0.0.1:{port}"' in config.read_text()
-    options = {"config.file": config, "storage.tsdb.path": folder / "tsdb", "web.listen-address": f"127.0.0.1:{own_port}"}
+    options = {
+        "config.file": config,
+        "storage.tsdb.path": folder / "tsdb",
+        "web.listen-address": f"127.0.0.1:{own_port}",
+    }
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [PROMETHEUS, *(f"--{name}={value}" for name, value in options.items())], stdout=log, stderr=log
@@ -127,9 +134,15 @@ def test_a_worker_that_dies_once_and_an_image_that_fails_once_are_an_increase(tm
         (worker,) = daemon.workers()
         os.kill(worker, signal.SIGKILL)
         place.drop("broken.png", b"no image")
-        for counter in ('visiond_worker_restarts_total{reason="died"}', 'visiond_images_total{outcome="failed"}'):
+        for counter in (
+            'visiond_worker_restarts_total{reason="died"}',
+            'visiond_images_total{outcome="failed"}',
+        ):
             prometheus.wait_for(f"sum({counter})", 1)
-            wait_for(lambda counter=counter: prometheus.value(f"increase({counter}[1h])") > 0, f"an increase of {counter}")
+            wait_for(
+                lambda counter=counter: prometheus.value(f"increase({counter}[1h])") > 0,
+                f"an increase of {counter}",
+            )
             assert prometheus.value(f"sum({counter})") == 1
 
 

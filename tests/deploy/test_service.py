@@ -30,14 +30,17 @@ def test_systemd_starts_it_restarts_it_when_it_hangs_or_dies_and_stops_it(tmp_pa
         def process(image: int) -> None:
             sidecar = place.drop(f"{image}.ppm", picture(image)).name + ".json"
             wait_for(
-                (place.site.results / sidecar).exists, f"image {image}; the log:\n{(place.folder / 'log').read_text()[-3000:]}"
+                (place.site.results / sidecar).exists,
+                f"image {image}; the log:\n{(place.folder / 'log').read_text()[-3000:]}",
             )
 
         def restart_after(signal: str, within: float) -> None:
             restarts = int(machine.property("NRestarts"))
             machine.systemctl("kill", "--kill-whom=main", f"--signal={signal}", "visiond")
             within += SLACK_SECONDS
-            wait_for(lambda: int(machine.property("NRestarts")) > restarts, f"a restart after {signal}", within)
+            wait_for(
+                lambda: int(machine.property("NRestarts")) > restarts, f"a restart after {signal}", within
+            )
             wait_for(lambda: machine.property("ActiveState") == "active", "the service to be active again")
 
         assert machine.systemctl("start", "visiond") == ""

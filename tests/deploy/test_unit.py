@@ -24,12 +24,14 @@ DROP_INS = FOLDER / "visiond.service.d"
 SECONDS = {"min": 60, "s": 1, "": 1}
 
 needs_analyze = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze on this machine (Debian: apt install systemd)"
+    shutil.which("systemd-analyze") is None,
+    reason="there is no systemd-analyze on this machine (Debian: apt install systemd)",
 )
 
 
 def read_unit(path: Path) -> dict[str, list[str]]:
-    """Directive → the values of each of its lines, as systemd reads them: a directive may occur several times."""
+    """Directive → the values of each of its lines, as
+    systemd reads them: a directive may occur several times."""
     found = defaultdict(list)
     for line in path.read_text().splitlines():
         if line and line[0] not in "#;[":
@@ -51,7 +53,9 @@ def seconds(name: str) -> int:
 
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,27 +95,37 @@ def test_restarts_are_limited_but_not_for_ever_out_of_reach() -> None:
 
 def test_errors_of_configuration_are_not_tried_again() -> None:
     statuses = set(map(int, one("RestartPreventExitStatus").split()))
-    assert statuses == {error.exit_status for error in (ConfigError, ModelsUnusable, LedgerTooNew)} | {os.EX_USAGE}
+    assert statuses == {error.exit_status for error in (ConfigError, ModelsUnusable, LedgerTooNew)} | {
+        os.EX_USAGE
+    }
 
 
 def test_the_documented_exit_statuses_are_those_of_the_errors() -> None:
     rows = re.findall(
-        r"^\| (\d+) \|.*\| *(yes|no)? *\|$", (FOLDER.parents[1] / "docs" / "operations.md").read_text(), re.MULTILINE
+        r"^\| (\d+) \|.*\| *(yes|no)? *\|$",
+        (FOLDER.parents[1] / "docs" / "operations.md").read_text(),
+        re.MULTILINE,
     )
     assert {int(status) for status, _ in rows} == {0, 1, os.EX_USAGE} | {
         error.exit_status for error in (VisiondError, *VisiondError.__subclasses__())
     }
-    assert {status for status, restarted in rows if restarted == "no"} == set(one("RestartPreventExitStatus").split())
+    assert {status for status, restarted in rows if restarted == "no"} == set(
+        one("RestartPreventExitStatus").split()
+    )
 
 
 def test_the_command_line_is_one_the_command_takes() -> None:
     executable, command, *options = shlex.split(one("ExecStart"))
     assert executable == "/opt/visiond/bin/visiond"
-    known = {name for parameter in typer.main.get_command(app).commands[command].params for name in parameter.opts}
+    known = {
+        name for parameter in typer.main.get_command(app).commands[command].params for name in parameter.opts
+    }
     assert {option for option in options if option.startswith("-")} == {"--config"} <= known
 
 
-@pytest.mark.parametrize("directive", ["PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset", "PrivateNetwork"])
+@pytest.mark.parametrize(
+    "directive", ["PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset", "PrivateNetwork"]
+)
 def test_nothing_is_forbidden_that_cuda_or_the_http_pages_need(directive: str) -> None:
     assert read_unit(UNIT)[directive] == []
 
@@ -121,7 +135,14 @@ def test_the_example_configuration_writes_only_where_the_unit_lets_it() -> None:
     writable = [Path(path.lstrip("-")) for path in one("ReadWritePaths").split()]
     writable.append(Path("/var/lib") / one("StateDirectory"))
     output = settings.output
-    folders = [output.results, output.failed, output.done, output.bins_folder, settings.state.path, settings.models.folder]
+    folders = [
+        output.results,
+        output.failed,
+        output.done,
+        output.bins_folder,
+        settings.state.path,
+        settings.models.folder,
+    ]
     for folder in [*folders, *(inbox.path for inbox in settings.inbox)]:
         assert any(folder.is_relative_to(path) for path in writable), f"{folder} cannot be written"
 
@@ -141,12 +162,15 @@ def install(folder: Path, *drop_ins: str) -> Path:
 @needs_analyze
 def test_systemd_finds_no_fault_with_the_unit_and_the_drop_ins(tmp_path: Path) -> None:
     verdict = analyze("verify", "--man=no", str(install(tmp_path, "folders.conf", "sealed.conf")))
-    complaints = [line for line in verdict.stderr.splitlines() if "visiond" in line]  # not those about other units
+    # not those about other units
+    complaints = [line for line in verdict.stderr.splitlines() if "visiond" in line]
     assert (verdict.returncode, complaints) == (0, [])
 
 
 @needs_analyze
-@pytest.mark.parametrize(("drop_ins", "tenths"), [([], 15), (["sealed.conf"], 5)], ids=["with loopback", "sealed"])
+@pytest.mark.parametrize(
+    ("drop_ins", "tenths"), [([], 15), (["sealed.conf"], 5)], ids=["with loopback", "sealed"]
+)
 def test_exposure_is_low(tmp_path: Path, drop_ins: list[str], tenths: int) -> None:
     unit = install(tmp_path, *drop_ins)
     verdict = analyze("security", "--offline=true", f"--threshold={tenths}", "--no-pager", str(unit))

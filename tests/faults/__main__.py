@@ -2,8 +2,8 @@
 
     VISIOND_ALONE=1 python -m tests.faults [--only 9,10] [--seed 1]
 
-Exits 1 if a row fails. The same seed gives the same moments, as far as the machine allows. Without VISIOND_ALONE, promised
-times have the slack of tests that share a machine.
+Exits 1 if a row fails. The same seed gives the same moments, as far as the machine allows.
+Without VISIOND_ALONE, promised times have the slack of tests that share a machine.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ def attempt(row: Row, seed: int) -> tuple[Figure, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="rows by number, with commas between them")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
     if unknown := wanted - {row.number for row in ROWS}:
-        parser.error(f"there is no row {', '.join(sorted(unknown))}; rows are {', '.join(row.number for row in ROWS)}")
+        parser.error(
+            f"there is no row {', '.join(sorted(unknown))}; rows are {', '.join(row.number for row in ROWS)}"
+        )
     lines = []
     passed = True
     for row in ROWS:
@@ -57,7 +61,10 @@ def main() -> None:
             lines.append(
                 f"| {row.number} | {row.fault} | {row.goal} | {figure.text.splitlines()[0]} | {verdict} | {seconds:.0f} |"
             )
-    cores, memory = len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    cores, memory = (
+        len(os.sched_getaffinity(0)),
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30,
+    )
     print(
         f"Seed {options.seed}; {cores} cores, {memory} GiB, Linux {platform.release()}, Python {platform.python_version()}.\n"
     )

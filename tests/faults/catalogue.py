@@ -1,4 +1,5 @@
-"""The faults that visiond promises to survive, one row each: what happens, what is promised, and how it is tested.
+"""The faults that visiond promises to survive, one row each: what happens, what is promised,
+and how it is tested.
 
 `full`: the sizes of `make faults`. `short`: those of `make test`; None if a separate test covers it there.
 """
@@ -18,7 +19,20 @@ import pytest
 
 from tests.daemon.inbox.test_inputs import mix, name_of
 from tests.daemon_process import SLACK_SECONDS, Daemon, Place, counts_of, picture
-from tests.faults import clocks, damage, failures, hang, kill, load, persistent, power, scarce, stop, traps, unread
+from tests.faults import (
+    clocks,
+    damage,
+    failures,
+    hang,
+    kill,
+    load,
+    persistent,
+    power,
+    scarce,
+    stop,
+    traps,
+    unread,
+)
 from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
 
@@ -56,7 +70,9 @@ def kill_groups(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = kill.kill_workers(kill.open_place(folder, workers=2), sizes["kills"], sizes["files"], chance)
-    return Figure(str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= RATE_KEPT)
+    return Figure(
+        str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= RATE_KEPT
+    )
 
 
 def drain(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -81,14 +97,19 @@ def poison(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     verdict = place.judge()
     failed = {path for path, reason in verdict.reasons("FAILED").items() if reason == "poison"}
     exactly = failed == bad and verdict.counts == {"DONE": sizes["files"] - len(bad), "FAILED": len(bad)}
-    return Figure(f"{len(failed)} FAILED(poison), {len(bad & failed)} of the {len(bad)}", exactly and not verdict.problems)
+    return Figure(
+        f"{len(failed)} FAILED(poison), {len(bad & failed)} of the {len(bad)}",
+        exactly and not verdict.problems,
+    )
 
 
 def fail_calls(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     tally = failures.fail_calls(folder, chance, sizes["calls"])
     calls = ", ".join(f"{count} × {name}" for name, count in tally.failed.items())
     ends = ", ".join(f"{count} {ending}" for ending, count in tally.endings.items())
-    return Figure("\n".join([f"{calls}: {ends}; {len(tally.problems)} violations", *tally.problems]), not tally.problems)
+    return Figure(
+        "\n".join([f"{calls}: {ends}; {len(tally.problems)} violations", *tally.problems]), not tally.problems
+    )
 
 
 def fail_power(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -124,7 +145,8 @@ def beset(folder: Path, _chance: random.Random, sizes: Sizes, begin: bytes = loa
     kept, centiles = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"], begin)
     median, slowest = centiles[49], centiles[98]
     full = kept >= 0.98 and slowest < 0.1
-    short = kept >= 0.2 and median < 1.0  # other tests may delay anything once, but the work goes on, and most are answered
+    # other tests may delay anything once, but the work goes on, and most are answered
+    short = kept >= 0.2 and median < 1.0
     passed = full if sizes["windows"] > 5 else short
     return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", passed)
 
@@ -145,7 +167,9 @@ def mix_inputs(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     verdict = place.judge()
     good = sum(path.startswith(b"good-") for _, path in verdict.results)
     failed = verdict.reasons("FAILED")
-    expected = {name_of(item, copy).encode(): item.reason for item in CATALOGUE for copy in range(sizes["copies"])}
+    expected = {
+        name_of(item, copy).encode(): item.reason for item in CATALOGUE for copy in range(sizes["copies"])
+    }
     astray = [name for name, reason in expected.items() if failed.get(name) != reason]
     lost = run.stderr.count('"worker lost"')
     text = f"{good} good DONE, {len(astray)} bad or odd ones in another state, {lost} workers lost"
@@ -168,7 +192,9 @@ def fuzz(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     reasons = collections.Counter(verdict.reasons("FAILED").values())
     failed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     text = f"{verdict.counts['DONE']} DONE, FAILED {failed}; {lost} workers lost"
-    kept = reasons["decoder"] and not (reasons.keys() & {"stage", "timeout", "poison"} or lost or verdict.problems)
+    kept = reasons["decoder"] and not (
+        reasons.keys() & {"stage", "timeout", "poison"} or lost or verdict.problems
+    )
     return Figure("\n".join([text, *verdict.problems[:10]]), bool(kept))
 
 
@@ -180,7 +206,9 @@ def lose_the_ledger(folder: Path, _chance: random.Random, sizes: Sizes) -> Figur
 def flip_results(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     flips = sizes["flips"]
     found, kept = damage.repair_results(folder, chance, flips)
-    return Figure(f"{found} of {flips} found, the true one kept {kept} of {flips} times", found == kept == flips)
+    return Figure(
+        f"{found} of {flips} found, the true one kept {kept} of {flips} times", found == kept == flips
+    )
 
 
 def flip_anywhere(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -190,7 +218,8 @@ def flip_anywhere(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    """Run the mini pack in a separate network namespace; every Python process reports each IPv4 and IPv6 socket."""
+    """Run the mini pack in a separate network namespace;
+    every Python process reports each IPv4 and IPv6 socket."""
     hook = "import sys, os\ndef told(event, arguments):\n    if event == 'socket.__new__' and arguments[1] in (2, 10):\n"
     hook += f"        open({str(folder / 'sockets')!r}, 'a').write('opened\\n')\nsys.addaudithook(told)\n"
     (folder / "sitecustomize.py").write_text(hook)
@@ -203,19 +232,23 @@ def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) ->
     opened = len((folder / "sockets").read_text().splitlines()) if (folder / "sockets").exists() else 0
     done = counts_of(place)["DONE"]
     return Figure(
-        f"{done} images DONE, {opened} sockets opened{run.stderr[-300:] if run.returncode else ''}", done > 0 and not opened
+        f"{done} images DONE, {opened} sockets opened{run.stderr[-300:] if run.returncode else ''}",
+        done > 0 and not opened,
     )
 
 
 def start_among_traps(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
     laid, sprung, done = traps.spring(folder, real=bool(sizes["real"]))
     return Figure(
-        "\n".join([f"{laid} traps, {len(sprung)} ran, {done} of 6 images DONE", *sprung[:10]]), not sprung and done == 6
+        "\n".join([f"{laid} traps, {len(sprung)} ran, {done} of 6 images DONE", *sprung[:10]]),
+        not sprung and done == 6,
     )
 
 
 def leave_the_log_unread(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    kept, dropped, healthy, seconds, status, problems = unread.leave_unread(folder, sizes["bad"], sizes["good"], sizes["pairs"])
+    kept, dropped, healthy, seconds, status, problems = unread.leave_unread(
+        folder, sizes["bad"], sizes["good"], sizes["pairs"]
+    )
     text = f"{kept:.1%} of the rate kept, {dropped} lines dropped and counted, stopped in {seconds:.1f} s with status {status}"
     passed = kept >= RATE_KEPT and dropped > 0 and healthy and status == 0 and seconds < 10 and not problems
     return Figure("\n".join([text, *problems[:10]]), passed)
@@ -233,8 +266,11 @@ def set_the_clock(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def starve_of_files(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    limits = [64 + 32 * step for step in range(sizes["limits"])]  # with more, HTTP's limit on waiting clients applies first
-    found = {limit: scarce.work_with_few_files(folder / str(limit), limit, sizes["images"]) for limit in limits}
+    # with more, HTTP's limit on waiting clients applies first
+    limits = [64 + 32 * step for step in range(sizes["limits"])]
+    found = {
+        limit: scarce.work_with_few_files(folder / str(limit), limit, sizes["images"]) for limit in limits
+    }
     done, pauses = sum(f.done for f in found.values()), sum(f.pauses for f in found.values())
     text = f"limits {', '.join(map(str, limits))}: {done} images DONE beside {scarce.CLIENTS} clients, {pauses} pauses"
     kept = all(f.named and f.healthy and f.done == sizes["images"] for f in found.values())
@@ -248,13 +284,20 @@ def kill_with_a_worker_that_hangs(folder: Path, _chance: random.Random, sizes: S
 
 def by_tests(*names: str) -> Try:
     """Rows that tests of `make test` cover completely."""
-    missing = [name for name in names if name.startswith("tests/") and not (PYTEST_ROOT.parent / name.split("::")[0]).is_file()]
+    missing = [
+        name
+        for name in names
+        if name.startswith("tests/") and not (PYTEST_ROOT.parent / name.split("::")[0]).is_file()
+    ]
     assert not missing, missing
 
     def attempt(folder: Path, _chance: random.Random, _sizes: Sizes) -> Figure:
         command = [sys.executable, "-m", "pytest", "--basetemp", str(folder / "tests"), *names]
         run = subprocess.run(command, cwd=PYTEST_ROOT.parent, capture_output=True, text=True, check=False)
-        return Figure(run.stdout.strip().splitlines()[-1] if run.returncode == 0 else run.stdout[-3000:], run.returncode == 0)
+        return Figure(
+            run.stdout.strip().splitlines()[-1] if run.returncode == 0 else run.stdout[-3000:],
+            run.returncode == 0,
+        )
 
     return attempt
 

@@ -38,13 +38,16 @@ class Clock:
 
 def wait_attempts(place: Place, attempts: int) -> float:
     """Wait until the image has had this many attempts; returns when (monotonic seconds)."""
-    wait_for(lambda: place.has_ledger() and place.rows("SELECT attempts FROM image") >= [(attempts,)], f"try {attempts}")
+    wait_for(
+        lambda: place.has_ledger() and place.rows("SELECT attempts FROM image") >= [(attempts,)],
+        f"try {attempts}",
+    )
     return time.monotonic()
 
 
 def set_in_one_life(folder: Path, retry_seconds: float, ahead: list[float]) -> list[float]:
-    """Set the clock after each attempt of an image that never succeeds; returns how many seconds each next one was too early
-    (less than 0) or too late."""
+    """Set the clock after each attempt of an image that never succeeds; returns
+    how many seconds each next one was too early (less than 0) or too late."""
     place, clock = open_place(folder, retry_seconds, len(ahead) + 1)
     with Daemon(place, **clock.environment) as daemon:
         place.drop("shaky.ppm", picture(1, b"SHAKY"))
@@ -61,8 +64,8 @@ def set_in_one_life(folder: Path, retry_seconds: float, ahead: list[float]) -> l
 
 
 def set_between_two_lives(folder: Path, retry_seconds: float, before: float, after: float) -> float:
-    """Kill the daemon while an image waits, and set the clock before the next start. Returns how many seconds after its own
-    pause, counted from that start, the next attempt came."""
+    """Kill the daemon while an image waits, and set the clock before the next start. Returns
+    how many seconds after its own pause, counted from that start, the next attempt came."""
     place, clock = open_place(folder, retry_seconds, 2)
     clock.set(before)
     with Daemon(place, **clock.environment) as daemon:
@@ -87,5 +90,7 @@ class ShakyPlace(Place):
 def open_place(folder: Path, retry_seconds: float, tries: int) -> tuple[ShakyPlace, Clock]:
     folder.mkdir()
     pipeline = {"retry_seconds": retry_seconds, "max_attempts": tries}
-    place = ShakyPlace(folder, {"pipeline": pipeline, "stages": {"ocr": {"options": {"fail": {"SHAKY": "transient"}}}}})
+    place = ShakyPlace(
+        folder, {"pipeline": pipeline, "stages": {"ocr": {"options": {"fail": {"SHAKY": "transient"}}}}}
+    )
     return place, Clock(folder)

@@ -33,7 +33,10 @@ def flip(data: bytes, bit: int) -> bytes:
 
 
 def stored_results(place: Place) -> dict[tuple[bytes, int], bytes]:
-    return {(digest, model): payload for digest, model, payload in place.rows("SELECT digest, model, payload FROM result")}
+    return {
+        (digest, model): payload
+        for digest, model, payload in place.rows("SELECT digest, model, payload FROM result")
+    }
 
 
 def flip_results(place: Place, chance: random.Random, count: int) -> set[str]:
@@ -63,7 +66,8 @@ def named(place: Place, command: str) -> set[str]:
 
 
 def repair_results(folder: Path, chance: random.Random, count: int) -> tuple[int, int]:
-    """Flip a bit in this many results; returns how many `verify` found, and for how many `repair` kept the correct one."""
+    """Flip a bit in this many results; returns how many `verify` found,
+    and for how many `repair` kept the correct one."""
     place = Place(folder)
     place.drop_many(range(count + 6))
     assert place.run_once().returncode == 0
@@ -78,9 +82,11 @@ def repair_results(folder: Path, chance: random.Random, count: int) -> tuple[int
     return len(found & hit) - len(found - hit), len(kept)
 
 
-def flip_anywhere(folder: Path, chance: random.Random, count: int) -> tuple[collections.Counter[str], list[str]]:
-    """The outcome of this many ledgers with a flipped bit somewhere in the file, and what is wrong. Half of the images of such
-    a ledger must still be published, although their sidecars exist."""
+def flip_anywhere(
+    folder: Path, chance: random.Random, count: int
+) -> tuple[collections.Counter[str], list[str]]:
+    """The outcome of this many ledgers with a flipped bit somewhere in the file, and what is wrong.
+    Half of the images of such a ledger must still be published, although their sidecars exist."""
     place = Place(folder)
     place.drop_many(range(IMAGES))
     assert place.run_once().returncode == 0
@@ -112,13 +118,19 @@ def _start_and_repair(place: Place, before: dict[str, bytes]) -> tuple[str, list
         wrong.append(f"run ended with {run.returncode}: {run.stderr[-300:]}")
     found = place.command("verify", "--json")
     refused = run.returncode == os.EX_DATAERR
-    noticed = "damaged in the ledger" in run.stderr or found.returncode == os.EX_DATAERR or '"damaged"' in found.stdout
+    noticed = (
+        "damaged in the ledger" in run.stderr
+        or found.returncode == os.EX_DATAERR
+        or '"damaged"' in found.stdout
+    )
     for command in (("repair",), ("run", "--once")):
         done = place.command(*command)
         # Before the damage was found, the daemon may have written a sidecar that a new ledger cannot use.
         has_left_out = command == ("repair",) and done.returncode == 1 and "left out" in done.stdout
         if done.returncode and not has_left_out:
-            wrong.append(f"{command[0]} ended with {done.returncode}: {done.stdout[-300:]} {done.stderr[-300:]}")
+            wrong.append(
+                f"{command[0]} ended with {done.returncode}: {done.stdout[-300:]} {done.stderr[-300:]}"
+            )
     wrong += _lies(place, before, "repair")
     shutil.move(place.folder / "identity", place.folder / "state" / "identity")
     return "refused" if refused else "noticed when read" if noticed else "harmless", wrong
@@ -129,7 +141,9 @@ def _lies(place: Place, before: dict[str, bytes], after: str) -> list[str]:
     now = sidecars(place)
     lost = [f"after {after}, {name} is lost" for name in before.keys() - now.keys()]
     return lost + [
-        f"after {after}, {name} is false" for name in before.keys() & now.keys() if _said(now[name]) != _said(before[name])
+        f"after {after}, {name} is false"
+        for name in before.keys() & now.keys()
+        if _said(now[name]) != _said(before[name])
     ]
 
 

@@ -1,5 +1,5 @@
-"""Makes one system call after another fail, each in a separate daemon: it must report the failure or recover, and never report
-anything wrong."""
+"""Makes one system call after another fail, each in a separate daemon: it must report the failure or recover,
+and never report anything wrong."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def make_place(folder: Path) -> Place:
 
 def concerns(place: Place, call: Call) -> bool:
     """Whether the call is on the ledger, the results or the images."""
-    return call.path.split(os.fsencode(place.folder) + b"/")[1].startswith((b"state", b"results", b"inbox", b"done", b"bins"))
+    return call.path.split(os.fsencode(place.folder) + b"/")[1].startswith(
+        (b"state", b"results", b"inbox", b"done", b"bins")
+    )
 
 
 def fail_call(folder: Path, number: int, tally: Tally) -> None:
@@ -74,10 +76,14 @@ def fail_call(folder: Path, number: int, tally: Tally) -> None:
         tally.endings["ended with a message"] += 1
         said = any(word in first.stderr for word in ("visiond:", '"level": "warning"', '"level": "error"'))
         if not said or "Traceback" in first.stderr:
-            tally.problems.append(f"{where}: it ended with status {first.returncode} and {first.stderr[-500:]}")
+            tally.problems.append(
+                f"{where}: it ended with status {first.returncode} and {first.stderr[-500:]}"
+            )
         if place.has_ledger():
             false = [
-                line for line in place.judge(finished=False).problems if "without a sidecar" in line or "integrity" in line
+                line
+                for line in place.judge(finished=False).problems
+                if "without a sidecar" in line or "integrity" in line
             ]
             tally.problems += [f"{where}: a false DONE: {line}" for line in false]
     if place.run_once().returncode:

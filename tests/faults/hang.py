@@ -1,4 +1,5 @@
-"""Kills a daemon while its worker hangs with the interpreter lock held: the worker cannot notice that the daemon is gone."""
+"""Kills a daemon while its worker hangs with the interpreter
+lock held: the worker cannot notice that the daemon is gone."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ LOOKS = 8  # polls in a row that find the image in flight: any other is done aft
 
 def kill_while_a_worker_hangs(folder: Path, rounds: int) -> int:
     """The number of processes that were left behind."""
-    place = Place(folder, {"stages": {"ocr": {"options": {"fail": {"HANG": "hang"}}}}, "pipeline": {"max_attempts": 1000}})
+    place = Place(
+        folder,
+        {"stages": {"ocr": {"options": {"fail": {"HANG": "hang"}}}}, "pipeline": {"max_attempts": 1000}},
+    )
     left = 0
     for number in range(rounds):
         with Daemon(place) as daemon:

@@ -23,7 +23,8 @@ from tests.daemon_process import SLACK_SECONDS, Daemon, Place, wait_for
 INBOXES = ("keep", "move", "delete")  # one for each thing that may happen to a source
 STARTS = 0.25  # share of the kills that may come while the daemon starts
 SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that kills interrupt work
-LATENCIES = (0.0, SECONDS_PER_IMAGE, 10 * SECONDS_PER_IMAGE)  # delays of the fake model, for daemons that drain
+# delays of the fake model, for daemons that drain
+LATENCIES = (0.0, SECONDS_PER_IMAGE, 10 * SECONDS_PER_IMAGE)
 SLOWER = 4  # times that, while workers are killed
 DRAIN_SECONDS = 10.0
 DONE_PATHS = f"SELECT path FROM image WHERE status = {checker.DONE}"
@@ -62,7 +63,9 @@ def open_place(folder: Path, workers: int = 1) -> Place:
     return Place(folder, settings)
 
 
-def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *, group: bool | None = None) -> Outcome:
+def kill_daemons(
+    place: Place, kills: int, files: int, chance: random.Random, *, group: bool | None = None
+) -> Outcome:
     """Drop files in shares, kill the daemon during each, let the last one finish, and judge.
 
     group: whether its children are killed too; None: at random.
@@ -85,13 +88,16 @@ def kill_daemons(place: Place, kills: int, files: int, chance: random.Random, *,
     readings.count()
     verdict = place.judge()
     verdict.double += [f"{name} was DONE, and was read again" for name in readings.needless]
-    figures = {"under load": under_load, "images read again at each": (readings.times.total() - files) / kills}
+    figures = {
+        "under load": under_load,
+        "images read again at each": (readings.times.total() - files) / kills,
+    }
     return Outcome(kills, orphans, verdict, time.monotonic() - started, figures)
 
 
 def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -> Outcome:
-    """The same with SIGTERM, with inboxes of any size, also empty ones, and models of any speed. Each daemon must exit 0, in
-    time, with no work half done."""
+    """The same with SIGTERM, with inboxes of any size, also empty ones, and models of any speed.
+    Each daemon must exit 0, in time, with no work half done."""
     started = time.monotonic()
     shares = drop_shares(place, kills, files, chance)
     orphans, slowest, half_done = 0, 0.0, []
@@ -100,7 +106,9 @@ def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -
         latency = chance.choice(LATENCIES)
         place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": latency}}}})
         with Daemon(place) as daemon:
-            let_work(daemon.process, chance.uniform(0, 0.1 + 1.5 * max(latency, SECONDS_PER_IMAGE) * next(shares)))
+            let_work(
+                daemon.process, chance.uniform(0, 0.1 + 1.5 * max(latency, SECONDS_PER_IMAGE) * next(shares))
+            )
             told = time.monotonic()
             assert daemon.stop() == 0
             slowest = max(slowest, time.monotonic() - told)
@@ -114,7 +122,8 @@ def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -
 
 
 def kill_workers(place: Place, kills: int, files: int, chance: random.Random) -> Outcome:
-    """One daemon with several workers, of which one at random is killed again and again; the others' rate is measured."""
+    """One daemon with several workers, of which one at random is killed again and again;
+    the others' rate is measured."""
     started = time.monotonic()
     for _ in drop_shares(place, 0, files):
         pass
@@ -124,14 +133,20 @@ def kill_workers(place: Place, kills: int, files: int, chance: random.Random) ->
         for number in range(1, kills + 1):
             least = number * files * 3 // 4 // kills
             before = daemon.wait_until(all_ready, "all workers")
-            after = daemon.wait_until(lambda s, least=least: s["ended_in_this_run"] >= least and all_ready(s), "more work")
+            after = daemon.wait_until(
+                lambda s, least=least: s["ended_in_this_run"] >= least and all_ready(s), "more work"
+            )
             calm.add(before, after)
             shaken.add(kill_one(daemon, chance), daemon.wait_until(all_ready, "its successor"))
         daemon.wait_idle(files, 120)
         assert daemon.stop() == 0
     kept = shaken.per_second / calm.per_second * workers / (workers - 1)
     return Outcome(
-        kills, end_orphans(place), place.judge(), time.monotonic() - started, {"of their rate kept by the others": kept}
+        kills,
+        end_orphans(place),
+        place.judge(),
+        time.monotonic() - started,
+        {"of their rate kept by the others": kept},
     )
 
 
@@ -147,8 +162,8 @@ def kill_one(daemon: Daemon, chance: random.Random) -> dict[str, Any]:
 
 
 class Readings:
-    """How often each image of a place is opened, as the kernel reports it. The next daemon may read images again that were in
-    flight at a kill, but not those that were DONE."""
+    """How often each image of a place is opened, as the kernel reports it. The next daemon
+    may read images again that were in flight at a kill, but not those that were DONE."""
 
     def __init__(self, place: Place) -> None:
         self.times: collections.Counter[str] = collections.Counter()
@@ -189,8 +204,8 @@ def all_ready(status: dict[str, Any]) -> bool:
 
 
 def drop_shares(place: Place, kills: int, files: int, chance: random.Random | None = None) -> Iterator[int]:
-    """Drop the files in kills + 1 shares, one at each step, over all inboxes; yields the number each time. The shares have
-    equal or random sizes."""
+    """Drop the files in kills + 1 shares, one at each step, over all inboxes; yields the number each time.
+    The shares have equal or random sizes."""
     bounds = [files * step // (kills + 1) for step in range(kills + 2)]
     if chance:
         bounds[1:-1] = sorted(chance.choices(range(files + 1), k=kills))
@@ -212,7 +227,9 @@ def let_work(process: subprocess.Popen[bytes], seconds: float) -> None:
 def finish(place: Place, files: int) -> None:
     """The last daemon processes the rest."""
     with Daemon(place) as daemon:
-        daemon.wait_until(lambda status: status["done"] >= files and not status["in_flight"], "the rest of the files", 120)
+        daemon.wait_until(
+            lambda status: status["done"] >= files and not status["in_flight"], "the rest of the files", 120
+        )
         assert daemon.stop() == 0
 
 

@@ -26,10 +26,15 @@ HELLO = b"\x16\x03\x01\x02\x00"  # the head of a TLS handshake's first record
 PAGE_BYTES = resource.getpagesize()
 
 
-def beset_by_slow_clients(folder: Path, clients: int, windows: int, begin: bytes) -> tuple[float, list[float]]:
-    """The pipeline's rate while this many clients have sent an incomplete request, as a share of its rate without them, and the
-    99th percentile of /healthz in seconds during that. By HTTPS, if they begin a handshake."""
-    place = Place(folder, {"stages": {"blip": {"options": {"latency_per_image_seconds": 1 / IMAGES_PER_SECOND}}}})
+def beset_by_slow_clients(
+    folder: Path, clients: int, windows: int, begin: bytes
+) -> tuple[float, list[float]]:
+    """The pipeline's rate while this many clients have sent an incomplete request, as a share of its rate
+    without them, and the 99th percentile of /healthz in seconds during that. By HTTPS, if they begin a
+    handshake."""
+    place = Place(
+        folder, {"stages": {"blip": {"options": {"latency_per_image_seconds": 1 / IMAGES_PER_SECOND}}}}
+    )
     certificate = make_certificate(folder) if begin == HELLO else {}
     place.configure({"http": {"listen": "127.0.0.1:0"} | certificate})
     place.drop_many(range(round((3 * windows * WINDOW_SECONDS + SLACK_SECONDS) * IMAGES_PER_SECOND)))
@@ -79,8 +84,8 @@ def open_files(daemon: Daemon) -> int:
 
 
 def grow(folder: Path, files: int) -> tuple[int, float]:
-    """How many more files the daemon has open after this number of images than after a tenth of them, and by how many bytes per
-    image its memory grew in the second half."""
+    """How many more files the daemon has open after this number of images than after a tenth of them,
+    and by how many bytes per image its memory grew in the second half."""
     place = Place(folder, {"inbox": [{"on_success": "delete", "settle_seconds": 0}]})
     with Daemon(place) as daemon:
         samples = []
@@ -103,7 +108,9 @@ def drop_while_stopped(folder: Path, files: int) -> float:
         place.drop_many(range(files))
         daemon.signal(signal.SIGCONT)
         started = time.monotonic()
-        wait_for(lambda: place.rows("SELECT COUNT(*) FROM image") == [(files,)], "every file in the ledger", 60)
+        wait_for(
+            lambda: place.rows("SELECT COUNT(*) FROM image") == [(files,)], "every file in the ledger", 60
+        )
         seconds = time.monotonic() - started
         daemon.wait_idle(files, 300)
     place.assert_kept(DONE=files)
@@ -153,7 +160,8 @@ def kill_until_closed(daemon: Daemon, name: str) -> int:
 
 
 def take_a_worker(folder: Path) -> float:
-    """SIGKILL, as the OOM killer sends it, to the one worker with an image in flight; seconds until that image is DONE."""
+    """SIGKILL, as the OOM killer sends it, to the one worker with an image in flight;
+    seconds until that image is DONE."""
     place = Place(folder, {"stages": {"blip": {"options": {"latency_seconds": 0.5}}}})
     with Daemon(place) as daemon:
         place.drop("a.ppm", picture(1))

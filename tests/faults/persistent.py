@@ -1,5 +1,6 @@
-"""One kind of system call keeps failing for a while in one folder of a running daemon. The daemon waits, reports the reason
-once, and continues by itself. Sources that stay where they are because of EACCES (docs/operations.md) are not tested here."""
+"""One kind of system call keeps failing for a while in one folder of a running daemon. The daemon waits,
+reports the reason once, and continues by itself. Sources that stay where they are because of EACCES
+(docs/operations.md) are not tested here."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.daemon_process import SLACK_SECONDS, Daemon, Place, counts_of, wait_f
 from tests.faults.kill import INBOXES
 from tests.faults.syscalls import Call, Supervisor
 
-MOUNT = ("ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "ESTALE", "ENODEV", "EREMOTEIO")  # of a network file system, or a pulled disk
+# of a network file system, or a pulled disk
+MOUNT = ("ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "ESTALE", "ENODEV", "EREMOTEIO")
 LACK = ("EMFILE", "ENFILE", "ENOMEM")
 ROOM = ("ENOSPC", "EDQUOT", "EROFS", "EIO")
 KINDS = {  # by the folder: each call that is made there, and how it can fail
@@ -28,8 +30,13 @@ KINDS = {  # by the folder: each call that is made there, and how it can fail
         "write": (*ROOM, *MOUNT, "EAGAIN", "EINTR"),
         "rename": (*ROOM, *MOUNT, "EACCES"),
     },
-    "": {"syncfs": ("EIO", "ENOSPC", "EDQUOT", "ETIMEDOUT", "ENOTCONN")},  # once for all folders of a file system
-    "inbox-": {"open": ("EIO", *LACK, *MOUNT, "EINTR"), "rename": (*ROOM, *MOUNT), "unlink": ("EROFS", "EIO", *MOUNT)},
+    # once for all folders of a file system
+    "": {"syncfs": ("EIO", "ENOSPC", "EDQUOT", "ETIMEDOUT", "ENOTCONN")},
+    "inbox-": {
+        "open": ("EIO", *LACK, *MOUNT, "EINTR"),
+        "rename": (*ROOM, *MOUNT),
+        "unlink": ("EROFS", "EIO", *MOUNT),
+    },
     "done": {"rename": (*ROOM, *MOUNT), "open": ("EIO", *LACK, "ENOTCONN", "ETIMEDOUT")},
     "bins": {
         "open": (*ROOM, *LACK, *MOUNT, "EINTR"),
@@ -60,13 +67,19 @@ class Fault(NamedTuple):
         return f"{self.call} in {self.folder or 'any folder'}: {self.error}"
 
 
-FAULTS = [Fault(folder, call, error) for folder, calls in KINDS.items() for call, errors in calls.items() for error in errors]
+FAULTS = [
+    Fault(folder, call, error)
+    for folder, calls in KINDS.items()
+    for call, errors in calls.items()
+    for error in errors
+]
 
 
 @dataclass
 class Tally:
     tried: int = 0
-    endings: collections.Counter[str] = field(default_factory=collections.Counter)  # what the daemon did, by its kind
+    # what the daemon did, by its kind
+    endings: collections.Counter[str] = field(default_factory=collections.Counter)
     problems: list[str] = field(default_factory=list)
 
 
@@ -103,7 +116,9 @@ class Trial:
         if not fault or not inside or call.name != fault.call or call.path.endswith(b"-shm"):
             return 0
         self._struck += 1
-        return 0 if fault.error == "EINTR" and self._struck > INTERRUPTIONS else int(getattr(errno, fault.error))
+        return (
+            0 if fault.error == "EINTR" and self._struck > INTERRUPTIONS else int(getattr(errno, fault.error))
+        )
 
     def _try(self, daemon: Daemon, fault: Fault) -> bool:
         """Whether the daemon is still alive."""
@@ -121,7 +136,9 @@ class Trial:
         if not daemon.alive():
             return False
         wait_for(
-            lambda: not daemon.alive() or self._is_done(daemon), f"all done after {fault}", GOES_ON_SECONDS + SLACK_SECONDS
+            lambda: not daemon.alive() or self._is_done(daemon),
+            f"all done after {fault}",
+            GOES_ON_SECONDS + SLACK_SECONDS,
         )
         return daemon.alive()
 
@@ -153,7 +170,11 @@ class Trial:
                 self.tally.problems.append(f"{fault}: it ended: {log[-500:]}")
             return
         self.tally.endings["waited and went on"] += 1
-        named = fault.error in log or why in log or (fault.folder == "state" and "ledger cannot be written" in log)
+        named = (
+            fault.error in log
+            or why in log
+            or (fault.folder == "state" and "ledger cannot be written" in log)
+        )
         if not (named or told):
             self.tally.problems.append(f"{fault}: it does not say why: {log[-500:]}")
         if log.count('"paused"') > 1:

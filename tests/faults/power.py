@@ -1,9 +1,9 @@
-"""Simulates power failures. At each flush of a real run, the disk is recorded as a power failure would leave it. Later
-something starts from each of these disks, in some cases a real daemon.
+"""Simulates power failures. At each flush of a real run, the disk is recorded as a power failure
+would leave it. Later something starts from each of these disks, in some cases a real daemon.
 
-What was flushed before is certainly on the disk. Any part of the rest may be there too: so each moment gives two disks, one
-with none of the rest and one with random files, names, pages and halves of it. A rename is complete or missing; one that was
-not flushed may be missing although a later one is there.
+What was flushed before is certainly on the disk. Any part of the rest may be there too: so each moment gives
+two disks, one with none of the rest and one with random files, names, pages and halves of it. A rename is
+complete or missing; one that was not flushed may be missing although a later one is there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MODES = ("none", "copy", "move")  # of the bins
 
 
 class Identity(NamedTuple):
-    """A file, independent of its name. The inode of a removed file may be used again, so the time is part of the identity."""
+    """A file, independent of its name. The inode of a removed file may be used again,
+    so the time is part of the identity."""
 
     inode: int
     mtime_ns: int
@@ -49,7 +50,8 @@ Tree = dict[Path, File]
 
 @dataclass
 class State:
-    """Names and bytes, separately: a file's bytes may be on the disk without its name, or the other way round."""
+    """Names and bytes, separately: a file's bytes may be on the disk without its name,
+    or the other way round."""
 
     names: dict[Path, Identity] = field(default_factory=dict)
     data: dict[Identity, bytes] = field(default_factory=dict)
@@ -85,7 +87,9 @@ class Disk:
             self._held = now
         elif path.is_dir():
             for identity in _changed(self._held, now):
-                if any(name.parent == path for name in self._held.names_of(identity) | now.names_of(identity)):
+                if any(
+                    name.parent == path for name in self._held.names_of(identity) | now.names_of(identity)
+                ):
                     self._held.rename(identity, now)
         elif path in now.names:
             identity = now.names[path]
@@ -107,7 +111,10 @@ class Disk:
 
     def _calm(self) -> Tree:
         """The disk with only what is certain."""
-        return {path: File(identity, self._held.data.get(identity, b"")) for path, identity in self._held.names.items()}
+        return {
+            path: File(identity, self._held.data.get(identity, b""))
+            for path, identity in self._held.names.items()
+        }
 
     def _torn(self, now: State) -> Tree:
         """The disk with a random part of the rest."""
@@ -118,17 +125,20 @@ class Disk:
         return {path: File(identity, self._tear(identity, now)) for path, identity in names.names.items()}
 
     def _tear(self, identity: Identity, now: State) -> bytes:
-        """For the ledger, any of the pages that were written since the last flush; for another file all, none, or half of the
-        bytes."""
+        """For the ledger, any of the pages that were written since the last flush; for another file all,
+        none, or half of the bytes."""
         old, new = self._held.data.get(identity), now.data.get(identity, b"")
         if not identity.path:
             return old if old is not None else self._chance.choice((b"", new[: len(new) // 2], new))
         old = (old or b"").ljust(len(new), b"\0")
-        return b"".join(self._chance.choice((old, new))[start : start + PAGE] for start in range(0, len(new), PAGE))
+        return b"".join(
+            self._chance.choice((old, new))[start : start + PAGE] for start in range(0, len(new), PAGE)
+        )
 
 
 def _changed(held: State, now: State) -> list[Identity]:
-    """Files whose names have changed. A file whose name another file has now disappears when that one appears."""
+    """Files whose names have changed. A file whose name
+    another file has now disappears when that one appears."""
     before, after = _by_file(held), _by_file(now)
     return [
         file
@@ -146,7 +156,14 @@ def _by_file(state: State) -> dict[Identity, set[Path]]:
 
 def _folders(place: Place) -> list[Path]:
     site = place.site
-    return [site.ledger.parent, site.results, site.failed, site.done, site.bins, *map(place.inbox, place.dropped)]
+    return [
+        site.ledger.parent,
+        site.results,
+        site.failed,
+        site.done,
+        site.bins,
+        *map(place.inbox, place.dropped),
+    ]
 
 
 def _files(place: Place) -> Iterator[Path]:
@@ -178,7 +195,11 @@ class Failures:
                 self.started += 1
                 run = self._place.run_once()
                 found = self._place.judge().problems
-                found += [f"the next daemon ended with {run.returncode}: {run.stderr[-500:]}"] if run.returncode else []
+                found += (
+                    [f"the next daemon ended with {run.returncode}: {run.stderr[-500:]}"]
+                    if run.returncode
+                    else []
+                )
             else:
                 anyio.run(self._recover)
                 found = self._place.judge(finished=False).problems
@@ -199,7 +220,8 @@ class Failures:
         return replaced
 
     def _adopt(self, replaced: Mapping[Identity, os.stat_result]) -> None:
-        """Write the new inodes and times of the files into the ledger: on a real disk they would not have changed."""
+        """Write the new inodes and times of the files into the
+        ledger: on a real disk they would not have changed."""
         with contextlib.closing(connect(self._place.site.ledger)) as connection:
             known = connection.execute("SELECT id, inode, mtime_ns FROM image").fetchall()
             for number, inode, mtime_ns in known:
@@ -213,7 +235,10 @@ class Failures:
         ledger = Ledger(self._place.site.ledger)
         try:
             numbers = await ledger.register([(inbox.path, inbox.priority) for inbox in config.inbox], [])
-            destinations = {number: Destination.of(inbox, config) for number, inbox in zip(numbers, config.inbox, strict=True)}
+            destinations = {
+                number: Destination.of(inbox, config)
+                for number, inbox in zip(numbers, config.inbox, strict=True)
+            }
             publication = publish_records(await ledger.owed(0, 1_000_000), destinations)
             sync_folders(publication.folders)
             await ledger.mark_emitted(publication.placed)
@@ -221,9 +246,11 @@ class Failures:
             ledger.close()
 
 
-def fail_power(folder: Path, chance: random.Random, files: int, starts: int, modes: Iterable[str] = MODES) -> Failures:
-    """Process this many files of inboxes that keep, move and delete, with a power failure at each flush, for each kind of
-    bins."""
+def fail_power(
+    folder: Path, chance: random.Random, files: int, starts: int, modes: Iterable[str] = MODES
+) -> Failures:
+    """Process this many files of inboxes that keep, move and delete, with a power failure at each flush,
+    for each kind of bins."""
     total = Failures(Place(folder), chance)
     for mode in modes:
         (folder / mode).mkdir()

@@ -1,4 +1,5 @@
-"""Few descriptors, and HTTP clients that reconnect whenever they are disconnected: the work still has its descriptors."""
+"""Few descriptors, and HTTP clients that reconnect whenever
+they are disconnected: the work still has its descriptors."""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ def open_place(folder: Path, inboxes: int, entries: int) -> Place:
     folder.mkdir()
     blip = {"latency_per_image_seconds": SECONDS_PER_IMAGE, "load_seconds": LOAD_SECONDS}
     tables = [{"name": f"n{number}", "settle_seconds": 0} for number in range(inboxes)]
-    place = Place(folder, {"inbox": tables, "stages": {"blip": {"options": blip}}, "pipeline": {"reuse_results": False}})
+    place = Place(
+        folder, {"inbox": tables, "stages": {"blip": {"options": blip}}, "pipeline": {"reuse_results": False}}
+    )
     for name in place.dropped:
         for number in range(entries):
             data = picture(number % PICTURES)
@@ -52,7 +54,9 @@ def stop_daemons(place: Place, stops: int, chance: random.Random, tally: Tally) 
     """Start a daemon and stop it at a random moment, again and again."""
     for number in range(stops):
         with Daemon(place, ready=False) as daemon:
-            wait_for(lambda daemon=daemon: not daemon.alive() or obeys(daemon.process.pid), "its signal handlers")
+            wait_for(
+                lambda daemon=daemon: not daemon.alive() or obeys(daemon.process.pid), "its signal handlers"
+            )
             let_live(daemon, chance.uniform(0, LIFE_SECONDS))
             phase, told = phase_of(daemon), time.monotonic()
             daemon.signal(signal.SIGTERM)

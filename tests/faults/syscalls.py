@@ -1,7 +1,9 @@
-"""Sees every system call by which a process changes files before it happens, and makes it fail if a test wants that.
+"""Sees every system call by which a process changes files before it happens,
+and makes it fail if a test wants that.
 
-The kernel asks us (seccomp's user notification, Linux 5.5), so the program under test is the real one, including SQLite's C
-code. A `Supervisor` gives the command that puts a daemon under it; that command is this module:
+The kernel asks us (seccomp's user notification, Linux 5.5), so the program under test is the real one,
+including SQLite's C code. A `Supervisor` gives the command that puts a daemon under it; that command is this
+module:
 
     python -m tests.faults.syscalls SOCKET COMMAND…    ask at SOCKET about each call of COMMAND and its children
     python -m tests.faults.syscalls                    exit 0 if that can be done here
@@ -29,7 +31,8 @@ from typing import NamedTuple
 
 import pytest
 
-CALLS = {  # of x86-64, by number; the argument that is its path, or None where the first argument is a descriptor
+# of x86-64, by number; the argument that is its path, or None where the first argument is a descriptor
+CALLS = {
     1: ("write", None),
     2: ("open", 0),
     18: ("write", None),  # pwrite64
@@ -57,7 +60,12 @@ LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
 
 @cache
 def is_supported() -> bool:
-    return subprocess.run([sys.executable, "-m", "tests.faults.syscalls"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [sys.executable, "-m", "tests.faults.syscalls"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 class Call(NamedTuple):
@@ -66,8 +74,8 @@ class Call(NamedTuple):
 
 
 class Supervisor:
-    """Asks `decide` about each call on a file below `folder`, one at a time: 0 lets it happen; any other value is the error
-    with which it fails."""
+    """Asks `decide` about each call on a file below `folder`, one at a time: 0 lets it happen;
+    any other value is the error with which it fails."""
 
     def __init__(self, folder: Path, decide: Callable[[Call], int]) -> None:
         self.calls: list[Call] = []
@@ -87,7 +95,9 @@ class Supervisor:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Every process under it must have ended."""
         self._thread.join(40)
         self._server.close()
@@ -105,7 +115,11 @@ class Supervisor:
                 fcntl.ioctl(listener, RECEIVE, notice)
                 number, pid, call, *arguments = struct.unpack("=QI4xi12x6Q", notice)
                 fault = self._judge(pid, call, arguments)
-                fcntl.ioctl(listener, SEND, bytearray(struct.pack("=QqiI", number, 0, -fault, 0 if fault else CONTINUE)))
+                fcntl.ioctl(
+                    listener,
+                    SEND,
+                    bytearray(struct.pack("=QqiI", number, 0, -fault, 0 if fault else CONTINUE)),
+                )
         os.close(listener)
 
     def _judge(self, pid: int, number: int, arguments: list[int]) -> int:
@@ -134,7 +148,12 @@ def _read_string(pid: int, address: int) -> bytes:
 
 
 class _Instruction(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte), ("value", ctypes.c_uint)]
+    _fields_ = [
+        ("code", ctypes.c_ushort),
+        ("yes", ctypes.c_ubyte),
+        ("no", ctypes.c_ubyte),
+        ("value", ctypes.c_uint),
+    ]
 
 
 class _Program(ctypes.Structure):
@@ -142,11 +161,19 @@ class _Program(ctypes.Structure):
 
 
 def install() -> int:
-    """Let the kernel ask about the calls of this process and its children from now on; returns the descriptor to listen on."""
+    """Let the kernel ask about the calls of this process and its children from now on;
+    returns the descriptor to listen on."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, "the system calls' numbers are those of x86-64")
-    checks = [_Instruction(JUMP_IF_EQUAL, len(CALLS) - index, 0, number) for index, number in enumerate(CALLS)]
-    program = [_Instruction(LOAD, 0, 0, 0), *checks, _Instruction(RETURN, 0, 0, ALLOW), _Instruction(RETURN, 0, 0, USER_NOTIFY)]
+    checks = [
+        _Instruction(JUMP_IF_EQUAL, len(CALLS) - index, 0, number) for index, number in enumerate(CALLS)
+    ]
+    program = [
+        _Instruction(LOAD, 0, 0, 0),
+        *checks,
+        _Instruction(RETURN, 0, 0, ALLOW),
+        _Instruction(RETURN, 0, 0, USER_NOTIFY),
+    ]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
     filters = _Program(len(program), (_Instruction * len(program))(*program))

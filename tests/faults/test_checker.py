@@ -51,7 +51,10 @@ def answer_for_another(place: Place) -> None:
     """Wrong in the ledger and in the sidecar: only the fakes' rule shows it."""
     caption: dict[str, object] = {"text": "a picture of 99 things", "similarity": None}
     blip = "SELECT id FROM model WHERE stage = 'blip'"
-    sql(place, f"UPDATE result SET payload = '{json.dumps(caption)}' WHERE model = ({blip}) AND digest = ({DIGEST})")
+    sql(
+        place,
+        f"UPDATE result SET payload = '{json.dumps(caption)}' WHERE model = ({blip}) AND digest = ({DIGEST})",
+    )
     edit(place, {"caption": caption})
 
 
@@ -80,7 +83,10 @@ SPOILS: dict[str, tuple[str, Callable[[Place], object]]] = {
     "another path": ("wrong", lambda p: edit(p, {"source": {"path": "00001.ppm"}})),
     "another caption": ("wrong", lambda p: edit(p, {"caption": {"text": "a lie", "similarity": None}})),
     "another reason": ("wrong", lambda p: edit(p, {"reason": "pixels"}, "failed/bad.jpg.json")),
-    "another digest in the ledger": ("wrong", lambda p: sql(p, "UPDATE image SET digest = zeroblob(32) WHERE id = 3")),
+    "another digest in the ledger": (
+        "wrong",
+        lambda p: sql(p, "UPDATE image SET digest = zeroblob(32) WHERE id = 3"),
+    ),
     "a result is gone": (
         "wrong",
         lambda p: sql(p, f"DELETE FROM result WHERE digest = ({DIGEST})"),

@@ -1,4 +1,5 @@
-"""Descriptors: the daemon uses as many as are allowed. When they run out, it reports that, waits and loses nothing."""
+"""Descriptors: the daemon uses as many as are allowed. When they run out, it reports that,
+waits and loses nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def test_without_descriptors_the_daemon_waits_reports_cause_and_fix_and_goes_on(
     with Daemon(place, WATCHDOG_USEC="150000") as daemon:  # which it feeds through a new socket each time
         connection, (_, most) = daemon.dial(), resource.prlimit(daemon.process.pid, FILES)
         assert "[]" in problems_of(connection)
-        resource.prlimit(daemon.process.pid, FILES, (3, most))  # open files stay open, and no more can be opened
+        # open files stay open, and no more can be opened
+        resource.prlimit(daemon.process.pid, FILES, (3, most))
         place.drop_many(range(5))
         cause = "the daemon cannot open more files (EMFILE); raise its limit (LimitNOFILE="
         told = (f'"{cause}', f"inbox {place.inbox()} cannot be read: {cause}")
@@ -36,7 +38,10 @@ def test_without_descriptors_the_daemon_waits_reports_cause_and_fix_and_goes_on(
         connection.close()
         resource.prlimit(daemon.process.pid, FILES, (most, most))
         daemon.wait_idle(5)
-        wait_for(lambda: daemon.get("/readyz") == (200, {"ready": True, "problems": []}), "the next scan of its inbox")
+        wait_for(
+            lambda: daemon.get("/readyz") == (200, {"ready": True, "problems": []}),
+            "the next scan of its inbox",
+        )
     place.assert_kept(DONE=5)
 
 

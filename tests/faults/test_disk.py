@@ -1,4 +1,5 @@
-"""A full or unwritable disk pauses the daemon. It reports that once, and continues by itself. Nothing is lost."""
+"""A full or unwritable disk pauses the daemon. It reports that once, and continues by itself.
+Nothing is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ class Tmpfs:
 def mounted(folder: Path, size: str) -> Iterator[Tmpfs]:
     folder.mkdir()
     mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "visiond-test", str(folder)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "visiond-test", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mount.returncode:
         pytest.skip(f"no tmpfs may be mounted here: {mount.stderr.strip()}")
@@ -66,12 +70,18 @@ def assert_says_so_once(daemon: Daemon) -> None:
 
 def assert_goes_on(daemon: Daemon, images: int) -> None:
     ended = daemon.status()["ended_in_this_run"]
-    daemon.wait_until(lambda status: status["ended_in_this_run"] > ended, "further endings", RECOVERY_SECONDS + SLACK_SECONDS)
+    daemon.wait_until(
+        lambda status: status["ended_in_this_run"] > ended,
+        "further endings",
+        RECOVERY_SECONDS + SLACK_SECONDS,
+    )
     daemon.wait_idle(images)
     wait_for(lambda: daemon.get("/readyz") == (200, {"ready": True, "problems": []}), "readiness")
 
 
-def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do_not_hinder_its_end(tmp_path: Path) -> None:
+def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do_not_hinder_its_end(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     with mounted(place.site.results, "32k") as disk:
         with Daemon(place) as daemon:
@@ -89,25 +99,37 @@ def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do
         place.assert_kept(DONE=150)
 
 
-@pytest.mark.parametrize(("bins", "fate"), [("none", "move"), ("none", "delete"), ("copy", "delete"), ("move", "keep")])
+@pytest.mark.parametrize(
+    ("bins", "fate"), [("none", "move"), ("none", "delete"), ("copy", "delete"), ("move", "keep")]
+)
 def test_images_of_an_inbox_that_is_read_only_have_results_and_leave_it_later_and_others_do_not_wait(
     tmp_path: Path, bins: str, fate: str
 ) -> None:
-    inboxes = [{"name": name, "path": path, "on_success": fate} for name, path in (("card", "disk/inbox"), ("well", "inbox"))]
+    inboxes = [
+        {"name": name, "path": path, "on_success": fate}
+        for name, path in (("card", "disk/inbox"), ("well", "inbox"))
+    ]
     settings = {"inbox": [{"settle_seconds": 0.1} | inbox for inbox in inboxes], "output": {"bins": bins}}
     with mounted(tmp_path / "disk", "4m") as disk:
         place = Place(tmp_path, settings)
-        staging, place.staging = place.staging, place.inbox("card")  # a rename from another file system is a copy
+        # a rename from another file system is a copy
+        staging, place.staging = place.staging, place.inbox("card")
         place.drop_many(range(20), "card")
         place.staging = staging
         disk.remount("ro")
         assert f"{place.inbox('card')} cannot be written" in place.command("check").stdout
-        for number in range(20, 60, 20):  # the second time, images that the first daemon did not publish come first
+        for number in range(20, 60, 20):
+            # the second time, images that the first daemon did not publish come first
             place.drop_many(range(number, number + 20), "well")
             with Daemon(place) as daemon:
-                daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem")
+                daemon.wait_until(
+                    lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem"
+                )
                 wait_for(lambda: not list(place.inbox("well").iterdir()), "the other inbox is empty")
-                wait_for(lambda due=number + 20: len(list(place.site.results.rglob("*.json"))) == due, "a result for each")
+                wait_for(
+                    lambda due=number + 20: len(list(place.site.results.rglob("*.json"))) == due,
+                    "a result for each",
+                )
                 assert len(list(place.inbox("card").iterdir())) == 20
                 assert daemon.stop() == 0
         disk.remount("rw")
@@ -118,12 +140,16 @@ def test_images_of_an_inbox_that_is_read_only_have_results_and_leave_it_later_an
 
 def test_images_leave_an_inbox_that_can_be_written_again_while_the_daemon_runs(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "4m") as disk:
-        place = Place(tmp_path, {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": "delete"}]})
+        place = Place(
+            tmp_path, {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": "delete"}]}
+        )
         place.staging = place.inbox()
         place.drop_many(range(5))
         disk.remount("ro")
         with Daemon(place) as daemon:
-            daemon.wait_until(lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem")
+            daemon.wait_until(
+                lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem"
+            )
             assert daemon.get("/readyz")[0] == 503
             disk.remount("rw")
             wait_for(lambda: not list(place.inbox().iterdir()), "the images leave")
@@ -145,9 +171,13 @@ def test_once_processes_everything_and_reports_a_file_that_cannot_be_moved(tmp_p
     place.assert_kept(DONE=10)
 
 
-def test_files_on_other_disks_than_the_results_are_flushed_before_images_are_marked_as_published(tmp_path: Path) -> None:
+def test_files_on_other_disks_than_the_results_are_flushed_before_images_are_marked_as_published(
+    tmp_path: Path,
+) -> None:
     with mounted(tmp_path / "disk", "4m"), mounted(tmp_path / "other", "4m"):
-        place = Place(tmp_path, {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": "delete"}]})
+        place = Place(
+            tmp_path, {"inbox": [{"path": "disk/inbox", "settle_seconds": 0.1, "on_success": "delete"}]}
+        )
         place.staging = place.inbox()
         place.drop("sub/a.ppm", picture(0))
         place.site.results.mkdir()
@@ -159,7 +189,9 @@ def test_files_on_other_disks_than_the_results_are_flushed_before_images_are_mar
         assert os.fsencode(tmp_path / "other") in synced
 
 
-def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_nothing_is_wrongly_reported_as_done(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_nothing_is_wrongly_reported_as_done(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     with mounted(place.folder / "state", "512k") as disk:
         with Daemon(place) as daemon:
@@ -188,7 +220,9 @@ def test_a_retry_that_cannot_write_the_ledger_exits_74_and_says_so(tmp_path: Pat
     place.drop("bad.jpg", b"no picture")
     assert place.run_once().returncode == 1
     log = os.fsencode(f"{place.site.ledger}-wal")
-    with Supervisor(tmp_path, lambda call: errno.ENOSPC if call.path == log and call.name == "write" else 0) as supervisor:
+    with Supervisor(
+        tmp_path, lambda call: errno.ENOSPC if call.path == log and call.name == "write" else 0
+    ) as supervisor:
         refused = place.command("retry", "--all", prefix=supervisor.prefix)
     assert refused.returncode == os.EX_IOERR
     assert "the room on its disk" in refused.stderr
@@ -207,7 +241,9 @@ def test_once_over_an_inbox_that_cannot_be_read_exits_74_and_says_so(tmp_path: P
     place.assert_kept(DONE=3)
 
 
-def test_results_that_the_system_loses_after_all_end_the_daemon_with_74_and_the_next_one_has_them_again(tmp_path: Path) -> None:
+def test_results_that_the_system_loses_after_all_end_the_daemon_with_74_and_the_next_one_has_them_again(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     place.drop_many(range(3))
     with Supervisor(tmp_path, lambda call: errno.EIO if call.name == "syncfs" else 0) as supervisor:

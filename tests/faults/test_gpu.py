@@ -48,7 +48,9 @@ os._exit(0)
 def chain() -> Iterator[Chain]:
     """One stage on the device, whose batches of BATCH images have been tried once."""
     spec = resolve(open_pack("mini", Path()), "yolo", {"batch_size": BATCH})
-    opened = Chain(Setup("w", "cuda:0", [spec], 0, 1, 1, Limits(), None, ["yolo"]), memoryview(jpeg(picture(320, 240))))
+    opened = Chain(
+        Setup("w", "cuda:0", [spec], 0, 1, 1, Limits(), None, ["yolo"]), memoryview(jpeg(picture(320, 240)))
+    )
     opened.load()
     opened.run(make_batch(opened))
     yield opened
@@ -76,12 +78,16 @@ def test_a_batch_that_a_real_gpu_has_no_memory_for_is_halved_and_no_image_fails(
 
 
 def test_a_real_device_side_assert_is_a_lost_device_and_stays_one() -> None:
-    told = subprocess.run([sys.executable, "-c", ASSERTING], capture_output=True, text=True, check=False, timeout=300)
+    told = subprocess.run(
+        [sys.executable, "-c", ASSERTING], capture_output=True, text=True, check=False, timeout=300
+    )
     assert told.stdout.splitlines() == ["an index out of range", "and nothing works any more"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])  # two of them share it by MPS, where that is installed
-def test_a_worker_killed_on_a_real_gpu_is_replaced_there_and_its_images_are_done(workers: int, tmp_path: Path) -> None:
+def test_a_worker_killed_on_a_real_gpu_is_replaced_there_and_its_images_are_done(
+    workers: int, tmp_path: Path
+) -> None:
     pipeline = {"devices": ["cuda:0"], "workers_per_device": workers}
     place = Place(tmp_path, {"stages": {name: {"backend": ""} for name in STAGES}, "pipeline": pipeline})
     place.drop_many(range(40))

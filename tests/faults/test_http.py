@@ -124,10 +124,14 @@ def test_the_control_socket_is_its_users_alone(server: Server) -> None:
 
 
 def test_the_page_escapes_the_names_of_folders(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "inbox": [{"path": "<script>alert(1)</script>"}]})
+    place = Place(
+        tmp_path, {"http": {"listen": "127.0.0.1:0"}, "inbox": [{"path": "<script>alert(1)</script>"}]}
+    )
     with Daemon(place) as daemon:
         shutil.rmtree(place.inbox().parent)
-        daemon.wait_until(lambda status: "<script>" in str(status["obstacles"]), "a problem that names the folder")
+        daemon.wait_until(
+            lambda status: "<script>" in str(status["obstacles"]), "a problem that names the folder"
+        )
         with contextlib.closing(daemon.dial()) as connection:
             connection.request("GET", "/")
             page = connection.getresponse().read().decode()
@@ -136,7 +140,9 @@ def test_the_page_escapes_the_names_of_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", ""])
-def test_another_hosts_name_is_refused_so_that_no_page_can_rebind_its_own_to_us(server: Server, host: str) -> None:
+def test_another_hosts_name_is_refused_so_that_no_page_can_rebind_its_own_to_us(
+    server: Server, host: str
+) -> None:
     assert server.ask("/api/status", Host=host)[0] == 400
 
 
@@ -146,7 +152,8 @@ def test_our_own_names_are_answered(server: Server, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/passwd", "//etc/passwd", "/../../etc/passwd", "/api/..%2f..%2fetc/passwd", "/api/00000.ppm"]
+    "path",
+    ["/etc/passwd", "//etc/passwd", "/../../etc/passwd", "/api/..%2f..%2fetc/passwd", "/api/00000.ppm"],
 )
 def test_no_path_of_a_request_is_ever_opened(server: Server, path: str) -> None:
     assert server.ask(path)[0] == 404
@@ -167,7 +174,9 @@ def test_invalid_settings_are_refused_and_leave_the_log_unchanged(
 ) -> None:
     before = server.daemon.log_text()
     with socket.create_connection(("127.0.0.1", server.daemon.port), timeout=PATIENCE) as client:
-        client.sendall(f"{request_line}\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n\r\n".encode())
+        client.sendall(
+            f"{request_line}\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n\r\n".encode()
+        )
         assert client.recv(12) == f"HTTP/1.1 {status}".encode()
     assert server.json("/api/status")[0] == 200
     assert server.daemon.log_text() == before
@@ -182,7 +191,9 @@ def test_health_and_readiness_follow_the_death_and_the_return_of_a_worker(server
     os.kill(worker, signal.SIGKILL)
     ready = wait_for(lambda: (answer := server.json("/readyz"))[0] == 503 and answer[1], "its death to show")
     assert ready["problems"] == ["no worker of ocr+yolo+clip+blip is ready"]
-    health = wait_for(lambda: "killed by SIGKILL" in (answer := server.ask("/healthz"))[2] and answer, "its cause")
+    health = wait_for(
+        lambda: "killed by SIGKILL" in (answer := server.ask("/healthz"))[2] and answer, "its cause"
+    )
     assert health[0] == 200  # another one is being started
     assert json.loads(health[2])["status"] == "degraded"
     server.gate.let_in()
@@ -210,7 +221,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/api/status", "/nothing"])
-@pytest.mark.parametrize("given", ["", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer \xff", "Bearer"])
+@pytest.mark.parametrize(
+    "given", ["", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer \xff", "Bearer"]
+)
 def test_without_the_token_no_page_is_shown(guarded: Server, path: str, given: str) -> None:
     status, headers, body = guarded.ask(path, **({"Authorization": given} if given else {}))
     assert (status, headers["www-authenticate"], body) == (
@@ -221,7 +234,9 @@ def test_without_the_token_no_page_is_shown(guarded: Server, path: str, given: s
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nowhere"])
-def test_every_answer_forbids_browsers_to_interpret_it_and_names_no_server(guarded: Server, path: str) -> None:
+def test_every_answer_forbids_browsers_to_interpret_it_and_names_no_server(
+    guarded: Server, path: str
+) -> None:
     for token in (TOKEN, "another"):
         _, headers, _ = guarded.ask(path, Authorization=f"Bearer {token}")
         assert headers["x-content-type-options"] == "nosniff"
@@ -244,11 +259,14 @@ def test_the_commands_need_no_token_and_the_token_is_in_no_process_list(guarded:
     assert TOKEN not in guarded.daemon.log_text()
 
 
-def test_clients_that_never_finish_their_handshake_use_up_no_descriptors_and_delay_nobody(guarded: Server) -> None:
+def test_clients_that_never_finish_their_handshake_use_up_no_descriptors_and_delay_nobody(
+    guarded: Server,
+) -> None:
     before = open_files(guarded.daemon)
     with slow_clients(guarded.daemon.port, 300, HELLO):
         assert guarded.ask("/healthz", Authorization=f"Bearer {TOKEN}")[0] == 200
-        assert open_files(guarded.daemon) - before <= MOST_HANDSHAKES + 50  # it notices a closed one a little later
+        # it notices a closed one a little later
+        assert open_files(guarded.daemon) - before <= MOST_HANDSHAKES + 50
 
 
 def test_a_server_with_https_answers_no_plain_http(guarded: Server) -> None:

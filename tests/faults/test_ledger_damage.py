@@ -64,7 +64,9 @@ def owing_damaged_results(folder: Path) -> tuple[Place, dict[str, bytes]]:
 
 
 @pytest.mark.parametrize("lose", [empty, remove, keep_only_its_head, cut])
-def test_a_ledger_that_was_lost_is_not_taken_for_a_new_one(tmp_path: Path, lose: Callable[[Place], None]) -> None:
+def test_a_ledger_that_was_lost_is_not_taken_for_a_new_one(
+    tmp_path: Path, lose: Callable[[Place], None]
+) -> None:
     place = worked(tmp_path)
     before = sidecars(place)
     lose(place)
@@ -88,7 +90,9 @@ def test_removing_the_file_that_the_refusal_names_allows_a_new_ledger(tmp_path: 
     place.assert_kept(DONE=3)
 
 
-@pytest.mark.parametrize("change", [remove, lambda place: os.replace(place.folder / "backup.sqlite", place.site.ledger), empty])
+@pytest.mark.parametrize(
+    "change", [remove, lambda place: os.replace(place.folder / "backup.sqlite", place.site.ledger), empty]
+)
 def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied(
     tmp_path: Path, change: Callable[[Place], None]
 ) -> None:
@@ -99,7 +103,9 @@ def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptie
         assert daemon.wait_end() == os.EX_DATAERR
         found = "while the daemon used it" in daemon.log_text()
         if change is empty:  # SQLite may be the first to read it
-            found |= any(words in daemon.log_text() for words in ("image is malformed", "file is not a database"))
+            found |= any(
+                words in daemon.log_text() for words in ("image is malformed", "file is not a database")
+            )
         assert found
         assert "run `visiond repair" in daemon.log_text()
 
@@ -120,7 +126,8 @@ def test_an_emptied_ledger_is_reported_as_emptied_even_if_sqlite_has_deleted_its
 
 def test_a_run_once_whose_ledger_was_deleted_does_not_end_with_success(tmp_path: Path) -> None:
     slow = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
-    place = Place(tmp_path, {"stages": slow, "pipeline": {"rescan_seconds": 3600.0}})  # the last check has to find it
+    # the last check has to find it
+    place = Place(tmp_path, {"stages": slow, "pipeline": {"rescan_seconds": 3600.0}})
     place.drop_many(range(100))
     with Daemon(place, "--once") as daemon:
         daemon.wait_until(lambda status: status["done"], "work")
@@ -156,15 +163,20 @@ def test_a_restored_backup_works_and_no_number_is_given_twice(tmp_path: Path) ->
 def test_a_ledger_made_from_sidecars_gives_no_number_twice(tmp_path: Path) -> None:
     place = worked(tmp_path, 5)
     identity = tmp_path / "state" / "identity"
-    noted = json.loads(identity.read_text()) | {"last_number": 2}  # the daemon was killed before it noted more
+    # the daemon was killed before it noted more
+    noted = json.loads(identity.read_text()) | {"last_number": 2}
     identity.write_text(json.dumps(noted))
-    *kept, fourth, fifth = sorted(place.site.results.glob("*.json"), key=lambda file: json.loads(file.read_bytes())["id"])
+    *kept, fourth, fifth = sorted(
+        place.site.results.glob("*.json"), key=lambda file: json.loads(file.read_bytes())["id"]
+    )
     fourth.unlink()
     fifth.unlink()
     remove(place)
     assert place.command("repair").returncode == 0
     assert place.run_once().returncode == 0
-    assert [json.loads(file.read_bytes())["id"] > 5 for file in (*kept, fourth, fifth)] == [False] * 3 + [True] * 2
+    assert [json.loads(file.read_bytes())["id"] > 5 for file in (*kept, fourth, fifth)] == [False] * 3 + [
+        True
+    ] * 2
     place.assert_kept(DONE=5)
 
 
@@ -218,7 +230,9 @@ def test_a_damaged_result_is_not_published_but_made_again(tmp_path: Path) -> Non
     assert run.returncode == 0
     assert run.stderr.count("result damaged in the ledger; it is not published") == 4
     after = sidecars(place)
-    assert [json.loads(after[name])["caption"] for name in before] == [json.loads(data)["caption"] for data in before.values()]
+    assert [json.loads(after[name])["caption"] for name in before] == [
+        json.loads(data)["caption"] for data in before.values()
+    ]
     place.assert_kept(DONE=4)
 
 
@@ -268,7 +282,9 @@ def test_a_checksum_that_is_damaged_itself_is_made_again(tmp_path: Path) -> None
     assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": 3}
 
 
-@pytest.mark.parametrize("change", ["bin = 'Z'", "criteria = '{}'", "models = '[1]'", "seen_at = 1", "finished_at = 1"])
+@pytest.mark.parametrize(
+    "change", ["bin = 'Z'", "criteria = '{}'", "models = '[1]'", "seen_at = 1", "finished_at = 1"]
+)
 def test_a_row_that_is_damaged_comes_back_from_its_sidecar(tmp_path: Path, change: str) -> None:
     place = worked(tmp_path)
     before = sidecars(place)
@@ -303,7 +319,9 @@ def is_whole(place: Place) -> bool:
 
 @pytest.mark.parametrize("on_success", ["keep", "move"])
 @pytest.mark.parametrize("damage", REPLACED)
-def test_after_a_repair_a_damaged_version_that_was_replaced_is_no_damage(tmp_path: Path, damage: str, on_success: str) -> None:
+def test_after_a_repair_a_damaged_version_that_was_replaced_is_no_damage(
+    tmp_path: Path, damage: str, on_success: str
+) -> None:
     place = Place(tmp_path, {"inbox": [{"settle_seconds": 0, "on_success": on_success}]})
     for number in range(2):
         place.drop("a.ppm", picture(number))
@@ -317,7 +335,9 @@ def test_after_a_repair_a_damaged_version_that_was_replaced_is_no_damage(tmp_pat
     assert sidecars(place) == before
 
 
-def test_the_check_and_verify_agree_on_what_is_not_published_and_on_an_inbox_that_is_not_configured(tmp_path: Path) -> None:
+def test_the_check_and_verify_agree_on_what_is_not_published_and_on_an_inbox_that_is_not_configured(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path, {"inbox": [{"name": name, "settle_seconds": 0} for name in ("a", "b")]})
     for number, name in enumerate(("a", "b")):
         place.drop("same.ppm", picture(number), name)
@@ -339,7 +359,9 @@ def test_the_check_and_verify_agree_on_what_is_not_published_and_on_an_inbox_tha
 # The file `identity`
 
 
-@pytest.mark.parametrize("content", [bytes(95), b"", b'{"ledger":"another","made_at":"2020","last_number":9}'])
+@pytest.mark.parametrize(
+    "content", [bytes(95), b"", b'{"ledger":"another","made_at":"2020","last_number":9}']
+)
 def test_a_damaged_identity_file_is_written_again_from_a_sound_ledger(tmp_path: Path, content: bytes) -> None:
     place = worked(tmp_path, 5)
     rows = place.rows("SELECT * FROM image")
@@ -442,7 +464,14 @@ def put_back(place: Place, path: str, body: bytes) -> tuple[int, str]:
 def test_numbers_in_a_request_are_bounded_and_refused_in_a_sentence(tmp_path: Path) -> None:
     place = worked(tmp_path)
     with Daemon(place) as daemon:
-        for body in (b"[0]", b"[9223372036854775808]", b"[1e99]", b"7", b"not JSON", json.dumps([1] * 10_001).encode()):
+        for body in (
+            b"[0]",
+            b"[9223372036854775808]",
+            b"[1e99]",
+            b"7",
+            b"not JSON",
+            json.dumps([1] * 10_001).encode(),
+        ):
             status, answer = put_back(place, "/put-back/DONE", body)
             assert (status, "expected a list of at most 10000 numbers" in answer) == (400, True), body
         assert put_back(place, "/put-back/DONE", b" " * 1_000_000)[0] == 413
@@ -458,11 +487,15 @@ def test_a_limit_out_of_bounds_is_refused_by_name(tmp_path: Path, limit: str) ->
     assert "--limit" in refused.stderr
 
 
-def test_a_table_that_sqlite_can_read_but_visiond_did_not_make_is_found_by_verify_and_repaired(tmp_path: Path) -> None:
+def test_a_table_that_sqlite_can_read_but_visiond_did_not_make_is_found_by_verify_and_repaired(
+    tmp_path: Path,
+) -> None:
     place = worked(tmp_path, 4)
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
         connection.execute("PRAGMA writable_schema = ON")
-        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'succeeded_at REAL', 'succeeded_at REEL')")
+        connection.execute(
+            "UPDATE sqlite_schema SET sql = replace(sql, 'succeeded_at REAL', 'succeeded_at REEL')"
+        )
     assert place.run_once().returncode == os.EX_DATAERR
     assert place.command("verify").returncode == os.EX_DATAERR
     assert place.command("repair").returncode == 0

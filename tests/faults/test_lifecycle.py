@@ -119,7 +119,10 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
     with Daemon(place) as daemon:
         cost, second = cost_of(place, "run")
         assert second.returncode == os.EX_TEMPFAIL
-        assert f"Another visiond is using {tmp_path / 'state'} (process {daemon.process.pid}). Stop it" in second.stderr
+        assert (
+            f"Another visiond is using {tmp_path / 'state'} (process {daemon.process.pid}). Stop it"
+            in second.stderr
+        )
         assert cost < 1.0 + SLACK_SECONDS / 10  # 0.4 s; with torch it were four
         place.drop_many(range(10))
         daemon.wait_idle(10)
@@ -137,7 +140,9 @@ def cost_of(place: Place, *arguments: str) -> tuple[float, subprocess.CompletedP
     return after.children_user - before.children_user + after.children_system - before.children_system, done
 
 
-def test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_answer_yet(tmp_path: Path) -> None:
+def test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_answer_yet(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     place.drop("bad.jpg", b"no picture")
     place.run_once()
@@ -148,7 +153,10 @@ def test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_ans
 
 
 def test_a_second_ctrl_c_does_not_wait_for_images_in_flight(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 600.0}}}, "pipeline": {"drain_seconds": 600.0}})
+    place = Place(
+        tmp_path,
+        {"stages": {"blip": {"options": {"latency_seconds": 600.0}}}, "pipeline": {"drain_seconds": 600.0}},
+    )
     with Daemon(place) as daemon:
         place.drop("a.ppm", picture(1))
         daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
@@ -201,13 +209,17 @@ def test_a_thread_that_hangs_in_a_system_call_does_not_delay_the_exit(tmp_path: 
     place.assert_kept(DONE=1)
 
 
-@pytest.mark.parametrize(("nth", "status", "said"), [(1, os.EX_CONFIG, "cannot create the socket"), (2, os.EX_OK, "")])
+@pytest.mark.parametrize(
+    ("nth", "status", "said"), [(1, os.EX_CONFIG, "cannot create the socket"), (2, os.EX_OK, "")]
+)
 def test_a_control_socket_that_cannot_be_removed_is_reported_at_the_start_and_ignored_at_the_end(
     tmp_path: Path, nth: int, status: int, said: str
 ) -> None:
     place = Place(tmp_path)
     removal = Call("unlink", os.fsencode(tmp_path / "state" / "control.sock"))
-    with Supervisor(tmp_path, lambda call: errno.EIO if call == removal and seen.count(removal) == nth else 0) as supervisor:
+    with Supervisor(
+        tmp_path, lambda call: errno.EIO if call == removal and seen.count(removal) == nth else 0
+    ) as supervisor:
         seen = supervisor.calls
         run = place.run_once(prefix=supervisor.prefix)
     assert run.returncode == status
@@ -217,7 +229,9 @@ def test_a_control_socket_that_cannot_be_removed_is_reported_at_the_start_and_ig
 
 def test_all_problems_of_the_configuration_are_reported_at_once_with_78(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    place.configure({"pipeline": {"max_atempts": 3, "slab_bytes": "1 XB"}, "stages": {"ocr": {"batch_size": -1}}})
+    place.configure(
+        {"pipeline": {"max_atempts": 3, "slab_bytes": "1 XB"}, "stages": {"ocr": {"batch_size": -1}}}
+    )
     run = place.run_once()
     assert run.returncode == os.EX_CONFIG
     assert 'pipeline.max_atempts: unknown key; did you mean "max_attempts"?' in run.stderr
@@ -232,7 +246,8 @@ def test_a_missing_inbox_is_named_with_78_and_not_created(tmp_path: Path) -> Non
     run = place.run_once()
     assert run.returncode == os.EX_CONFIG
     assert f"inbox {place.inbox()} does not exist; create it" in run.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # and nothing else is, either
+    # and nothing else is, either
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]
     place.inbox().mkdir()
     assert place.run_once().returncode == 0
     place.inbox().rmdir()
@@ -251,15 +266,20 @@ def test_an_inbox_that_goes_missing_is_in_the_status_until_it_is_back(tmp_path: 
         daemon.wait_until(lambda status: not status["obstacles"], "the end of it")
 
 
-def test_an_inbox_whose_mount_is_dead_at_the_start_delays_no_other_and_is_processed_once_it_answers(tmp_path: Path) -> None:
+def test_an_inbox_whose_mount_is_dead_at_the_start_delays_no_other_and_is_processed_once_it_answers(
+    tmp_path: Path,
+) -> None:
     inboxes = [
         {"name": "dead", "priority": 1, "on_success": "move", "settle_seconds": 0},
         {"name": "live", "settle_seconds": 0},
     ]
     place = Place(tmp_path, {"inbox": inboxes, "stages": {"clip": {"options": {"load_seconds": 60.0}}}})
     place.drop_many(range(3), "dead")
-    with Daemon(place, ready=False, **OFTEN) as daemon:  # so that there are rows, which the next one would read first
-        daemon.wait_notice("STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models: ocr, yolo loaded; clip, blip to go")
+    with Daemon(place, ready=False, **OFTEN) as daemon:
+        # so that there are rows, which the next one would read first
+        daemon.wait_notice(
+            "STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models: ocr, yolo loaded; clip, blip to go"
+        )
     place.configure({"stages": {"clip": {"options": {"load_seconds": 0}}}})
     environment = hang_system_calls(place, place.inbox("dead"))
     place.drop("late.ppm", picture(3), "dead")
@@ -268,7 +288,9 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_delays_no_other_and_is_proces
         daemon.wait_event("inbox does not answer; its mount may be dead; other inboxes are processed")
         daemon.wait_until(lambda status: status["done"] == 5, "the images of the other inbox")
         told = f"inbox {place.inbox('dead')} has not answered for "
-        daemon.wait_until(lambda status: any(line.startswith(told) for line in status["obstacles"]), "word of it")
+        daemon.wait_until(
+            lambda status: any(line.startswith(told) for line in status["obstacles"]), "word of it"
+        )
         assert counts_of(place) == {"PENDING": 3, "DONE": 5}
         assert f"{place.inbox('dead')} does not answer; is its mount dead?" in check_with(place, environment)
         (tmp_path / "hanging").unlink()
@@ -279,7 +301,9 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_delays_no_other_and_is_proces
 
 
 def test_once_does_not_wait_for_a_dead_mount_and_says_so(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"inbox": [{"name": "dead", "settle_seconds": 0}, {"name": "live", "settle_seconds": 0}]})
+    place = Place(
+        tmp_path, {"inbox": [{"name": "dead", "settle_seconds": 0}, {"name": "live", "settle_seconds": 0}]}
+    )
     place.drop_many(range(3), "live")
     environment = hang_system_calls(place, place.inbox("dead"))
     run = place.run_once(prefix=["env", *(f"{name}={value}" for name, value in environment.items())])
@@ -304,7 +328,8 @@ for name in ("stat", "lstat", "scandir", "open", "access", "rename", "unlink"):
 
 
 def hang_system_calls(place: Place, folder: Path) -> dict[str, str]:
-    """An environment in which every access to the folder hangs, as on a dead mount, while a file `hanging` exists."""
+    """An environment in which every access to the folder hangs, as on a dead mount,
+    while a file `hanging` exists."""
     marker = place.folder / "hanging"
     marker.touch()
     program = HANG.replace("FOLDER", repr(str(folder))).replace("MARKER", repr(str(marker)))
@@ -313,25 +338,35 @@ def hang_system_calls(place: Place, folder: Path) -> dict[str, str]:
 
 
 def check_with(place: Place, environment: dict[str, str]) -> str:
-    return place.command("check", prefix=["env", *(f"{name}={value}" for name, value in environment.items())]).stdout
+    return place.command(
+        "check", prefix=["env", *(f"{name}={value}" for name, value in environment.items())]
+    ).stdout
 
 
-def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_when_nothing_moves(tmp_path: Path) -> None:
+def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_when_nothing_moves(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path, {"pipeline": {"batch_timeout_seconds": 0.4}})
     place.configure({"stages": {"ocr": {"options": {"fail": {"HANG": "hang"}}}}})
     with Daemon(place, **OFTEN) as daemon:
-        assert daemon.notify.wait(lambda notices: fed(notices) >= 5, PATIENCE, daemon.alive), "idle, it is fed"
+        assert daemon.notify.wait(lambda notices: fed(notices) >= 5, PATIENCE, daemon.alive), (
+            "idle, it is fed"
+        )
         place.drop("hang.ppm", picture(1, b"HANG"))
         daemon.wait_event("image failed", reason="timeout")
         daemon.notify.catch_up()
         assert fed_while_hanging(daemon) >= 4, "a worker that hangs is the pool's business"
         hang_publishing(place, "a.ppm")
         begun = len(daemon.notify.notices)
-        stuck = daemon.notify.wait(lambda notices: longest_silence(notices[begun:]) >= 10, PATIENCE, daemon.alive)
+        stuck = daemon.notify.wait(
+            lambda notices: longest_silence(notices[begun:]) >= 10, PATIENCE, daemon.alive
+        )
         assert stuck, "stuck, it is not fed"
 
 
-def test_the_watchdog_is_fed_while_a_backlog_is_answered_from_the_ledger_and_no_worker_moves(tmp_path: Path) -> None:
+def test_the_watchdog_is_fed_while_a_backlog_is_answered_from_the_ledger_and_no_worker_moves(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     place.drop("original.ppm", picture(1))
     assert place.run_once().returncode == 0
@@ -371,7 +406,8 @@ def longest_silence(notices: list[Notice]) -> int:
 
 
 def longest_silence_amid_progress(notices: list[Notice]) -> int:
-    """The same, counting only messages with more DONE images than the last one: a machine that stands still sends none."""
+    """The same, counting only messages with more DONE images
+    than the last one: a machine that stands still sends none."""
     longest = silent = 0
     before, is_fed = "", False
     for notice in notices:
@@ -384,7 +420,8 @@ def longest_silence_amid_progress(notices: list[Notice]) -> int:
 
 
 def fed_while_hanging(daemon: Daemon) -> int:
-    """How often the watchdog was fed between the start and the loss of those workers that had the hanging image alone."""
+    """How often the watchdog was fed between the start and the
+    loss of those workers that had the hanging image alone."""
     spans = [
         [datetime.fromisoformat(entry["timestamp"]).timestamp() for entry in daemon.events(event)]
         for event in ("worker ready", "worker lost")
@@ -396,8 +433,8 @@ def fed_while_hanging(daemon: Daemon) -> int:
 
 
 def hang_publishing(place: Place, path: str) -> None:
-    """Put a FIFO that nobody reads at the path of the sidecar's temporary file: opening it hangs, as on a dead network
-    mount."""
+    """Put a FIFO that nobody reads at the path of the sidecar's temporary file: opening it hangs,
+    as on a dead network mount."""
     place.site.results.mkdir(exist_ok=True)
     os.mkfifo(place.site.results / temporary_of(path))
     place.drop(path, picture(2))

@@ -1,5 +1,5 @@
-"""The order in which files are written, flushed and named, as the kernel sees it. After kill -9, data that was never flushed
-is still there, so no other test can notice a missing flush."""
+"""The order in which files are written, flushed and named, as the kernel sees it. After kill -9,
+data that was never flushed is still there, so no other test can notice a missing flush."""
 
 from __future__ import annotations
 
@@ -55,13 +55,17 @@ def assert_whole_and_durable(calls: list[Call], file: Path) -> None:
     assert places_of(calls, "fsync", file.parent)[-1:] > named
 
 
-def test_an_export_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends(tmp_path: Path) -> None:
+def test_an_export_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends(
+    tmp_path: Path,
+) -> None:
     place = finished(tmp_path)
     file = make_folder(place) / "all.csv"
     assert_whole_and_durable(watch(place, "export", file), file)
 
 
-def test_a_backup_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends(tmp_path: Path) -> None:
+def test_a_backup_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends(
+    tmp_path: Path,
+) -> None:
     place = finished(tmp_path)
     file = make_folder(place) / "backup.sqlite"
     assert_whole_and_durable(watch(place, "backup", file), file)
@@ -126,7 +130,9 @@ def test_sidecars_and_sources_are_on_the_disk_before_their_images_count_as_publi
     assert changes[-1] < flushed
 
 
-def test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records(tmp_path: Path) -> None:
+def test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records(
+    tmp_path: Path,
+) -> None:
     output = {"results": "out/results", "sinks": ["jsonl"]}
     place, file = Place(tmp_path, {"output": output}), tmp_path / "out" / "results.jsonl"
     place.drop_many(range(3))

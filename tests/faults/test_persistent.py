@@ -16,7 +16,9 @@ def test_a_call_that_keeps_failing_is_retried_and_reported_once(tmp_path: Path) 
     assert trial.tally.endings == {"waited and went on": 2}
 
 
-def test_a_mount_that_goes_away_for_a_while_fails_no_image_and_leaves_no_source_behind(tmp_path: Path) -> None:
+def test_a_mount_that_goes_away_for_a_while_fails_no_image_and_leaves_no_source_behind(
+    tmp_path: Path,
+) -> None:
     trial = Trial(tmp_path)
     trial.run(iter([Fault("inbox-", "open", "ENOTCONN"), Fault("done", "rename", "ETIMEDOUT")]))
     assert trial.tally.problems == []
@@ -29,7 +31,12 @@ def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path
     folder, struck = bytes(place.site.results), []
 
     def fail_twice(call: Call) -> int:
-        if call.name == "open" and call.path == folder and len(struck) < 2 and any(place.site.results.glob("*.json")):
+        if (
+            call.name == "open"
+            and call.path == folder
+            and len(struck) < 2
+            and any(place.site.results.glob("*.json"))
+        ):
             struck.append(call)
             return errno.EACCES
         return 0
@@ -42,13 +49,19 @@ def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path
     place.assert_kept(DONE=3)
 
 
-def test_once_ends_when_the_images_of_an_inbox_cannot_be_read_for_long_and_leaves_them_pending(tmp_path: Path) -> None:
+def test_once_ends_when_the_images_of_an_inbox_cannot_be_read_for_long_and_leaves_them_pending(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path, {"pipeline": {"retry_seconds": 0.1}})
     place.drop_many(range(3))
     image = bytes(place.inbox()) + b"/"
 
     def away(call: Call) -> int:
-        return errno.ENOTCONN if call.name == "open" and call.path.startswith(image) and call.path.endswith(b".ppm") else 0
+        return (
+            errno.ENOTCONN
+            if call.name == "open" and call.path.startswith(image) and call.path.endswith(b".ppm")
+            else 0
+        )
 
     with Supervisor(tmp_path, away) as supervisor:
         run = place.run_once(prefix=supervisor.prefix)

@@ -1,4 +1,5 @@
-"""Sidecars and ledger are restored from each other, without running a model, and an unusable ledger is refused."""
+"""Sidecars and ledger are restored from each other, without running a model,
+and an unusable ledger is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ from tests.checker import digest_of
 from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
 from tests.faults.syscalls import Call, Supervisor
 
-ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]  # a name too long for its sidecar, one that is not UTF-8
-NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}  # every call of a model fails
+# a name too long for its sidecar, one that is not UTF-8
+ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]
+# every call of a model fails
+NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}
 
 
 def finished(folder: Path, images: int, **settings: object) -> Place:
@@ -89,7 +92,19 @@ def test_the_same_bytes_asked_again_leave_sidecars_as_the_ledger_has_them(tmp_pa
 
 @pytest.mark.parametrize(
     "command",
-    ["verify", "repair", "status", "list", "show a", "retry --all", "export a.csv", "backup a.sqlite", "check", "plan", "gpus"],
+    [
+        "verify",
+        "repair",
+        "status",
+        "list",
+        "show a",
+        "retry --all",
+        "export a.csv",
+        "backup a.sqlite",
+        "check",
+        "plan",
+        "gpus",
+    ],
 )
 def test_in_a_wrong_folder_no_command_makes_anything(tmp_path: Path, command: str) -> None:
     place = Place(tmp_path)
@@ -113,11 +128,16 @@ def test_a_sidecar_of_no_image_is_named_and_left_alone(tmp_path: Path, folder: s
 
 
 @pytest.mark.parametrize("on_success", ["keep", "move"])
-def test_the_reason_of_an_image_that_waits_for_a_retry_is_not_foreign(tmp_path: Path, on_success: str) -> None:
+def test_the_reason_of_an_image_that_waits_for_a_retry_is_not_foreign(
+    tmp_path: Path, on_success: str
+) -> None:
     place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
-    place.drop("cut.json", b"P6\n8 8\n255\n")  # an image whose own name is like a sidecar's, moved next to its reason
+    # an image whose own name is like a sidecar's, moved next to its reason
+    place.drop("cut.json", b"P6\n8 8\n255\n")
     place.drop("bad.jpg", b"no picture")
-    place.configure({"stages": {"ocr": {"options": {"fail": {"": "error"}}}}, "pipeline": {"max_attempts": 1}})
+    place.configure(
+        {"stages": {"ocr": {"options": {"fail": {"": "error"}}}}, "pipeline": {"max_attempts": 1}}
+    )
     assert place.run_once().returncode == 1
     assert told(place, "verify") == (0, {"whole": 2})
     assert place.command("retry", "--all").stdout == "2 images pending again\n"
@@ -133,8 +153,14 @@ def test_every_version_that_failed_and_was_moved_keeps_its_own_reason(tmp_path: 
         assert place.run_once().returncode == (version < 3)
         assert told(place, "verify") == (0, {"whole": version})
     before = sidecars(place)
-    digests = {file.name: json.loads(data)["source"]["digest"] for file, data in before.items() if "failed" in file.parts}
-    images = [file for file in place.site.failed.iterdir() if file.suffix != ".json" and file.name != "a~2.jpg"]
+    digests = {
+        file.name: json.loads(data)["source"]["digest"]
+        for file, data in before.items()
+        if "failed" in file.parts
+    }
+    images = [
+        file for file in place.site.failed.iterdir() if file.suffix != ".json" and file.name != "a~2.jpg"
+    ]
     assert digests == {f"{file.name}.json": f"sha256:{digest_of(os.fsencode(file))}" for file in images}
     assert len(digests) == 2
     (place.site.failed / "a.jpg.json").write_bytes(b"{}")
@@ -266,7 +292,10 @@ def test_an_image_that_changed_since_its_sidecar_was_written_is_a_new_version(tm
     place.dropped[""][b"00000.ppm"].pop(0)
     (row,) = place.rows("SELECT COUNT(*) FROM image WHERE status = 1 AND path = CAST('00000.ppm' AS BLOB)")
     assert row == (2,)
-    assert place.sidecar("00000.ppm")["source"]["digest"].removeprefix("sha256:") == place.dropped[""][b"00000.ppm"][-1]
+    assert (
+        place.sidecar("00000.ppm")["source"]["digest"].removeprefix("sha256:")
+        == place.dropped[""][b"00000.ppm"][-1]
+    )
 
 
 def test_a_sidecar_in_the_folder_of_another_inbox_is_left_out(tmp_path: Path) -> None:
@@ -278,7 +307,9 @@ def test_a_sidecar_in_the_folder_of_another_inbox_is_left_out(tmp_path: Path) ->
     for old, new in (("a", "aside"), ("b", "a"), ("aside", "b")):
         os.rename(place.site.results / old, place.site.results / new)
     amiss = json.loads(place.command("repair", "--json").stdout)["amiss"]
-    assert [(entry["kind"], "it belongs to the inbox" in entry["detail"]) for entry in amiss] == [("left out", True)] * 2
+    assert [(entry["kind"], "it belongs to the inbox" in entry["detail"]) for entry in amiss] == [
+        ("left out", True)
+    ] * 2
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=2)
 
@@ -294,7 +325,10 @@ def test_no_ledger_is_made_when_the_sidecars_are_of_an_inbox_that_was_moved(tmp_
     for _ in range(2):
         refused = place.command("repair")
         assert refused.returncode == os.EX_CONFIG
-        assert f"6 sidecars of the inbox {old}, which is not in this configuration, and none of {new}" in refused.stderr
+        assert (
+            f"6 sidecars of the inbox {old}, which is not in this configuration, and none of {new}"
+            in refused.stderr
+        )
         assert f"`ln -s {new} {old}`" in refused.stderr
         assert not list(place.site.ledger.parent.glob("ledger.sqlite*"))
     old.symlink_to(new)
@@ -304,14 +338,17 @@ def test_no_ledger_is_made_when_the_sidecars_are_of_an_inbox_that_was_moved(tmp_
     assert place.run_once().stdout.startswith("0 done")
 
 
-def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_power_failure(tmp_path: Path) -> None:
+def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_power_failure(
+    tmp_path: Path,
+) -> None:
     place = finished(tmp_path, 2)
     zero_the_head(place.site.ledger)
 
     absent: list[Call] = []
 
     def decide(call: Call) -> int:
-        absent.extend([] if place.site.ledger.exists() else [call])  # a daemon that is started now would make a new ledger
+        # a daemon that is started now would make a new ledger
+        absent.extend([] if place.site.ledger.exists() else [call])
         return 0
 
     with Supervisor(tmp_path, decide) as supervisor:
@@ -327,12 +364,18 @@ def test_a_file_that_is_not_a_sidecar_is_left_out_and_named(tmp_path: Path) -> N
     spoiled = {
         "half.json": b'{"schema":"visiond/1",',
         "00000.ppm.json": json.dumps(whole | {"id": "one"}).encode(),
-        "elsewhere.json": json.dumps(whole | {"source": whole["source"] | {"path": "../../00000.ppm"}}).encode(),
+        "elsewhere.json": json.dumps(
+            whole | {"source": whole["source"] | {"path": "../../00000.ppm"}}
+        ).encode(),
         "00001.ppm.json": json.dumps(
             {key: value for key, value in place.sidecar("00001.ppm").items() if key != "clip"}
         ).encode(),
-        "huge.ppm.json": json.dumps(whole | {"id": 1 << 64, "source": whole["source"] | {"path": "huge.ppm"}}).encode(),
-        "none.ppm.json": json.dumps(whole | {"id": 0, "source": whole["source"] | {"path": "none.ppm"}}).encode(),
+        "huge.ppm.json": json.dumps(
+            whole | {"id": 1 << 64, "source": whole["source"] | {"path": "huge.ppm"}}
+        ).encode(),
+        "none.ppm.json": json.dumps(
+            whole | {"id": 0, "source": whole["source"] | {"path": "none.ppm"}}
+        ).encode(),
         "sub/a.ppm.json": json.dumps(place.sidecar("sub/a.ppm") | {"id": 99, "schema": "visiond/2"}).encode(),
     }
     for name, data in spoiled.items():
@@ -346,7 +389,9 @@ def test_a_file_that_is_not_a_sidecar_is_left_out_and_named(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "9 sidecars could not be used" in json.loads(done.stdout)["notes"][0]
     amiss = json.loads(done.stdout)["amiss"]
-    assert {Path(entry["file"]).relative_to(place.site.results).as_posix() for entry in amiss} == spoiled.keys()
+    assert {
+        Path(entry["file"]).relative_to(place.site.results).as_posix() for entry in amiss
+    } == spoiled.keys()
     assert all(entry["kind"] == "left out" and entry["detail"] for entry in amiss)
     for name in ("half.json", "elsewhere.json", "pipe.json", "link.json", "huge.ppm.json", "none.ppm.json"):
         (place.site.results / name).unlink()
@@ -410,7 +455,9 @@ def test_a_backup_is_taken_while_the_daemon_writes_and_brings_everything_back(tm
 
 
 def test_a_backup_brings_back_the_results_of_sources_that_are_no_longer_there(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"inbox": [{"settle_seconds": 0, "on_success": "delete"}], "output": {"bins": "copy"}})
+    place = Place(
+        tmp_path, {"inbox": [{"settle_seconds": 0, "on_success": "delete"}], "output": {"bins": "copy"}}
+    )
     place.drop_many(range(3))
     place.drop("broken.jpg", b"no picture")
     assert place.run_once().returncode == 1
@@ -426,7 +473,8 @@ def test_a_backup_brings_back_the_results_of_sources_that_are_no_longer_there(tm
     again = place.drop("00000.ppm", picture(0))
     assert place.run_once().returncode == 0
     assert place.rows("SELECT status FROM image ORDER BY id")[-1] == (1,)
-    assert place.rows("SELECT COUNT(*) FROM image WHERE status = 4")[0] == (1,)  # the image to retry is not there
+    # the image to retry is not there
+    assert place.rows("SELECT COUNT(*) FROM image WHERE status = 4")[0] == (1,)
     assert [path.name for path in place.site.bins.rglob("*.ppm")] == [again.name]
 
 

@@ -17,7 +17,8 @@ EVENT = "folder cannot be read; it is tried again at every scan"
 
 
 def nest(folder: Path, depth: int, data: bytes) -> None:
-    """A file below this many folders, each made by its own short name: the whole path may be longer than the system allows."""
+    """A file below this many folders, each made by its own short
+    name: the whole path may be longer than the system allows."""
     here = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("d" * 250, dir_fd=here)
@@ -32,8 +33,8 @@ def nest(folder: Path, depth: int, data: bytes) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """An image that can be read, one in a folder that cannot be listed, one in a folder that cannot be entered, and one that is
-    too deep."""
+    """An image that can be read, one in a folder that cannot be listed,
+    one in a folder that cannot be entered, and one that is too deep."""
     place = Place(tmp_path, {"pipeline": {"rescan_seconds": 0.2}, "http": {"listen": "127.0.0.1:0"}})
     for number, path in enumerate(("open.ppm", "closed/a.ppm", "half/b.ppm")):
         place.drop(path, picture(number))
@@ -43,7 +44,9 @@ def place(tmp_path: Path) -> Place:
     return place
 
 
-def test_once_processes_everything_else_and_then_exits_as_for_an_unreadable_inbox(place: Place, humble: list[str]) -> None:
+def test_once_processes_everything_else_and_then_exits_as_for_an_unreadable_inbox(
+    place: Place, humble: list[str]
+) -> None:
     run = place.run_once(prefix=humble)
     assert run.returncode == os.EX_IOERR
     assert run.stdout.startswith("1 done, 0 failed, 0 skipped in ")
@@ -58,9 +61,13 @@ def test_once_processes_everything_else_and_then_exits_as_for_an_unreadable_inbo
     place.assert_kept(DONE=3)
 
 
-def test_unread_folders_are_named_everywhere_and_read_once_they_can_be(place: Place, humble: list[str]) -> None:
+def test_unread_folders_are_named_everywhere_and_read_once_they_can_be(
+    place: Place, humble: list[str]
+) -> None:
     with Daemon(place, prefix=humble) as daemon:
-        status = daemon.wait_until(lambda status: status["unread_folders"] == 3 and status["done"] == 1, "word of all three")
+        status = daemon.wait_until(
+            lambda status: status["unread_folders"] == 3 and status["done"] == 1, "word of all three"
+        )
         assert status["obstacles"] == []
         assert f"{place.inbox() / 'half'}: Permission denied" in status["unread"]
         assert [line for line in status["unread"] if line.endswith(TOO_LONG)]
@@ -79,7 +86,9 @@ def test_unread_folders_are_named_everywhere_and_read_once_they_can_be(place: Pl
         (place.inbox() / "closed").chmod(0o700)
         (place.inbox() / "half").chmod(0o700)
         daemon.wait_until(lambda status: status["unread_folders"] == 1 and status["done"] == 3, "their files")
-        assert [len(list(daemon.events(EVENT, path=str(place.inbox() / name)))) for name in ("closed", "half")] == [1, 1]
+        assert [
+            len(list(daemon.events(EVENT, path=str(place.inbox() / name)))) for name in ("closed", "half")
+        ] == [1, 1]
         (place.inbox() / "closed").chmod(0o000)  # it is gone, and comes back
         daemon.wait_until(lambda status: status["unread_folders"] == 2, "word of it")
         assert len(list(daemon.events(EVENT, path=str(place.inbox() / "closed")))) == 2
@@ -90,7 +99,9 @@ def test_check_names_them(place: Place, humble: list[str]) -> None:
     checked = place.command("check", prefix=humble)
     assert checked.returncode == 0  # `run` works without them
     assert re.search(
-        r"^warning 3 folders in inbox .* cannot be read: .*/closed: Permission denied; ", checked.stdout, re.MULTILINE
+        r"^warning 3 folders in inbox .* cannot be read: .*/closed: Permission denied; ",
+        checked.stdout,
+        re.MULTILINE,
     )
     assert EVENT not in checked.stdout + checked.stderr
 
@@ -108,9 +119,12 @@ def test_a_million_of_them_take_bounded_room_and_all_are_counted(tmp_path: Path)
     assert len(unread) == 0
 
 
-def test_a_file_whose_result_would_have_too_long_a_path_is_passed_over_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_file_whose_result_would_have_too_long_a_path_is_passed_over_and_ends_nothing(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
-    nest(place.inbox(), (4095 - len(os.fsencode(place.inbox()))) // 251, png())  # in the inbox the path just fits
+    # in the inbox the path just fits
+    nest(place.inbox(), (4095 - len(os.fsencode(place.inbox()))) // 251, png())
     place.configure({"output": {"results": "results/" + "r" * 250}})
     place.drop("a.ppm", picture(1))
     run = place.run_once()
@@ -123,6 +137,8 @@ def test_a_file_whose_result_would_have_too_long_a_path_is_passed_over_and_ends_
 def test_files_that_vanish_during_a_walk_are_not_reported(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     unread = Unread(os.fsencode(tmp_path))
-    walk = Walk(unread.root, compile_ignored([]), True, unread, enter=lambda path: path and (tmp_path / "sub").rmdir())
+    walk = Walk(
+        unread.root, compile_ignored([]), True, unread, enter=lambda path: path and (tmp_path / "sub").rmdir()
+    )
     assert [found for found in walk.files() if found] == []
     assert len(unread) == 0

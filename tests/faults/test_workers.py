@@ -21,7 +21,17 @@ from daemon.service import run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import pool
 from tests.checker import Verdict
-from tests.daemon_process import GLANCE, SLACK_SECONDS, TOKEN, Daemon, Gate, Place, counts_of, picture, wait_for
+from tests.daemon_process import (
+    GLANCE,
+    SLACK_SECONDS,
+    TOKEN,
+    Daemon,
+    Gate,
+    Place,
+    counts_of,
+    picture,
+    wait_for,
+)
 from tests.faults.kill import all_ready
 
 BATCH_TIMEOUT = 1.0  # seconds
@@ -43,9 +53,12 @@ def failed_as(verdict: Verdict, reason: str) -> set[bytes]:
     return {path for path, why in verdict.reasons("FAILED").items() if why == reason}
 
 
-def test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_full_of_them(tmp_path: Path) -> None:
+def test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_full_of_them(
+    tmp_path: Path,
+) -> None:
     place = open_place(tmp_path, {"SEGV": "segfault", "LOST": "lost"})
-    poison = drop_marked(place, "SEGV", 5) | drop_marked(place, "LOST", 1)  # more deaths in a row than close a seat
+    # more deaths in a row than close a seat
+    poison = drop_marked(place, "SEGV", 5) | drop_marked(place, "LOST", 1)
     with Daemon(place) as daemon:
         place.drop_many(range(20))
         daemon.wait_idle(26)
@@ -63,8 +76,11 @@ def test_batch_mates_of_an_image_that_kills_its_worker_are_done(tmp_path: Path) 
     assert failed_as(place.assert_kept(DONE=8, FAILED=1), "poison") == poison
 
 
-def test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_quarantine_the_image(tmp_path: Path) -> None:
-    place, gate = open_place(tmp_path, {"SEGV": "segfault"}), Gate(tmp_path, tickets=2)  # one for the batch, one for it alone
+def test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_quarantine_the_image(
+    tmp_path: Path,
+) -> None:
+    # one for the batch, one for it alone
+    place, gate = open_place(tmp_path, {"SEGV": "segfault"}), Gate(tmp_path, tickets=2)
     with Daemon(place, **gate.environment) as daemon:
         poison = drop_marked(place, "SEGV", 1)
         wait_for(lambda: place.rows("SELECT deaths FROM image") == [(1,)], "the first death alone")
@@ -83,7 +99,8 @@ def test_an_error_fails_one_image_and_a_lack_of_memory_none(tmp_path: Path) -> N
         daemon.wait_idle(32)
         assert daemon.get("/healthz") == (200, {"status": "ok", "problems": []})  # no worker was lost
         assert daemon.metric("visiond_out_of_memory_total", device="cpu") > 0
-        assert daemon.metric("visiond_retries_total", reason="stage") == 3  # one for each of the temporary errors
+        # one for each of the temporary errors
+        assert daemon.metric("visiond_retries_total", reason="stage") == 3
     assert failed_as(place.assert_kept(DONE=28, FAILED=4), "stage") == bad
 
 
@@ -94,7 +111,10 @@ def test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time(
         dropped = place.inbox().joinpath("HANG-0.ppm").stat().st_ctime
         loss = daemon.wait_event("worker lost")
         assert loss["cause"] == "a batch was not done within 1 s"
-        assert datetime.fromisoformat(loss["timestamp"]).timestamp() - dropped < BATCH_TIMEOUT + 2 + SLACK_SECONDS
+        assert (
+            datetime.fromisoformat(loss["timestamp"]).timestamp() - dropped
+            < BATCH_TIMEOUT + 2 + SLACK_SECONDS
+        )
         place.drop_many(range(8))
         daemon.wait_idle(9)
     assert failed_as(place.assert_kept(DONE=8, FAILED=1), "timeout") == hung
@@ -145,9 +165,14 @@ def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_n
     """The workers are real ones: CLIP finds no device."""
     monkeypatch.setattr(pool, "QUICK_DEATHS", 2)
     monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
-    monkeypatch.setattr(layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())])
-    lend_when(lambda lending: any(seat.state == "closed" for seat in lending.seats))  # otherwise the others may be done before
-    place = Place(tmp_path, {"stages": {"clip": {"backend": ""}}, "pipeline": {"devices": ["cuda:0", *others]}})
+    monkeypatch.setattr(
+        layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())]
+    )
+    # otherwise the others may be done before
+    lend_when(lambda lending: any(seat.state == "closed" for seat in lending.seats))
+    place = Place(
+        tmp_path, {"stages": {"clip": {"backend": ""}}, "pipeline": {"devices": ["cuda:0", *others]}}
+    )
     place.drop_many(range(12))
     with contextlib.nullcontext() if others else pytest.raises(NoWorkersLeft, match="No worker is left"):
         anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True))

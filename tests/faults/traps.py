@@ -20,7 +20,8 @@ VISIOND = Path(sys.executable).with_name("visiond")
 
 
 def module_names() -> set[str]:
-    """The names of every module of the standard library, every installed package, and some that may not be installed."""
+    """The names of every module of the standard library, every installed package,
+    and some that may not be installed."""
     installed = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()}
     return set(sys.stdlib_module_names) | installed | CUSTOM | OPTIONAL
 
@@ -39,8 +40,8 @@ def loaded_by_python() -> set[str]:
 
 
 def spring(folder: Path, *, real: bool) -> tuple[int, list[str], int]:
-    """Run the commands in a folder of traps, once with an empty entry on PYTHONPATH too. Returns how many traps there were,
-    those that ran, and how many images are DONE. real: CLIP is not a fake."""
+    """Run the commands in a folder of traps, once with an empty entry on PYTHONPATH too. Returns how
+    many traps there were, those that ran, and how many images are DONE. real: CLIP is not a fake."""
     settings = {"stages": {"clip": {"backend": ""}}} if real else {}
     place = Place(folder, settings)
     place.drop_many(range(4))
@@ -48,7 +49,8 @@ def spring(folder: Path, *, real: bool) -> tuple[int, list[str], int]:
     lay(folder, names, mark)
     lay(place.inbox(), names, mark)
     run(place, "run", "--once")
-    run(place, "samples", "more", "--count", "200" if real else "2")  # this many are made by several processes
+    # this many are made by several processes
+    run(place, "samples", "more", "--count", "200" if real else "2")
     for name in loaded_by_python():
         (folder / f"{name}.py").unlink(missing_ok=True)
     place.drop_many(range(4, 6))

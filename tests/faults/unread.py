@@ -52,8 +52,8 @@ def pipe(*, read: bool) -> Iterator[int]:
 
 
 def leave_unread(folder: Path, bad: int, good: int, pairs: int) -> Unread:
-    """Runs with and without a reader in turns. Returns the last one's figures and the median ratio of the rates. No pairs: one
-    run without a reader."""
+    """Runs with and without a reader in turns. Returns the last one's figures
+    and the median ratio of the rates. No pairs: one run without a reader."""
     without = work(folder / "unread", bad, good, read=False)
     rates = [1.0] * (not pairs)
     for number in range(pairs):
@@ -67,7 +67,8 @@ def work(folder: Path, bad: int, good: int, *, read: bool) -> Run:
     folder.mkdir()
     place = Place(folder, {"pipeline": {"rescan_seconds": 30}})
     for number in range(good + bad):
-        if number * good // (good + bad) < (number + 1) * good // (good + bad):  # one of the good, evenly among the bad
+        if number * good // (good + bad) < (number + 1) * good // (good + bad):
+            # one of the good, evenly among the bad
             place.drop(f"{number:05d}.ppm", picture(number))
         else:
             place.drop(f"{number:05d}-{'long-' * 30}.jpg", b"no image %d" % number)

@@ -2,8 +2,9 @@
 
     python -m tests.mutants [--only jsonl-fsync,state-lock] [--list]
 
-Every flush, rename, lock and check that a promise depends on is removed once, in a copy of the tree, and the tests that its row
-names run. Exits 1 if one of them fails without any planted bug, or if a bug is not noticed.
+Every flush, rename, lock and check that a promise depends on is removed once, in a copy of the tree, and the
+tests that its row names run. Exits 1 if one of them fails without any planted bug, or if a bug is not
+noticed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from tests.mutants.planting import ROOT, Copy, DoesNotApply, Mutant, failures, m
 from tests.mutants.table import MUTANTS
 
 TESTS_FAILED = 1  # pytest's exit status
-# A bug may make a test wait for what never comes. By a signal, as elsewhere, an event loop in C would not be ended.
+# A bug may make a test wait for what never comes. By a signal, as elsewhere,
+# an event loop in C would not be ended.
 LIMIT = ("--timeout", "60", "--timeout-method", "thread")
 PATIENCE_SECONDS = 20.0  # with a bug; a test that takes longer never ends
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="rows by name, with commas between them")
     parser.add_argument("--list", action="store_true", help="print the rows and stop")
     options = parser.parse_args()

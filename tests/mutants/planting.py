@@ -1,7 +1,8 @@
 """Plants a bug: replaces one piece of the source by another, in a copy of the tree.
 
-A `Mutant` names the piece by its exact text, and by its function if the text alone would be too long or is
-elsewhere too. A piece that is not found exactly once is an error: the table no longer matches the source.
+A `Mutant` names the piece by its text, and by its function if the text alone would be too long or is
+elsewhere too. How the source wraps its lines does not matter. A piece that is not found exactly once is an
+error: the table no longer matches the source.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class DoesNotApply(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug to plant. tests: those that must notice it, as pytest names them below tests/, without parameters."""
+    """A bug to plant. tests: those that must notice it, as pytest names them below tests/,
+    without parameters."""
 
     name: str
     promise: str
@@ -42,17 +44,30 @@ class Mutant:
     def plant(self, source: str) -> str:
         """The source with the bug in it. Raises DoesNotApply."""
         start, end = _extent(source, self.within) if self.within else (0, len(source))
-        found = source.count(self.before, start, end)
-        if found != 1:
+        found = list(_pattern(self.before).finditer(source, start, end))
+        if len(found) != 1:
             place = f"{self.within} of {self.file}" if self.within else self.file
-            raise DoesNotApply(f"{self.name}: {self.before!r} is {found} times in {place}, not once")
-        planted = source[:start] + source[start:end].replace(self.before, self.after) + source[end:]
+            raise DoesNotApply(f"{self.name}: {self.before!r} is {len(found)} times in {place}, not once")
+        planted = source[: found[0].start()] + self.after + source[found[0].end() :]
         if self.file.endswith(".py"):
             try:
                 ast.parse(planted)
             except SyntaxError as error:
-                raise DoesNotApply(f"{self.name}: what it makes of {self.file} is no Python: {error}") from error
+                raise DoesNotApply(
+                    f"{self.name}: what it makes of {self.file} is no Python: {error}"
+                ) from error
         return planted
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Finds the text however its lines are wrapped: with other white space inside,
+    and commas before brackets."""
+    before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
+    text = re.sub(r",?\s*([)\]}])", r"\1", re.sub(r"([(\[{])\s+", r"\1", text.strip()))
+    pieces = re.findall(r"\s+|[(\[{]|[)\]}]|[^\s()\[\]{}]+", text)
+    forms = {"(": r"\(\s*", "[": r"\[\s*", "{": r"\{\s*", ")": r",?\s*\)", "]": r",?\s*\]", "}": r",?\s*\}"}
+    inside = "".join(forms.get(piece, r"\s+" if piece.isspace() else re.escape(piece)) for piece in pieces)
+    return re.compile(re.escape(before) + inside + re.escape(after))
 
 
 def _extent(source: str, name: str) -> tuple[int, int]:
@@ -78,11 +93,14 @@ def missing_tests(mutant: Mutant) -> list[str]:
 def _has_test(file: str, name: str) -> bool:
     path = ROOT / "tests" / file
     functions = ast.FunctionDef | ast.AsyncFunctionDef
-    return path.exists() and any(isinstance(node, functions) and node.name == name for node in ast.parse(path.read_text()).body)
+    return path.exists() and any(
+        isinstance(node, functions) and node.name == name for node in ast.parse(path.read_text()).body
+    )
 
 
 class Copy:
-    """A copy of the tree with a separate interpreter, which finds the copy first. Its children do so too, also with `-P`."""
+    """A copy of the tree with a separate interpreter, which finds the copy first. Its children do so too,
+    also with `-P`."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "tree"
@@ -104,7 +122,8 @@ class Copy:
         os.utime(path, (second, second))
 
     def run(self, tests: tuple[str, ...], *options: str, patience_seconds: float = 60.0) -> tuple[int, str]:
-        """pytest's exit status and what it printed. patience_seconds: how long a test waits for what may never come."""
+        """pytest's exit status and what it printed. patience_seconds:
+        how long a test waits for what may never come."""
         command = [str(self._python), "-m", "pytest", "--tb=short", "-rf", *options]
         process = subprocess.Popen(
             [*command, *(f"tests/{test}" for test in tests)],
@@ -123,8 +142,12 @@ class Copy:
 
     def imports(self) -> list[str]:
         """From where a child of the copy's interpreter imports the packages."""
-        program = "import daemon, stages, tests.checker as c; print(daemon.__file__, stages.__file__, c.__file__)"
-        run = subprocess.run([str(self._python), "-P", "-c", program], cwd="/", capture_output=True, text=True, check=True)
+        program = (
+            "import daemon, stages, tests.checker as c; print(daemon.__file__, stages.__file__, c.__file__)"
+        )
+        run = subprocess.run(
+            [str(self._python), "-P", "-c", program], cwd="/", capture_output=True, text=True, check=True
+        )
         return run.stdout.split()
 
 

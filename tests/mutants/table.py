@@ -13,7 +13,9 @@ DISK = [
         "daemon/results/sinks.py",
         "os.fsync(fd)",
         "pass",
-        ("faults/test_order.py::test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records",),
+        (
+            "faults/test_order.py::test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records",
+        ),
         within="JsonlSink._append",
     ),
     Mutant(
@@ -22,7 +24,9 @@ DISK = [
         "daemon/results/sinks.py",
         "sync_folder(self.path.parent)",
         "pass",
-        ("faults/test_order.py::test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records",),
+        (
+            "faults/test_order.py::test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_records",
+        ),
         within="JsonlSink._append",
     ),
     Mutant(
@@ -31,7 +35,9 @@ DISK = [
         "daemon/results/sinks.py",
         'else b"\\n" + lines',
         "else lines",
-        ("daemon/results/test_publisher.py::test_a_line_of_the_jsonl_output_that_a_crash_has_torn_is_ended_before_the_next",),
+        (
+            "daemon/results/test_publisher.py::test_a_line_of_the_jsonl_output_that_a_crash_has_torn_is_ended_before_the_next",
+        ),
         within="JsonlSink._append",
     ),
     Mutant(
@@ -40,7 +46,9 @@ DISK = [
         "daemon/ledger/files.py",
         "sync_file(partial)",
         "pass",
-        ("faults/test_order.py::test_an_export_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends",),
+        (
+            "faults/test_order.py::test_an_export_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends",
+        ),
         within="written_whole",
     ),
     Mutant(
@@ -49,7 +57,9 @@ DISK = [
         "daemon/ledger/files.py",
         "sync_folder(file.parent)",
         "pass",
-        ("faults/test_order.py::test_an_export_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends",),
+        (
+            "faults/test_order.py::test_an_export_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends",
+        ),
         within="written_whole",
     ),
     Mutant(
@@ -85,7 +95,9 @@ DISK = [
         "daemon/recovery/verify.py",
         "reader.back_up(partial)",
         "(partial.touch(), reader.back_up(file))",
-        ("faults/test_order.py::test_a_backup_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends",),
+        (
+            "faults/test_order.py::test_a_backup_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends",
+        ),
         within="back_up",
     ),
     Mutant(
@@ -103,7 +115,9 @@ DISK = [
         "daemon/results/destinations.py",
         "_libc.syncfs(fd)",
         "False",
-        ("faults/test_order.py::test_sidecars_and_sources_are_on_the_disk_before_their_images_count_as_published",),
+        (
+            "faults/test_order.py::test_sidecars_and_sources_are_on_the_disk_before_their_images_count_as_published",
+        ),
         within="sync_folders",
     ),
     Mutant(
@@ -113,7 +127,9 @@ DISK = [
         'await self._retry("results", self._sync, folders)',
         "await self._ledger.mark_emitted([p for publication in publications for p in publication.placed]); "
         'await self._retry("results", self._sync, folders)',
-        ("faults/test_order.py::test_sidecars_and_sources_are_on_the_disk_before_their_images_count_as_published",),
+        (
+            "faults/test_order.py::test_sidecars_and_sources_are_on_the_disk_before_their_images_count_as_published",
+        ),
         within="Publisher.confirm",
     ),
     Mutant(
@@ -122,7 +138,9 @@ DISK = [
         "daemon/results/destinations.py",
         "if placed.location or self.on_success == ",
         "if placed.location and self.on_success == ",
-        ("faults/test_disk.py::test_files_on_other_disks_than_the_results_are_flushed_before_images_are_marked_as_published",),
+        (
+            "faults/test_disk.py::test_files_on_other_disks_than_the_results_are_flushed_before_images_are_marked_as_published",
+        ),
         within="Destination.folders_of",
     ),
     Mutant(
@@ -194,7 +212,9 @@ DISK = [
         "daemon/recovery/rebuild.py",
         "sync_folder(path.parent)",
         "pass",
-        ("faults/test_recovery.py::test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_power_failure",),
+        (
+            "faults/test_recovery.py::test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_power_failure",
+        ),
         within="rebuild",
     ),
     Mutant(
@@ -203,7 +223,9 @@ DISK = [
         "daemon/recovery/rebuild.py",
         "keep = os.rename if suffix else os.link",
         "keep = os.rename",
-        ("faults/test_recovery.py::test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_power_failure",),
+        (
+            "faults/test_recovery.py::test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_power_failure",
+        ),
     ),
     Mutant(
         "pack-whole",
@@ -260,7 +282,9 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "temporary = temporary_name(target)",
         "temporary = target",
-        ("daemon/inbox/test_sources.py::test_a_source_that_is_written_to_while_it_is_copied_is_not_taken_for_its_copy",),
+        (
+            "daemon/inbox/test_sources.py::test_a_source_that_is_written_to_while_it_is_copied_is_not_taken_for_its_copy",
+        ),
         within="copy",
     ),
     Mutant(
@@ -269,7 +293,9 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "status = _expect(record, source.fileno())",
         "status = os.fstat(source.fileno())",
-        ("daemon/inbox/test_sources.py::test_a_file_that_replaces_the_source_while_it_is_opened_is_not_copied",),
+        (
+            "daemon/inbox/test_sources.py::test_a_file_that_replaces_the_source_while_it_is_opened_is_not_copied",
+        ),
         within="copy",
     ),
     Mutant(
@@ -278,7 +304,9 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "_expect(record, source.fileno())  # again",
         "pass  # again",
-        ("daemon/inbox/test_sources.py::test_a_source_that_is_written_to_while_it_is_copied_is_not_taken_for_its_copy",),
+        (
+            "daemon/inbox/test_sources.py::test_a_source_that_is_written_to_while_it_is_copied_is_not_taken_for_its_copy",
+        ),
         within="copy",
     ),
     Mutant(
@@ -305,7 +333,9 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "if _is_same(record, record.location):",
         "if os.path.lexists(record.location):",
-        ("daemon/inbox/test_sources.py::test_a_file_edited_in_place_with_equal_size_and_time_is_not_moved_copied_or_deleted",),
+        (
+            "daemon/inbox/test_sources.py::test_a_file_edited_in_place_with_equal_size_and_time_is_not_moved_copied_or_deleted",
+        ),
         within="delete",
     ),
     Mutant(
@@ -323,7 +353,9 @@ SOURCES = [
         "daemon/inbox/sources.py",
         "os.rename(name, target, src_dir_fd=folder)",
         "os.rename(record.location, target)",
-        ("daemon/inbox/test_sources.py::test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewhere",),
+        (
+            "daemon/inbox/test_sources.py::test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewhere",
+        ),
     ),
     Mutant(
         "read-nofollow",
@@ -331,7 +363,9 @@ SOURCES = [
         "daemon/system/beneath.py",
         "os.O_RDONLY | os.O_NOFOLLOW |",
         "os.O_RDONLY |",
-        ("daemon/inbox/test_intake.py::test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version",),
+        (
+            "daemon/inbox/test_intake.py::test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version",
+        ),
     ),
     Mutant(
         "read-nonblock",
@@ -347,7 +381,9 @@ SOURCES = [
         "daemon/system/beneath.py",
         "RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)",
         "0)",
-        ("daemon/inbox/test_intake.py::test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version",),
+        (
+            "daemon/inbox/test_intake.py::test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version",
+        ),
     ),
     Mutant(
         "read-check-before",
@@ -400,7 +436,9 @@ STATES = [
         "daemon/state.py",
         "fcntl.flock(fd, fcntl.LOCK_EX",
         "fcntl.flock(fd, fcntl.LOCK_SH",
-        ("faults/test_lifecycle.py::test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unharmed",),
+        (
+            "faults/test_lifecycle.py::test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unharmed",
+        ),
     ),
     Mutant(
         "repair-lock",
@@ -417,7 +455,9 @@ STATES = [
         "daemon/control.py",
         "with lock_state(config.state.path), contextlib",
         "with contextlib.nullcontext(), contextlib",
-        ("faults/test_lifecycle.py::test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_answer_yet",),
+        (
+            "faults/test_lifecycle.py::test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_answer_yet",
+        ),
         within="put_back",
     ),
     Mutant(
@@ -434,7 +474,9 @@ STATES = [
         "daemon/stations/station.py",
         "and e.job.id in ended]",
         "]",
-        ("daemon/test_pipeline.py::test_a_version_that_is_replaced_while_a_worker_has_it_is_never_published",),
+        (
+            "daemon/test_pipeline.py::test_a_version_that_is_replaced_while_a_worker_has_it_is_never_published",
+        ),
         within="Station._publish",
     ),
     Mutant(
@@ -471,7 +513,9 @@ STATES = [
         "daemon/results/publisher.py",
         "superseding=bool(self._held)",
         "superseding=False",
-        ("daemon/results/test_publisher.py::test_an_earlier_version_that_is_held_never_replaces_a_later_one",),
+        (
+            "daemon/results/test_publisher.py::test_an_earlier_version_that_is_held_never_replaces_a_later_one",
+        ),
     ),
     Mutant(
         "busy",
@@ -479,7 +523,9 @@ STATES = [
         "daemon/ledger/ledger.py",
         'rows += [row for row in found if row["id"] not in busy]',
         "rows += found",
-        ("daemon/ledger/test_ledger.py::test_rows_of_an_inbox_that_was_left_out_are_returned_once_it_is_included",),
+        (
+            "daemon/ledger/test_ledger.py::test_rows_of_an_inbox_that_was_left_out_are_returned_once_it_is_included",
+        ),
     ),
     Mutant(
         "busy-again",
@@ -546,7 +592,9 @@ STATES = [
         "daemon/pipeline.py",
         'await self.retry("ledger", self.ledger.keep, jobs)',
         "pass",
-        ("daemon/test_pipeline.py::test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached",),
+        (
+            "daemon/test_pipeline.py::test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached",
+        ),
     ),
     Mutant(
         "drain-lets-go",
@@ -612,7 +660,9 @@ STATES = [
         "daemon/results/destinations.py",
         "errno.ESTALE, *AWAY, *SCARCE)",
         "errno.ESTALE, *SCARCE)",
-        ("faults/test_persistent.py::test_a_mount_that_goes_away_for_a_while_fails_no_image_and_leaves_no_source_behind",),
+        (
+            "faults/test_persistent.py::test_a_mount_that_goes_away_for_a_while_fails_no_image_and_leaves_no_source_behind",
+        ),
     ),
     Mutant(
         "away-rest",
@@ -644,7 +694,9 @@ STATES = [
         "daemon/stations/station.py",
         "self.slab.release(job.extent)",
         "pass",
-        ("daemon/test_pipeline.py::test_a_backlog_larger_than_the_slab_is_processed_and_a_file_larger_than_it_fails",),
+        (
+            "daemon/test_pipeline.py::test_a_backlog_larger_than_the_slab_is_processed_and_a_file_larger_than_it_fails",
+        ),
     ),
     Mutant(
         "slab-merge",
@@ -652,7 +704,9 @@ STATES = [
         "daemon/workers/slab.py",
         "end += self._free.pop(index).length",
         "pass",
-        ("daemon/workers/test_slab.py::test_free_neighbors_become_one_gap_in_whatever_order_they_are_released",),
+        (
+            "daemon/workers/test_slab.py::test_free_neighbors_become_one_gap_in_whatever_order_they_are_released",
+        ),
     ),
 ]
 
@@ -665,7 +719,9 @@ PROCESSES = [
         "daemon/workers/child.py",
         "    die_with(parent)\n    keep",
         "    keep",
-        ("faults/test_kill.py::test_a_worker_that_hangs_with_the_interpreter_lock_held_ends_with_a_killed_daemon",),
+        (
+            "faults/test_kill.py::test_a_worker_that_hangs_with_the_interpreter_lock_held_ends_with_a_killed_daemon",
+        ),
     ),
     Mutant(
         "reader-lent",
@@ -689,7 +745,9 @@ PROCESSES = [
         "daemon/system/signals.py",
         "signal.SIG_IGN if ours else handler",
         "signal.SIG_DFL",
-        ("daemon/system/test_signals.py::test_during_the_work_signals_are_passed_on_and_after_it_they_change_nothing",),
+        (
+            "daemon/system/test_signals.py::test_during_the_work_signals_are_passed_on_and_after_it_they_change_nothing",
+        ),
     ),
     Mutant(
         "ledger-lost",
@@ -705,7 +763,9 @@ PROCESSES = [
         "daemon/service.py",
         "tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)",
         "pass",
-        ("faults/test_ledger_damage.py::test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied",),
+        (
+            "faults/test_ledger_damage.py::test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied",
+        ),
     ),
     Mutant(
         "checksum-compared",
@@ -778,7 +838,9 @@ PROCESSES = [
         "daemon/workers/worker.py",
         "with anyio.fail_after(timeout_seconds):",
         "with anyio.fail_after(None):",
-        ("faults/test_workers.py::test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time",),
+        (
+            "faults/test_workers.py::test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time",
+        ),
         within="Worker.run",
     ),
     Mutant(
@@ -857,7 +919,9 @@ PROCESSES = [
         "stages/decoding/decoder.py",
         "    keep_system_calls()",
         "    pass",
-        ("stages/decoding/test_decoder.py::test_code_that_runs_in_a_decoder_reaches_no_files_network_or_processes",),
+        (
+            "stages/decoding/test_decoder.py::test_code_that_runs_in_a_decoder_reaches_no_files_network_or_processes",
+        ),
     ),
     Mutant(
         "decoder-privileges",
@@ -1043,7 +1107,9 @@ LEDGERS = [
         "daemon/upkeep/guard.py",
         "if now != place:",
         "if now is None:",
-        ("faults/test_ledger_damage.py::test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied",),
+        (
+            "faults/test_ledger_damage.py::test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied",
+        ),
     ),
     Mutant(
         "ledger-emptied",
@@ -1051,7 +1117,9 @@ LEDGERS = [
         "daemon/upkeep/guard.py",
         "if file == self._ledger and not os.stat(file).st_size:",
         "if False:",
-        ("faults/test_ledger_damage.py::test_an_emptied_ledger_is_reported_as_emptied_even_if_sqlite_has_deleted_its_wal",),
+        (
+            "faults/test_ledger_damage.py::test_an_emptied_ledger_is_reported_as_emptied_even_if_sqlite_has_deleted_its_wal",
+        ),
     ),
     Mutant(
         "ledger-last-look",
@@ -1067,7 +1135,9 @@ LEDGERS = [
         "daemon/ledger/ledger.sql",
         "WHERE status IN (1, 2) AND id = :id AND :is_newest RETURNING id",
         "WHERE status IN (1, 2) AND id = :id RETURNING id",
-        ("daemon/ledger/test_ledger.py::test_a_damaged_result_is_made_again_unless_a_newer_version_has_replaced_it",),
+        (
+            "daemon/ledger/test_ledger.py::test_a_damaged_result_is_made_again_unless_a_newer_version_has_replaced_it",
+        ),
     ),
     Mutant(
         "jsonl-part",
@@ -1075,7 +1145,9 @@ LEDGERS = [
         "daemon/results/sinks.py",
         "os.ftruncate(fd, end)",
         "pass",
-        ("daemon/results/test_publisher.py::test_what_did_not_fit_on_the_disk_is_taken_out_of_the_jsonl_output",),
+        (
+            "daemon/results/test_publisher.py::test_what_did_not_fit_on_the_disk_is_taken_out_of_the_jsonl_output",
+        ),
     ),
     Mutant(
         "held-before-recovered",
@@ -1105,7 +1177,9 @@ LEDGERS = [
         "daemon/results/damage.py",
         "return [record for record in records if not record.damage], changes",
         "return list(records), changes",
-        ("faults/test_ledger_damage.py::test_a_damaged_result_of_an_image_that_is_gone_leaves_its_sidecar_alone",),
+        (
+            "faults/test_ledger_damage.py::test_a_damaged_result_of_an_image_that_is_gone_leaves_its_sidecar_alone",
+        ),
     ),
     Mutant(
         "damaged-exported",
@@ -1131,7 +1205,9 @@ LEDGERS = [
         "daemon/recovery/damaged_rows.py",
         "if self._is_true(sidecar, record):",
         "if True:",
-        ("faults/test_ledger_damage.py::test_an_image_that_is_damaged_in_ledger_and_sidecar_is_processed_again",),
+        (
+            "faults/test_ledger_damage.py::test_an_image_that_is_damaged_in_ledger_and_sidecar_is_processed_again",
+        ),
     ),
     Mutant(
         "repair-other-ledger",
@@ -1147,7 +1223,9 @@ LEDGERS = [
         "daemon/recovery/rebuild.py",
         "if not least <= number <= MOST:",
         "if False:",
-        ("faults/test_ledger_damage.py::test_a_sidecar_with_a_number_that_no_image_has_is_left_out_and_the_number_named",),
+        (
+            "faults/test_ledger_damage.py::test_a_sidecar_with_a_number_that_no_image_has_is_left_out_and_the_number_named",
+        ),
     ),
     Mutant(
         "repair-inbox",
@@ -1163,7 +1241,9 @@ LEDGERS = [
         "daemon/ledger/soundness.py",
         "is_leaf = page_type == LEAF_PAGE",
         "is_leaf = True",
-        ("daemon/ledger/test_schema.py::test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank",),
+        (
+            "daemon/ledger/test_schema.py::test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank",
+        ),
         within="is_blank",
     ),
     Mutant(
@@ -1217,7 +1297,9 @@ LEDGERS = [
         "daemon/inbox/names.py",
         "raise ConfigError(problems)",
         "pass",
-        ("daemon/test_state.py::test_inboxes_that_exchange_their_names_are_refused_until_the_results_follow",),
+        (
+            "daemon/test_state.py::test_inboxes_that_exchange_their_names_are_refused_until_the_results_follow",
+        ),
     ),
     Mutant(
         "backup-checked",
@@ -1250,7 +1332,9 @@ LEDGERS = [
         "daemon/web/status.py",
         "anyio.move_on_after(ASK_SECONDS)",
         "anyio.move_on_after(None)",
-        ("daemon/upkeep/test_schedule.py::test_a_scrape_does_not_wait_for_the_ledger_and_reports_what_was_known",),
+        (
+            "daemon/upkeep/test_schedule.py::test_a_scrape_does_not_wait_for_the_ledger_and_reports_what_was_known",
+        ),
     ),
     Mutant(
         "silence-named",
@@ -1258,7 +1342,9 @@ LEDGERS = [
         "daemon/control.py",
         "    except NotAnswering:\n        raise\n",
         "",
-        ("daemon/recovery/test_redo.py::test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_another_one",),
+        (
+            "daemon/recovery/test_redo.py::test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_another_one",
+        ),
     ),
     Mutant(
         "state-umask",
@@ -1300,7 +1386,9 @@ LEDGERS = [
         "daemon/system/lines.py",
         "if self._is_full and not is_notice:",
         "if False:",
-        ("daemon/system/test_lines.py::test_lines_that_nobody_reads_are_dropped_counted_and_reported_at_the_gap",),
+        (
+            "daemon/system/test_lines.py::test_lines_that_nobody_reads_are_dropped_counted_and_reported_at_the_gap",
+        ),
     ),
     Mutant(
         "config-numbers",
@@ -1340,7 +1428,9 @@ SINKS = [
         "            await self._append(records)\n",
         "            await self._ledger.run(partial(outbox.move, name=self.name, sequence=sequence))\n"
         "            await self._append(records)\n",
-        ("daemon/results/test_outbox.py::test_a_kill_between_a_record_and_the_sinks_place_repeats_the_record",),
+        (
+            "daemon/results/test_outbox.py::test_a_kill_between_a_record_and_the_sinks_place_repeats_the_record",
+        ),
         within="Delivery._deliver",
     ),
     Mutant(
@@ -1406,7 +1496,9 @@ SINKS = [
         "daemon/ledger/ledger.sql",
         "iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status",
         "image.status AS status",
-        ("daemon/results/test_outbox.py::test_a_record_is_delivered_although_its_image_waits_for_another_result",),
+        (
+            "daemon/results/test_outbox.py::test_a_record_is_delivered_although_its_image_waits_for_another_result",
+        ),
     ),
     Mutant(
         "sink-prune",
@@ -1492,7 +1584,9 @@ SINKS = [
         "daemon/results/publisher.py",
         "replace(publication, records=[]) if again else publication",
         "publication",
-        ("daemon/results/test_publisher.py::test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once",),
+        (
+            "daemon/results/test_publisher.py::test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once",
+        ),
     ),
     Mutant(
         "sink-crash",
@@ -1664,7 +1758,9 @@ PAGES = [
         "daemon/web/connections.py",
         "if self._may_stay(client):",
         "if True:",
-        ("daemon/web/test_connections.py::test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected",),
+        (
+            "daemon/web/test_connections.py::test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected",
+        ),
     ),
     Mutant(
         "waiting-clients",
@@ -1672,7 +1768,9 @@ PAGES = [
         "daemon/web/connections.py",
         "if len(self.waiting) > MOST_WAITING:",
         "if False:",
-        ("daemon/web/test_connections.py::test_the_client_that_waited_longest_is_disconnected_for_one_that_sends_a_request",),
+        (
+            "daemon/web/test_connections.py::test_the_client_that_waited_longest_is_disconnected_for_one_that_sends_a_request",
+        ),
     ),
 ]
 

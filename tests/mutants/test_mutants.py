@@ -39,13 +39,22 @@ def test_a_piece_is_planted_in_its_function_alone() -> None:
         dataclasses.replace(ROW, within="take").plant(SOURCE)
 
 
+def test_a_piece_is_found_however_its_lines_are_wrapped() -> None:
+    row = dataclasses.replace(ROW, before="call(one, [two, three])", after="pass")
+    assert row.plant("call(\n    one,\n    [\n        two,\n        three,\n    ],\n)\n") == "pass\n"
+    with pytest.raises(DoesNotApply, match="0 times"):
+        row.plant("call(one, [two three])\n")
+
+
 def test_a_bug_that_is_not_valid_python_is_not_planted() -> None:
     with pytest.raises(DoesNotApply, match="no Python"):
         dataclasses.replace(ROW, within="Store.take", after="pass(").plant(SOURCE)
 
 
 def test_the_failures_are_read_from_what_pytest_prints() -> None:
-    text = "FAILED tests/daemon/test_a.py::test_one[x-1] - assert 1\nERROR tests/b.py::test_two - no\n1 failed\n"
+    text = (
+        "FAILED tests/daemon/test_a.py::test_one[x-1] - assert 1\nERROR tests/b.py::test_two - no\n1 failed\n"
+    )
     assert list(failures(text)) == ["test_one", "test_two"]
 
 
@@ -55,6 +64,8 @@ def test_children_of_the_copy_import_the_copy_and_notice_what_is_planted_there(t
     probe = "daemon/ledger/test_schema.py::test_migrations_run_once_and_in_order"
     assert copy.run((probe,))[0] == 0
     source = (copy.root / "daemon/ledger/schema.py").read_text()
-    copy.write("daemon/ledger/schema.py", source.replace("if version < newest():", "if version < 0 * newest():"))
+    copy.write(
+        "daemon/ledger/schema.py", source.replace("if version < newest():", "if version < 0 * newest():")
+    )
     status, text = copy.run((probe,))
     assert (status, list(failures(text))) == (1, ["test_migrations_run_once_and_in_order"])

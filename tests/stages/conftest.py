@@ -12,11 +12,22 @@ from stages.training.mini import make_blank_pack
 from stages.weights.packs import Pack, open_pack
 from tests.stages.pictures import draw_image
 
-SIZES = [(480, 640), (640, 480), (96, 128), (37, 41), (1, 1), (700, 20), (8, 300), (128, 128), (480, 640), (333, 222)]
+SIZES = [
+    (480, 640),
+    (640, 480),
+    (96, 128),
+    (37, 41),
+    (1, 1),
+    (700, 20),
+    (8, 300),
+    (128, 128),
+    (480, 640),
+    (333, 222),
+]
 
 
-# Half the cores, as threads of several that wait for each other at every small operation take minutes on a busy machine;
-# but with a single one torch takes slow convolutions.
+# Half the cores, as threads of several that wait for each other at every small operation
+# take minutes on a busy machine; but with a single one torch takes slow convolutions.
 torch.set_num_threads(max(2, len(os.sched_getaffinity(0)) // 2))
 
 

@@ -8,5 +8,8 @@ from stages.yolo.descriptor import Detection
 
 assert wave
 HEAVY = Descriptor(
-    name="heavy", key="heavy", result=Detection, backends={"b": Backend(place="nowhere:Stage", options=FakeOptions)}
+    name="heavy",
+    key="heavy",
+    result=Detection,
+    backends={"b": Backend(place="nowhere:Stage", options=FakeOptions)},
 )

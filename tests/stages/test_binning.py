@@ -7,7 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from stages.binning import Bin, Criterion, Thresholds, apply_rule, is_decided, judge, load_rule, measure_dispersion
+from stages.binning import (
+    Bin,
+    Criterion,
+    Thresholds,
+    apply_rule,
+    is_decided,
+    judge,
+    load_rule,
+    measure_dispersion,
+)
 from stages.registry import ORDER
 
 T = Thresholds()
@@ -18,7 +27,12 @@ def write(text: str, score: float = 0.9, height: int = 1) -> dict[str, Any]:
 
 
 def payloads(
-    boxes: int = 0, text: float = 0.0, objects: int = 0, kinds: int = 0, dispersion: float = 0.0, similarity: float | None = 0.0
+    boxes: int = 0,
+    text: float = 0.0,
+    objects: int = 0,
+    kinds: int = 0,
+    dispersion: float = 0.0,
+    similarity: float | None = 0.0,
 ) -> dict[str, bytes]:
     lines = [write("two words")] * boxes
     answers = {
@@ -49,7 +63,9 @@ def name_of(**figures: Any) -> str:
         ({"boxes": 3, "objects": 6}, "A"),
     ],
 )
-def test_a_threshold_must_be_exceeded_and_text_comes_before_objects(figures: dict[str, Any], name: str) -> None:
+def test_a_threshold_must_be_exceeded_and_text_comes_before_objects(
+    figures: dict[str, Any], name: str
+) -> None:
     assert name_of(**figures) == name
 
 
@@ -100,7 +116,12 @@ def test_thresholds_are_the_configurations() -> None:
 def test_criteria_of_a_stage_that_did_not_run_do_not_pass() -> None:
     verdict = judge({}, T)
     assert verdict.name == "C"
-    assert {c for rules in verdict.criteria.values() for c in rules.values() if (c.value, c.passed) != (None, None)} == set()
+    assert {
+        c
+        for rules in verdict.criteria.values()
+        for c in rules.values()
+        if (c.value, c.passed) != (None, None)
+    } == set()
 
 
 def test_a_caption_without_a_similarity_has_none_compared() -> None:
@@ -129,7 +150,9 @@ def test_a_users_rule_is_loaded_by_module_and_function(rules: str) -> None:
     assert apply_rule(rule, {"ocr": {"count": 0}, "bin": {"name": "B"}}) == "B"
 
 
-@pytest.mark.parametrize("reference", ["no_such_module:rule", "my_rules:missing", "my_rules", ":rule", "", "my_rules:LIMIT"])
+@pytest.mark.parametrize(
+    "reference", ["no_such_module:rule", "my_rules:missing", "my_rules", ":rule", "", "my_rules:LIMIT"]
+)
 def test_a_rule_that_cannot_be_loaded_is_refused_with_its_name(rules: str, reference: str) -> None:
     with pytest.raises(ValueError, match=r"\[binning\] rules = ") as caught:
         load_rule(reference)

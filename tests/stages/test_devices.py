@@ -16,7 +16,10 @@ from stages.kernels import launch
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), OutOfMemory),
         (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemory),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OutOfMemory),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            OutOfMemory,
+        ),
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), DeviceLost),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), DeviceLost),
         (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), DeviceLost),

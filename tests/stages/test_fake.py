@@ -20,7 +20,9 @@ from tests.daemon_process import PATIENCE
 
 
 def make_stage(name: str, *, batch_size: int = 16, **options: Any) -> Stage:
-    stage = registry.build(StageSpec(name=name, backend="fake", batch_size=batch_size, options=options), "none")
+    stage = registry.build(
+        StageSpec(name=name, backend="fake", batch_size=batch_size, options=options), "none"
+    )
     stage.load()
     return stage
 
@@ -45,12 +47,17 @@ def test_fake_answers_are_consistent() -> None:
         assert isinstance(answer, Objects)
         assert answer.count == len(answer.detections)
         assert answer.unique == len({found.label for found in answer.detections})
-        centers = [((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) for box in (found.box for found in answer.detections)]
+        centers = [
+            ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+            for box in (found.box for found in answer.detections)
+        ]
         spread = [max(axis) - min(axis) for axis in zip(*centers, strict=True)] or [0.0, 0.0]
         assert answer.dispersion == pytest.approx(spread[0] * spread[1] / (640 * 480))
     for answer in make_stage("ocr").run(IMAGES):
         assert isinstance(answer, Ocr)
-        boxes = [(line.box[2][0] - line.box[0][0]) * (line.box[2][1] - line.box[0][1]) for line in answer.lines]
+        boxes = [
+            (line.box[2][0] - line.box[0][0]) * (line.box[2][1] - line.box[0][1]) for line in answer.lines
+        ]
         assert answer.area_ratio == pytest.approx(sum(boxes) / (640 * 480))
 
 
@@ -87,7 +94,9 @@ def test_a_marked_image_fails_and_its_batch_mates_do_not(fault: str, transient: 
     assert (bad.reason, bad.transient) == (Reason.STAGE, transient)
 
 
-@pytest.mark.parametrize(("fault", "error"), [("raise", ValueError), ("oom", OutOfMemory), ("lost", DeviceLost)])
+@pytest.mark.parametrize(
+    ("fault", "error"), [("raise", ValueError), ("oom", OutOfMemory), ("lost", DeviceLost)]
+)
 def test_a_marked_image_raises(fault: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         make_stage("clip", fail={"BAD": fault}).run([make_image(b"BAD")])
@@ -108,7 +117,8 @@ def test_an_unknown_fault_is_refused() -> None:
 
 def test_the_refusal_of_an_unknown_option_lists_all_options() -> None:
     with pytest.raises(
-        ValueError, match="fake takes load_seconds, latency_seconds, latency_per_image_seconds, fail, oom_above"
+        ValueError,
+        match="fake takes load_seconds, latency_seconds, latency_per_image_seconds, fail, oom_above",
     ):
         make_stage("clip", latency=1)
 
@@ -145,7 +155,8 @@ def test_a_hanging_image_stops_every_thread_of_the_process() -> None:
         while process.stdout.readline() != b"ready\n":
             pass
         deadline = time.monotonic() + PATIENCE
-        while select.select([process.stdout], [], [], 0.3)[0]:  # beats from before it hung; none in 30 of their periods
+        while select.select([process.stdout], [], [], 0.3)[0]:
+            # beats from before it hung; none in 30 of their periods
             assert os.read(process.stdout.fileno(), 4096), "it ended"
             assert time.monotonic() < deadline, "other threads go on"
         process.kill()

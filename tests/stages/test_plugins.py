@@ -22,11 +22,19 @@ def describe(name: str, **fields: Any) -> Descriptor:
 
 
 FIRST, SECOND = describe("first", uses=("second", "ocr")), describe("second")
-OCR, RENAMED, BARE, HYPHEN = describe("ocr"), describe("renamed", key="other"), describe("bare", backends={}), describe("a-b")
+OCR, RENAMED, BARE, HYPHEN = (
+    describe("ocr"),
+    describe("renamed", key="other"),
+    describe("bare", backends={}),
+    describe("a-b"),
+)
 BIN, TEXT = describe("bin"), "not a stage"
 MISSPELT = describe("misspelt", uses=("clipp", "ocr", "zzz"))
 LISTED, UNUSED = describe("listed", backends=["b"]), describe("unused", uses=None)
-NOTHING, PLAIN = describe("nothing", result=None), describe("plain", backends={"b": Backend(place="x:y", options=dict)})
+NOTHING, PLAIN = (
+    describe("nothing", result=None),
+    describe("plain", backends={"b": Backend(place="x:y", options=dict)}),
+)
 
 
 class Lost(msgspec.Struct):
@@ -42,7 +50,9 @@ def gather(monkeypatch: pytest.MonkeyPatch, **values: str) -> plugins.Gathered:
     return plugins.gather(BUILT_IN)
 
 
-def test_stages_of_plug_ins_run_after_visionds_own_and_after_those_that_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_of_plug_ins_run_after_visionds_own_and_after_those_that_they_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = gather(monkeypatch, first=f"{__name__}:FIRST", second=f"{__name__}:SECOND")
     assert list(found.stages) == ["ocr", "yolo", "clip", "blip", "second", "first"]
     assert found.problems == {}
@@ -63,7 +73,11 @@ def test_stages_of_plug_ins_run_after_visionds_own_and_after_those_that_they_use
         ("listed", f"{__name__}:LISTED", "it has no backends"),
         ("unused", f"{__name__}:UNUSED", "must be a tuple"),
         ("nothing", f"{__name__}:NOTHING", "its result must be a msgspec.Struct"),
-        ("plain", f"{__name__}:PLAIN", 'its backend "b" must be a Backend whose options are a msgspec.Struct'),
+        (
+            "plain",
+            f"{__name__}:PLAIN",
+            'its backend "b" must be a Backend whose options are a msgspec.Struct',
+        ),
         ("unreadable", f"{__name__}:UNREADABLE", "the type of its result cannot be read: NameError"),
         ("leaves", "tests.stages.leaves:STAGE", "SystemExit: 3"),
     ],
@@ -78,7 +92,9 @@ def test_a_plug_in_that_cannot_be_used_is_named_and_stops_nothing_else(
     assert why in problem
 
 
-def test_if_two_distributions_have_a_stage_of_the_same_name_neither_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_two_distributions_have_a_stage_of_the_same_name_neither_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     entries = [EntryPoint("second", f"{__name__}:{name}", plugins.GROUP) for name in ("SECOND", "FIRST")]
     monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
     found = plugins.gather(BUILT_IN)
@@ -86,7 +102,9 @@ def test_if_two_distributions_have_a_stage_of_the_same_name_neither_is_used(monk
     assert "has a stage with this name too; uninstall one of them" in found.problems["second"]
 
 
-def test_an_unknown_stage_in_uses_is_named_with_the_nearest_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_stage_in_uses_is_named_with_the_nearest_known_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = gather(monkeypatch, misspelt=f"{__name__}:MISSPELT")
     assert "misspelt" in found.stages
     assert found.problems["misspelt"] == (
@@ -96,7 +114,8 @@ def test_an_unknown_stage_in_uses_is_named_with_the_nearest_known_one(monkeypatc
 
 
 def test_a_descriptor_that_imports_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "HEAVY", ("wave",))  # in place of torch, which the tests have imported already
+    # in place of torch, which the tests have imported already
+    monkeypatch.setattr(plugins, "HEAVY", ("wave",))
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     monkeypatch.delitem(sys.modules, "tests.stages.heavy", raising=False)
     found = gather(monkeypatch, heavy="tests.stages.heavy:HEAVY", second=f"{__name__}:SECOND")

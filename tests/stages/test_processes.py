@@ -48,7 +48,9 @@ def test_the_command_is_safe_by_itself_too(tmp_path: Path) -> None:
 
 def test_a_childs_children_take_no_code_from_the_working_directory(tmp_path: Path) -> None:
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {PRINT_PATH!r}], check=True)"
-    run = subprocess.run(python("-c", program), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        python("-c", program), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
     assert not {"", str(tmp_path)} & set(run.stdout.splitlines())
 
 
@@ -57,7 +59,9 @@ def test_a_child_has_the_settings_that_it_is_given() -> None:
     assert environment()["PATH"] == os.environ["PATH"]
 
 
-def test_the_command_removes_the_first_entry_of_the_module_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_removes_the_first_entry_of_the_module_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for entry in ("lib", "rules"):
         (tmp_path / entry).mkdir()
     rules = str(tmp_path / "rules")  # by its absolute path: that was meant

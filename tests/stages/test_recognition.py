@@ -1,4 +1,5 @@
-"""Checkpoints of other classes, made with random weights by ultralytics and transformers: the refusal names each class."""
+"""Checkpoints of other classes, made with random weights by
+ultralytics and transformers: the refusal names each class."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> 
         ("RTDETRDetectionModel", "rtdetr-l.yaml", "is an RT-DETR model (RTDETRDetectionModel)"),
     ],
 )
-def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: str, structure: str, message: str) -> None:
+def test_another_model_of_ultralytics_is_refused_by_name(
+    tmp_path: Path, kind: str, structure: str, message: str
+) -> None:
     file = save_yolo(tmp_path, kind, structure, width=1.0 if kind.startswith("RTDETR") else 0.125)
     for refuse in (
         lambda: open_pack(file, tmp_path / "models"),
@@ -50,7 +53,9 @@ def test_another_model_of_ultralytics_is_refused_by_name(tmp_path: Path, kind: s
     ):
         with pytest.raises((PackError, StageUnusable)) as caught:
             refuse()
-        assert str(caught.value).startswith(f"{file} {message}; visiond takes YOLO detection models (DetectionModel")
+        assert str(caught.value).startswith(
+            f"{file} {message}; visiond takes YOLO detection models (DetectionModel"
+        )
     assert not (tmp_path / "models").exists(), "what is refused is not recorded"
 
 
@@ -67,7 +72,9 @@ def test_a_detection_model_is_taken(tmp_path: Path, structure: str) -> None:
 def test_a_pickle_that_may_not_be_read_is_refused_with_both_ways_out(tmp_path: Path) -> None:
     file = save_yolo(tmp_path, "DetectionModel", "yolov8n.yaml")
     pack = open_pack(file, tmp_path / "models")
-    with pytest.raises(PackError, match=r"models make FOLDER --yolo .*x\.pt --allow-pickle.*allow_pickle = true"):
+    with pytest.raises(
+        PackError, match=r"models make FOLDER --yolo .*x\.pt --allow-pickle.*allow_pickle = true"
+    ):
         resolve(pack, "yolo")
     assert resolve(pack, "yolo", {"options": {"allow_pickle": True}}).files == {"weights": str(file)}
 
@@ -78,7 +85,9 @@ def test_a_checkpoint_that_is_cut_short_or_of_another_library_is_refused_by_name
     with pytest.raises(PackError, match=r"x\.pt is cut short or damaged"):
         open_pack(file, tmp_path / "models")
     torch.save(torch.nn.Linear(1, 1), file)
-    with pytest.raises(PackError, match=r"does not contain an ultralytics model, but torch\.nn\.modules\.linear\.Linear"):
+    with pytest.raises(
+        PackError, match=r"does not contain an ultralytics model, but torch\.nn\.modules\.linear\.Linear"
+    ):
         open_pack(file, tmp_path / "models")
 
 
@@ -116,7 +125,9 @@ def test_another_class_of_transformers_is_refused_by_name(
 ) -> None:
     folder = part(stage)
     config = transformers.AutoConfig.from_pretrained(folder)
-    getattr(transformers, kind)(config.vision_config if kind == "CLIPVisionModel" else config).save_pretrained(folder)
+    getattr(transformers, kind)(
+        config.vision_config if kind == "CLIPVisionModel" else config
+    ).save_pretrained(folder)
     with pytest.raises(PackError, match=message) as caught:
         open_pack(folder, tmp_path / "models")
     taken = str(caught.value).split("visiond takes ")[1]
@@ -126,22 +137,34 @@ def test_another_class_of_transformers_is_refused_by_name(
 @pytest.mark.parametrize("architectures", [None, ["BlipForConditionalGeneration"]])
 def test_blip_for_questions_is_recognized_by_its_weights(part: Any, architectures: list[str] | None) -> None:
     folder = part("blip")
-    transformers.BlipForQuestionAnswering(transformers.BlipConfig.from_pretrained(folder)).save_pretrained(folder)
+    transformers.BlipForQuestionAnswering(transformers.BlipConfig.from_pretrained(folder)).save_pretrained(
+        folder
+    )
     config = json.loads((folder / "config.json").read_text()) | {"architectures": architectures}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PackError, match=r"model\.safetensors holds weights of BLIP for questions or retrieval"):
+    with pytest.raises(
+        PackError, match=r"model\.safetensors holds weights of BLIP for questions or retrieval"
+    ):
         check_transformers(MODEL, folder)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "siglip", "architectures": ["SiglipModel"]}, r'holds SiglipModel \(model_type "siglip"'),
-        ({"model_type": "blip-2", "architectures": ["Blip2ForConditionalGeneration"]}, r"holds Blip2ForConditionalGeneration"),
+        (
+            {"model_type": "siglip", "architectures": ["SiglipModel"]},
+            r'holds SiglipModel \(model_type "siglip"',
+        ),
+        (
+            {"model_type": "blip-2", "architectures": ["Blip2ForConditionalGeneration"]},
+            r"holds Blip2ForConditionalGeneration",
+        ),
         ({}, r'holds a model \(model_type ""'),
     ],
 )
-def test_a_model_of_another_family_is_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_a_model_of_another_family_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(PackError, match=message):
         open_pack(tmp_path, tmp_path / "models")

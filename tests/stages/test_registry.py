@@ -40,12 +40,18 @@ def test_a_stage_is_built_from_its_spec() -> None:
 @pytest.mark.parametrize(
     ("stage", "backend", "message"),
     [
-        ("yolo", "ultralytic", 'there is no backend for yolo called "ultralytic"; did you mean "ultralytics"?'),
+        (
+            "yolo",
+            "ultralytic",
+            'there is no backend for yolo called "ultralytic"; did you mean "ultralytics"?',
+        ),
         ("ocr", "zzz", 'there is no backend for ocr called "zzz"; choose one of fake, ppocr.'),
         ("clipp", "fake", 'there is no stage "clipp"; did you mean "clip"?'),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest_known_one(stage: str, backend: str, message: str) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(
+    stage: str, backend: str, message: str
+) -> None:
     with pytest.raises(registry.UnknownName) as caught:
         registry.build(StageSpec(name=stage, backend=backend), "cpu")
     assert str(caught.value) == message

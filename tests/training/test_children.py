@@ -42,7 +42,9 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_a_training_ends_with_all_that_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_ends_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("stages.training.children.GRACE_SECONDS", 0.5)
     with locked(tmp_path) as lock:
         child = start_child(STUBBORN, tmp_path / "pids", os.environ, lock)

@@ -1,5 +1,5 @@
-"""The detector's training resumes at its own checkpoint, whatever other files exist, and does not restart when it is
-finished."""
+"""The detector's training resumes at its own checkpoint, whatever other files exist,
+and does not restart when it is finished."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    plan = Plan(tmp_path_factory.mktemp("scenes"), seed=3, scenes=12, edge=16, detector_scenes=12, detector_edge=64)
+    plan = Plan(
+        tmp_path_factory.mktemp("scenes"), seed=3, scenes=12, edge=16, detector_scenes=12, detector_edge=64
+    )
     write_cache(plan)
     return plan.detector_folder / "data.yaml"
 
 
 @pytest.fixture
 def job(dataset: Path, tmp_path: Path) -> DetectorJob:
-    return DetectorJob(folder=str(tmp_path / "own"), dataset=str(dataset), batch_size=8, epochs=2, workers=0, resume=True)
+    return DetectorJob(
+        folder=str(tmp_path / "own"), dataset=str(dataset), batch_size=8, epochs=2, workers=0, resume=True
+    )
 
 
 def kill_after_an_epoch(job: DetectorJob) -> None:
@@ -92,7 +96,9 @@ def test_a_new_training_uses_nothing_of_the_earlier_one(job: DetectorJob) -> Non
 
 
 @pytest.mark.parametrize("kill", [kill_after_an_epoch, kill_in_the_last_validation])
-def test_a_training_killed_after_its_last_epoch_is_finished(job: DetectorJob, kill: Callable[[DetectorJob], None]) -> None:
+def test_a_training_killed_after_its_last_epoch_is_finished(
+    job: DetectorJob, kill: Callable[[DetectorJob], None]
+) -> None:
     whole = msgspec.structs.replace(job, epochs=1)
     kill(whole)
     assert train_detector(whole) == Path(job.folder, LAST)

@@ -36,8 +36,18 @@ LONG = "a golden retriever asleep on a red leather sofa"
 @pytest.mark.parametrize(
     ("kind", "example", "edge", "said"),
     [
-        ("clip", Example("", ["a car"], {"dog": 1.0}), 192, "the tag 'dog' is not one that CLIP knows; choose one of circle, "),
-        ("clip", Example("", ["a car", LONG]), 192, f"the caption '{LONG}' takes 38 tokens, and the model reads 24"),
+        (
+            "clip",
+            Example("", ["a car"], {"dog": 1.0}),
+            192,
+            "the tag 'dog' is not one that CLIP knows; choose one of circle, ",
+        ),
+        (
+            "clip",
+            Example("", ["a car", LONG]),
+            192,
+            f"the caption '{LONG}' takes 38 tokens, and the model reads 24",
+        ),
         ("blip", Example("", [LONG]), 192, f"the caption '{LONG}' takes 38 tokens, and the model reads 32"),
         ("blip", Example("", ["a car"]), 224, "are 224 pixels wide, but the models take 192"),
     ],

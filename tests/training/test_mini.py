@@ -8,8 +8,8 @@ from transformers import BlipForConditionalGeneration, CLIPModel
 
 from stages.checkpoints import load_model, load_tokenizer
 from stages.manifest import digest_folder, read_manifest
+from stages.scenes.generator import make_scene
 from stages.training.mini import BLANK_NOTICE, Sizes, Vocabulary, layers, make_blank_pack
-from stages.training.scenes import make_scene
 from stages.yolo.network import load_network
 
 TINY = Sizes(
@@ -50,7 +50,9 @@ def test_a_blank_pack_says_that_it_is_blank(blank: Path) -> None:
 
 def test_the_models_are_those_of_the_sizes_and_names(blank: Path) -> None:
     vocabulary = Vocabulary.of_scenes()
-    network, config = load_network({"weights": str(blank / "yolo.safetensors"), "config": str(blank / "yolo.json")})
+    network, config = load_network(
+        {"weights": str(blank / "yolo.safetensors"), "config": str(blank / "yolo.json")}
+    )
     assert tuple(config["names"]) == vocabulary.classes
     assert network.model[-1].nc == len(vocabulary.classes)
     clip = load_model(CLIPModel, str(blank / "clip"), torch.float32, "cpu")
@@ -75,5 +77,15 @@ def test_every_caption_of_the_scenes_is_tokenized_word_for_word_and_fits(blank: 
 def test_a_word_that_is_unknown_is_spelled(blank: Path) -> None:
     tokenizer = load_tokenizer(str(blank / "blip"))
     tokens = tokenizer("a Zebra!")["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(tokens) == ["[CLS]", "a", "z", "##e", "##b", "##r", "##a", "!", "[SEP]"]
+    assert tokenizer.convert_ids_to_tokens(tokens) == [
+        "[CLS]",
+        "a",
+        "z",
+        "##e",
+        "##b",
+        "##r",
+        "##a",
+        "!",
+        "[SEP]",
+    ]
     assert tokenizer.decode(tokens, skip_special_tokens=True) == "a zebra!"

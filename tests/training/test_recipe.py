@@ -17,6 +17,7 @@ from stages.base import Image
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
 from stages.manifest import MANIFEST, Manifest, PackError, read_manifest
+from stages.scenes.truth import Truth
 from stages.training import mini
 from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
 from stages.training.card import Card, Training, draw_curves, read_card, read_training, write_card
@@ -25,9 +26,16 @@ from stages.training.examples import EXAMPLES, Example, write_examples, write_li
 from stages.training.folders import replace_folder, restore_folder
 from stages.training.job import FINAL
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner
-from stages.training.recipe import Options, TrainingFailed, list_jobs, pack_models, parse_options, train_mini, watch
+from stages.training.options import parse_options
+from stages.training.recipe import (
+    Options,
+    TrainingFailed,
+    list_jobs,
+    pack_models,
+    train_mini,
+    watch,
+)
 from stages.training.trainer import Settings, Trainer
-from stages.training.truth import Truth
 from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from stages.yolo.descriptor import Objects
 from tests.training.test_trainer import NAMES, TINY
@@ -91,7 +99,10 @@ def test_the_stages_say_what_was_learned(images: list[Image], scenes: list[tuple
     tags = [image.results["clip"] for image in images]
     pairs = [(caption.text, truth.captions[0]) for caption, (_, truth) in zip(captions, scenes, strict=True)]
     assert sum(said == true for said, true in pairs) >= 0.8 * COUNT, pairs
-    assert sum(clip.tags[0].label == truth.tags[0] for clip, (_, truth) in zip(tags, scenes, strict=True)) >= 0.8 * COUNT
+    assert (
+        sum(clip.tags[0].label == truth.tags[0] for clip, (_, truth) in zip(tags, scenes, strict=True))
+        >= 0.8 * COUNT
+    )
 
 
 def test_a_caption_is_like_its_own_image(images: list[Image]) -> None:
@@ -156,7 +167,10 @@ def test_a_box_stays_on_its_object_in_the_detectors_square() -> None:
 
 
 def test_the_command_line_fills_the_options(tmp_path: Path) -> None:
-    options = parse_options(["--out", "/tmp/x/pack", "--only", "clip", "--clip-seconds", "5", "--clip-batch", "32", "--resume"])
+    options = parse_options(
+        "",
+        ["--out", "/tmp/x/pack", "--only", "clip", "--clip-seconds", "5", "--clip-batch", "32", "--resume"],
+    )
     assert (options.only, options.seconds["clip"], options.resume) == (("clip",), 5, True)
     assert options.workdir == Path("/tmp/x/pack-work")
     write_lines(tmp_path, [b""] * 100)
@@ -169,13 +183,17 @@ def test_the_command_line_fills_the_options(tmp_path: Path) -> None:
 def test_a_batch_is_no_larger_than_the_scenes_that_there_are(tmp_path: Path) -> None:
     write_lines(tmp_path, [b""] * 10)
     jobs = list_jobs(Options(out=tmp_path, workdir=tmp_path), tmp_path)
-    assert {jobs["clip"].settings.batch_size, jobs["blip"].settings.batch_size, jobs["yolo"].batch_size} == {10}
+    assert {jobs["clip"].settings.batch_size, jobs["blip"].settings.batch_size, jobs["yolo"].batch_size} == {
+        10
+    }
 
 
 @pytest.mark.parametrize("option", ["--scenes", "--processes", "--workers", "--blip-batch"])
-def test_a_number_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+def test_a_number_of_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
     with pytest.raises(SystemExit):
-        parse_options(["--out", str(tmp_path), option, "0"])
+        parse_options("", ["--out", str(tmp_path), option, "0"])
     assert f"argument {option}: it must be 1 or more" in capsys.readouterr().err
 
 
@@ -236,14 +254,16 @@ def test_one_model_is_put_into_a_pack_and_the_others_stay(tmp_path: Path) -> Non
 
 def test_a_folder_that_is_no_pack_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ending:
-        parse_options(["--out", str(tmp_path.parent)])
+        parse_options("", ["--out", str(tmp_path.parent)])
     assert ending.value.code == 2
     assert f"{tmp_path.parent} is not a pack" in capsys.readouterr().err
-    assert parse_options(["--out", str(tmp_path)]).out == tmp_path  # which is empty
+    assert parse_options("", ["--out", str(tmp_path)]).out == tmp_path  # which is empty
 
 
 @pytest.mark.parametrize("renamings", [0, 1, 2])
-def test_a_pack_survives_a_kill_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamings: int) -> None:
+def test_a_pack_survives_a_kill_while_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamings: int
+) -> None:
     class Killed(BaseException):
         pass
 

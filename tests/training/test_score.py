@@ -11,9 +11,9 @@ from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip, Tag
 from stages.clip.embeddings import encode_embedding
 from stages.ocr.descriptor import Line, Ocr
+from stages.scenes.truth import Truth
 from stages.training.cache import draw
 from stages.training.score import choose_bin, count_read, groups_are_true, mark, pick_captions, score_pack
-from stages.training.truth import Truth
 from stages.weights.packs import MINI
 from stages.yolo.descriptor import Detection, Objects
 
@@ -22,7 +22,9 @@ CORNERS = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
 
 def find_truth(**wanted: object) -> Truth:
     truths = (draw(5, index, ((160, 1.0),))[1] for index in range(400))
-    return next(truth for truth in truths if all(getattr(truth, name) == value for name, value in wanted.items()))
+    return next(
+        truth for truth in truths if all(getattr(truth, name) == value for name, value in wanted.items())
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,9 @@ def test_a_wrong_place_is_wrong_but_its_groups_are_not(photo: Truth) -> None:
     assert [miss["said"] for miss in wrong] == [said]
 
 
-@pytest.mark.parametrize("change", [lambda said: said.replace("a ", "nine ", 1), lambda said: "", lambda said: said + " a"])
+@pytest.mark.parametrize(
+    "change", [lambda said: said.replace("a ", "nine ", 1), lambda said: "", lambda said: said + " a"]
+)
 def test_a_wrong_group_or_no_sentence_is_wrong(change, photo: Truth) -> None:
     assert not groups_are_true(change(photo.captions[0]).replace("two", "six"), photo)
 

@@ -17,11 +17,19 @@ from stages.training import mini
 from stages.training.cache import draw, share_tags, tell_example
 from stages.training.dataset import MOST_SPOTS, NO_SPOT, Examples, change, pack_spots
 from stages.training.examples import Example, Spot, write_examples
+from stages.training.hardware import probe_batch
 from stages.training.job import FINAL, WEIGHTS, forget_training
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Grounding
 from stages.training.recipe import describe_progress
 from stages.training.schedule import Schedule
-from stages.training.trainer import CHECKPOINTS, LOG, ResumeError, Settings, Trainer, find_checkpoint, probe_batch
+from stages.training.trainer import (
+    CHECKPOINTS,
+    LOG,
+    ResumeError,
+    Settings,
+    Trainer,
+    find_checkpoint,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
@@ -74,7 +82,9 @@ SETTINGS = Settings(batch_size=16, steps=8, log_every=1, checkpoint_every=3, lea
 
 @pytest.mark.parametrize("make", [make_blip, make_clip])
 def test_the_loss_falls_on_a_few_scenes(make, examples: Examples, tmp_path: Path) -> None:
-    trainer = Trainer(*make(examples), msgspec.structs.replace(SETTINGS, steps=40, checkpoint_every=0), tmp_path)
+    trainer = Trainer(
+        *make(examples), msgspec.structs.replace(SETTINGS, steps=40, checkpoint_every=0), tmp_path
+    )
     trainer.run()
     losses = read_losses(tmp_path)
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
@@ -92,9 +102,12 @@ def test_every_weight_is_learned(make, examples: Examples) -> None:
 
 
 @pytest.mark.parametrize("make", [make_blip, make_clip])
-def test_a_run_that_was_killed_and_resumed_has_the_curve_of_one_that_was_not(make, examples: Examples, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_and_resumed_has_the_curve_of_one_that_was_not(
+    make, examples: Examples, tmp_path: Path
+) -> None:
     Trainer(*make(examples), SETTINGS, tmp_path / "whole").run()
-    Trainer(*make(examples), SETTINGS, tmp_path / "killed").run(stop_after=5)  # two steps after its last checkpoint
+    # two steps after its last checkpoint
+    Trainer(*make(examples), SETTINGS, tmp_path / "killed").run(stop_after=5)
     resumed = Trainer(*make(examples), SETTINGS, tmp_path / "killed")
     resumed.run(resume=True)
     assert read_losses(tmp_path / "killed") == read_losses(tmp_path / "whole")
@@ -140,7 +153,9 @@ def test_a_line_of_the_log_that_was_torn_is_passed_over(tmp_path: Path) -> None:
     assert len(read_losses(tmp_path)) == SETTINGS.steps
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced, sync = list[str](), os.fsync
 
     def record(fd: int) -> None:
@@ -190,7 +205,10 @@ def test_a_new_training_removes_the_weights_of_the_earlier_one(tmp_path: Path) -
 
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     Trainer(Dropped(), Values(), msgspec.structs.replace(SETTINGS, checkpoint_every=1), tmp_path).run()
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000007", "step-00000008"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000007",
+        "step-00000008",
+    ]
 
 
 def test_slow_steps_are_kept_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,12 +245,17 @@ class Unchanged:
         return len(self.batches)
 
     def take(self, places: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
-        parts = [self.batches.take(places[i : i + 1], np.random.default_rng(int(places[i]))) for i in range(len(places))]
+        parts = [
+            self.batches.take(places[i : i + 1], np.random.default_rng(int(places[i])))
+            for i in range(len(places))
+        ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def test_a_pass_divides_its_share_of_the_batch(tmp_path: Path) -> None:
-    trainer = Trainer(Dropped(), Values(), msgspec.structs.replace(SETTINGS, batch_size=12, micro_batch=5), tmp_path)
+    trainer = Trainer(
+        Dropped(), Values(), msgspec.structs.replace(SETTINGS, batch_size=12, micro_batch=5), tmp_path
+    )
     trainer.run()
     assert (trainer.batch_size, trainer.micro_batch, trainer.accumulation) == (12, 4, 3)
 
@@ -249,7 +272,9 @@ def test_a_batch_of_less_than_an_example_for_each_process_is_an_error_that_says_
         trainer.run()
 
 
-@pytest.mark.parametrize(("room", "most", "least_found"), [(100, 1000, 88), (1000, 64, 64), (5, 64, 4), (8, 64, 8)])
+@pytest.mark.parametrize(
+    ("room", "most", "least_found"), [(100, 1000, 88), (1000, 64, 64), (5, 64, 4), (8, 64, 8)]
+)
 def test_the_probe_fills_the_memory_and_backs_off(room: int, most: int, least_found: int) -> None:
     asked: list[int] = []
 

@@ -1,4 +1,5 @@
-"""Measures the quality of an image, without weights. This file describes the stage. Only workers import stage.py."""
+"""Measures the quality of an image, without weights. This file describes the stage.
+Only workers import stage.py."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from stages.descriptor import Backend, Descriptor
 class Quality(msgspec.Struct, frozen=True):
     """Measured on an image's brightness. Noise and sharpness are in units of its 256 levels."""
 
-    sharpness: float  # variance of the Laplacian; higher is sharper. Blurred photographs have less than about 100
+    # variance of the Laplacian; higher is sharper. Blurred photographs have less than about 100
+    sharpness: float
     brightness: float  # mean, 0..1
     dark: float  # share of the pixels that are black, 0..1
     bright: float  # share of the pixels that are white, 0..1
@@ -25,7 +27,12 @@ class QualityOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which pixels count as black and white."""
 
     clipped: Annotated[
-        int, Meta(ge=0, le=127, description="A pixel counts as black up to this level, and as white from 255 minus this level.")
+        int,
+        Meta(
+            ge=0,
+            le=127,
+            description="A pixel counts as black up to this level, and as white from 255 minus this level.",
+        ),
     ] = 2
 
 
@@ -33,6 +40,10 @@ QUALITY = Descriptor(
     name="quality",
     key="quality",
     result=Quality,
-    backends={"torch": Backend(place="visiond_quality.stage:QualityStage", options=QualityOptions, needs_weights=False)},
+    backends={
+        "torch": Backend(
+            place="visiond_quality.stage:QualityStage", options=QualityOptions, needs_weights=False
+        )
+    },
     cost=0.01,
 )

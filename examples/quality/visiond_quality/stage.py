@@ -1,8 +1,8 @@
 """The stage: a few sums over each image's brightness, on the worker's device.
 
-Sharpness: J. L. Pech-Pacheco et al., "Diatom autofocusing in brightfield microscopy", ICPR 2000. Noise: J. Immerkær, "Fast
-noise variance estimation", CVIU 64 (1996). The hash is dHash: for each of 8 × 8 fields, whether it is
-darker than its neighbor on the right.
+Sharpness: J. L. Pech-Pacheco et al., "Diatom autofocusing in brightfield microscopy", ICPR 2000. Noise: J.
+Immerkær, "Fast noise variance estimation", CVIU 64 (1996). The hash is dHash: for each of 8 × 8 fields,
+whether it is darker than its neighbor on the right.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class QualityStage(Stage):
         return Quality(*(round(figure, 4) for figure in figures.tolist()), hash=hash_levels(levels))
 
     def filter(self, levels: Tensor) -> Tensor:
-        """Both filters on an image [height, width]. An image that is too small for them has no edges and no noise."""
+        """Both filters on an image [height, width]. An image
+        that is too small for them has no edges and no noise."""
         if min(levels.shape) < 3:
             return levels.new_zeros(2, 1)
         return F.conv2d(levels[None, None], self.filters)[0].flatten(1)

@@ -16,7 +16,9 @@ from tests.makers import tree
 
 
 @pytest.mark.parametrize(("cold", "left"), [(False, ["kernels"]), (True, [])])
-def test_a_run_finds_no_results_and_compiled_kernels_only_when_warm(tmp_path: Path, cold: bool, left: list[str]) -> None:
+def test_a_run_finds_no_results_and_compiled_kernels_only_when_warm(
+    tmp_path: Path, cold: bool, left: list[str]
+) -> None:
     place = Place(tmp_path, "mini")
     for file in ("state/ledger.sqlite", "state/kernels/a.cubin", "results/a.jpg.json"):
         (place.home / file).parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +36,9 @@ def test_weights_are_named_as_in_the_configuration(tmp_path: Path, monkeypatch: 
 
 
 def test_lines_for_the_pipeline_reach_the_daemon(tmp_path: Path) -> None:
-    config = Place(tmp_path, "mini", ["workers_per_device = 2", "threads_per_worker = 3"]).prepare(tmp_path / 'a"b')
+    config = Place(tmp_path, "mini", ["workers_per_device = 2", "threads_per_worker = 3"]).prepare(
+        tmp_path / 'a"b'
+    )
     assert (config.pipeline.workers_per_device, config.pipeline.threads_per_worker) == (2, 3)
     assert config.inbox[0].path == tmp_path / 'a"b'
 
@@ -67,7 +71,8 @@ def test_workers_are_fed_from_memory(tmp_path: Path) -> None:
     config = parse(place.settings, tmp_path)
     images = sorted(place.inbox().iterdir())
     assert measure_ceiling(config, images, 0.5) > 0
-    assert tree(tmp_path).keys() == {f"inbox/{image.name}" for image in images} | {"daemon.toml"}  # nothing is written
+    # nothing is written
+    assert tree(tmp_path).keys() == {f"inbox/{image.name}" for image in images} | {"daemon.toml"}
 
 
 def test_images_that_the_workers_fail_on_from_memory_are_reported(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         digest = "SELECT digest FROM image WHERE path LIKE 'evil%' OR CAST(path AS TEXT) LIKE 'evil%'"
         ocr = "SELECT id FROM model WHERE stage = 'ocr'"
         ledger.execute(
-            f"UPDATE result SET payload = ?, checksum = NULL WHERE model = ({ocr}) AND digest = ({digest})", (payload.encode(),)
+            f"UPDATE result SET payload = ?, checksum = NULL WHERE model = ({ocr}) AND digest = ({digest})",
+            (payload.encode(),),
         )
     return place
 
@@ -92,7 +93,9 @@ def test_show_prints_why_an_image_failed_and_accepts_its_number(place: Place) ->
     assert "×" not in told  # a file that is not an image has no size
 
 
-def test_a_bug_in_visiond_has_its_own_exit_status(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_in_visiond_has_its_own_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> None:
         raise RuntimeError("a defect")
 
@@ -114,7 +117,9 @@ def test_an_image_whose_name_is_listed_with_escapes_answers_to_the_number_beside
 
 def test_list_shows_which_files_failed_and_why(place: Place) -> None:
     told = say(place, "list", "--status", "failed")
-    assert told.endswith(f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n")
+    assert told.endswith(
+        f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n"
+    )
     assert "00001.ppm" not in told
     assert told == say(place, "list", "--status", "FAILED")  # as the list prints it
     [document] = json.loads(say(place, "list", "--status", "failed", "--json"))
@@ -143,7 +148,8 @@ def test_a_listing_is_a_plain_row_an_image_for_programs_and_fits_the_terminal_fo
         lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.read(1 << 16).decode()).splitlines()
     assert max(map(len, lines)) <= 50
     column = slice(lines[0].index("file"), lines[0].index("bin or reason"))
-    assert str(place.inbox() / "broken.jpg") in "".join(line[column].strip() for line in lines)  # folded, and whole
+    # folded, and whole
+    assert str(place.inbox() / "broken.jpg") in "".join(line[column].strip() for line in lines)
 
 
 def test_a_name_in_two_inboxes_is_refused_with_both(tmp_path: Path) -> None:
@@ -189,8 +195,11 @@ def test_export_writes_to_standard_output(place: Place) -> None:
 
 
 @pytest.mark.parametrize("file", ["mix.csv", "-"])
-def test_export_by_ratio_reports_how_many_images_it_leaves_out(place: Place, tmp_path: Path, file: str) -> None:
-    mixed = place.command("export", "--ratio", "A=1,B=1", file if file == "-" else tmp_path / file)  # of one A and five B
+def test_export_by_ratio_reports_how_many_images_it_leaves_out(
+    place: Place, tmp_path: Path, file: str
+) -> None:
+    # of one A and five B
+    mixed = place.command("export", "--ratio", "A=1,B=1", file if file == "-" else tmp_path / file)
     assert mixed.stderr == "4 images left out to keep the shares.\n"
 
 
@@ -207,7 +216,16 @@ def test_an_existing_file_is_replaced_only_with_force(place: Place, tmp_path: Pa
 
 
 PRINTING = (
-    *("status", "list --json", "show 00001.ppm", "show 00001.ppm --json", "export -", "export - -f jsonl", "gpus", "plan"),
+    *(
+        "status",
+        "list --json",
+        "show 00001.ppm",
+        "show 00001.ppm --json",
+        "export -",
+        "export - -f jsonl",
+        "gpus",
+        "plan",
+    ),
     *("check --quick", "check --quick --json", "verify", "models list", "--version", "--help"),
 )
 
@@ -286,10 +304,16 @@ def test_a_replaced_version_is_not_retried_and_that_is_reported(tmp_path: Path) 
 def test_gpus_lists_the_gpus_and_plan_the_placement(place: Place) -> None:
     listed = json.loads(say(place, "gpus", "--json"))
     assert all(
-        {"name", "total_bytes", "free_bytes", "used_bytes", "compute_capability", "processes"} <= gpu.keys() for gpu in listed
+        {"name", "total_bytes", "free_bytes", "used_bytes", "compute_capability", "processes"} <= gpu.keys()
+        for gpu in listed
     )
     planned = json.loads(say(place, "plan", "--json"))
-    assert [stage for segment in planned["segments"] for stage in segment["stages"]] == ["ocr", "yolo", "clip", "blip"]
+    assert [stage for segment in planned["segments"] for stage in segment["stages"]] == [
+        "ocr",
+        "yolo",
+        "clip",
+        "blip",
+    ]
     assert planned["why"]
 
 
@@ -306,8 +330,13 @@ def test_check_lists_each_problem_with_its_fix_and_what_is_ok(tmp_path: Path) ->
     as_json = bad.command("check", "--json")
     assert as_json.returncode == os.EX_CONFIG
     errors = [finding["text"] for finding in json.loads(as_json.stdout) if finding["grade"] == "error"]
-    assert [line.removeprefix("error   ") for line in told.stdout.splitlines() if line.startswith("error")] == errors != []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]  # it created nothing
+    assert (
+        [line.removeprefix("error   ") for line in told.stdout.splitlines() if line.startswith("error")]
+        == errors
+        != []
+    )
+    # it created nothing
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]
 
 
 def test_check_reports_a_refused_configuration_as_json_too(tmp_path: Path) -> None:
@@ -325,7 +354,9 @@ def test_check_reports_a_port_in_use_unless_its_own_daemon_has_it(tmp_path: Path
         for command in ("check", "run"):
             told = place.command(command)
             assert told.returncode == os.EX_CONFIG
-            assert (told.stdout + told.stderr).count(f"http.listen: cannot listen on {address}: Address already in use.") == 1
+            assert (told.stdout + told.stderr).count(
+                f"http.listen: cannot listen on {address}: Address already in use."
+            ) == 1
     with Daemon(place):
         told = say(place, "check")
     assert f"http.listen: {address} is in use by the daemon of this state folder." in told
@@ -351,7 +382,10 @@ def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> No
         ("cuda:x", '"cuda:x" is not a device', "check"),
     ):
         told = Place(tmp_path, {"pipeline": {"devices": [device]}}).command(*command)
-        assert (told.returncode, problem in told.stdout + told.stderr) == (os.EX_CONFIG, True), (device, command)
+        assert (told.returncode, problem in told.stdout + told.stderr) == (os.EX_CONFIG, True), (
+            device,
+            command,
+        )
         assert "Traceback" not in told.stderr
 
 
@@ -367,20 +401,32 @@ def test_check_reports_a_damaged_ledger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "run", "plan"])
-def test_every_wrong_option_of_a_stage_is_reported_before_any_worker_starts(tmp_path: Path, command: str) -> None:
-    options = {"ocr": {"backend": "", "options": {"txt_score": 0.5}}, "yolo": {"backend": "", "options": {"conf": "high"}}}
+def test_every_wrong_option_of_a_stage_is_reported_before_any_worker_starts(
+    tmp_path: Path, command: str
+) -> None:
+    options = {
+        "ocr": {"backend": "", "options": {"txt_score": 0.5}},
+        "yolo": {"backend": "", "options": {"conf": "high"}},
+    }
     told = Place(tmp_path, {"stages": options}).command(command)
     assert told.returncode == os.EX_CONFIG
     said = told.stdout + told.stderr
     assert "\\n" not in said
-    assert "[stages.ocr.options] Object contains unknown field `txt_score`; ppocr takes text_score, mask_threshold" in said
-    assert "[stages.yolo.options] Expected `float`, got `str` - at `$.conf`; ultralytics takes conf, iou" in said
+    assert (
+        "[stages.ocr.options] Object contains unknown field `txt_score`; ppocr takes text_score, mask_threshold"
+        in said
+    )
+    assert (
+        "[stages.yolo.options] Expected `float`, got `str` - at `$.conf`; ultralytics takes conf, iou" in said
+    )
     assert "worker" not in told.stderr
 
 
 def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
-    assert f"models: pack mini in {MINI}; the digests of all files in use are as recorded." in say(place, "check", "--quick")
+    assert f"models: pack mini in {MINI}; the digests of all files in use are as recorded." in say(
+        place, "check", "--quick"
+    )
 
 
 def test_models_list_names_an_invalid_manifest(tmp_path: Path) -> None:
@@ -392,7 +438,9 @@ def test_models_list_names_an_invalid_manifest(tmp_path: Path) -> None:
 
 
 def test_models_list_shows_which_weights_the_configuration_uses_wherever_they_are(tmp_path: Path) -> None:
-    elsewhere = shutil.copytree(MINI, tmp_path / "elsewhere" / "mine", ignore=shutil.ignore_patterns("manifest.json"))
+    elsewhere = shutil.copytree(
+        MINI, tmp_path / "elsewhere" / "mine", ignore=shutil.ignore_patterns("manifest.json")
+    )
     stages = {"yolo": {"backend": "", "model": str(MINI)}, "clip": {"backend": ""}, "blip": {"backend": ""}}
     place = Place(tmp_path, {"models": {"pack": "elsewhere/mine"}, "stages": stages})
     listed = json.loads(say(place, "models", "list", "--json"))
@@ -417,23 +465,39 @@ def test_commands_that_only_read_work_without_a_configured_stage_and_warn_once(t
     assert place.run_once().returncode == 0
     stages = ["ocr", "yolo", "clip", "blip", "quality"]
     segments = [{"stages": stages[:4], "devices": ["cpu"]}, {"stages": ["quality"], "devices": ["cpu"]}]
-    place.configure({"pipeline": {"stages": stages, "segment": segments}, "stages": {"quality": {"options": {"clipped": 3}}}})
+    place.configure(
+        {
+            "pipeline": {"stages": stages, "segment": segments},
+            "stages": {"quality": {"options": {"clipped": 3}}},
+        }
+    )
     told = 'no stage "quality" is installed; available are ocr, yolo, clip, blip. Install its plug-in'
     for command in ("status", "list", "show 00000.ppm", "export -", "verify", "backup copy.sqlite", "gpus"):
         done = place.command(*command.split())
         assert (done.returncode, done.stdout != "") == (0, True), (command, done.stderr)
-        assert done.stderr.count(told) == done.stderr.count("Warning: ") == (command != "gpus"), (command, done.stderr)
+        assert done.stderr.count(told) == done.stderr.count("Warning: ") == (command != "gpus"), (
+            command,
+            done.stderr,
+        )
     for command in ("run --once", "check", "redo --all", "retry --all", "plan"):
         done = place.command(*command.split())
-        assert (done.returncode, told in done.stdout + done.stderr) == (os.EX_CONFIG, True), (command, done.stderr)
+        assert (done.returncode, told in done.stdout + done.stderr) == (os.EX_CONFIG, True), (
+            command,
+            done.stderr,
+        )
     place.assert_kept(DONE=2)
 
 
 def test_samples_are_written_with_their_truth(place: Place, tmp_path: Path) -> None:
-    assert say(place, "samples", tmp_path / "new", "--count", "2", "--seed", "5") == f"2 images in {tmp_path / 'new'}\n"
+    assert (
+        say(place, "samples", tmp_path / "new", "--count", "2", "--seed", "5")
+        == f"2 images in {tmp_path / 'new'}\n"
+    )
     truths = [json.loads(line) for line in (tmp_path / "new" / ".truth.jsonl").read_text().splitlines()]
     assert len(truths) == 2
-    assert sorted(path.name for path in (tmp_path / "new").glob("[!.]*")) == sorted(truth["file"] for truth in truths)
+    assert sorted(path.name for path in (tmp_path / "new").glob("[!.]*")) == sorted(
+        truth["file"] for truth in truths
+    )
 
 
 def test_the_demo_reports_new_images_and_processes_none_twice(tmp_path: Path) -> None:
@@ -447,7 +511,8 @@ def test_the_demo_reports_new_images_and_processes_none_twice(tmp_path: Path) ->
 
 
 def test_training_without_its_libraries_names_what_to_install(place: Place, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None')  # as if not installed
+    # as if not installed
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None')
     assert "visiond train mini --out my-pack" in say(place, "train", "--help")
     told = place.command("train", "mini", "--out", "pack", prefix=["env", f"PYTHONPATH={tmp_path}"])
     assert told.returncode == os.EX_UNAVAILABLE
@@ -480,9 +545,16 @@ def test_each_command_explains_itself_with_an_example() -> None:
         "models list",
         "train mini",
     } <= commands.keys()
-    assert [name for name, text in commands.items() if f"Examples:\n      visiond {name}" not in (text or "")] == []
-    assert [line for text in commands.values() for line in (text or "").splitlines()[1:] if len(line) > 4 + 76] == []
-    assert all("visiond" in str(group.typer_instance and group.typer_instance.info.help) for group in app.registered_groups)
+    assert [
+        name for name, text in commands.items() if f"Examples:\n      visiond {name}" not in (text or "")
+    ] == []
+    assert [
+        line for text in commands.values() for line in (text or "").splitlines()[1:] if len(line) > 4 + 76
+    ] == []
+    assert all(
+        "visiond" in str(group.typer_instance and group.typer_instance.info.help)
+        for group in app.registered_groups
+    )
 
 
 @pytest.mark.parametrize(
@@ -503,7 +575,17 @@ def test_each_command_explains_itself_with_an_example() -> None:
         (["status", "--config", "no-such.toml"], os.EX_CONFIG, "no-such.toml cannot be read"),
     ],
     ids=[
-        *("an option", "a mix", "a bin", "a file", "a pipe", "a state", "nothing to retry", "all and one", "an ending"),
+        *(
+            "an option",
+            "a mix",
+            "a bin",
+            "a file",
+            "a pipe",
+            "a state",
+            "nothing to retry",
+            "all and one",
+            "an ending",
+        ),
         *("a backup to a pipe", "samples", "a demo", "a configuration"),
     ],
 )
@@ -559,7 +641,9 @@ def test_the_commands_that_the_demo_prints_work_when_pasted_in_any_folder(tmp_pa
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_check_names_a_sink_that_cannot_take_records(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from tests.daemon_process import Place
 
 def save_checkpoint(folder: Path) -> Path:
     """The mini pack's YOLO, as ultralytics' trainer saves it."""
-    model, config = load_network({"weights": str(MINI / "yolo.safetensors"), "config": str(MINI / "yolo.json")})
+    model, config = load_network(
+        {"weights": str(MINI / "yolo.safetensors"), "config": str(MINI / "yolo.json")}
+    )
     model.names = dict(enumerate(config["names"]))
     torch.save({"model": model.half(), "ema": None, "train_args": {"imgsz": 320}}, folder / "best.pt")
     return folder / "best.pt"
@@ -29,7 +31,8 @@ def save_checkpoint(folder: Path) -> Path:
 
 def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    clip = shutil.copytree(MINI / "clip", tmp_path / "weights" / "clip")  # without a manifest, and so without a notice
+    # without a manifest, and so without a notice
+    clip = shutil.copytree(MINI / "clip", tmp_path / "weights" / "clip")
     sources = {"yolo": save_checkpoint(tmp_path), "clip": clip, "blip": MINI / "blip"}
     refused = place.command("models", "make", "mine", "--yolo", sources["yolo"])
     assert (refused.returncode, refused.stderr.count("--allow-pickle"), (tmp_path / "mine").exists()) == (
@@ -39,14 +42,25 @@ def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
     )
     said: list[str] = []
     manifest = making.make_pack(tmp_path / "mine", sources, said.append, allow_pickle=True)
-    assert [line.split()[0] for line in said if "processes two test images" in line] == ["yolo", "clip", "blip"]
+    assert [line.split()[0] for line in said if "processes two test images" in line] == [
+        "yolo",
+        "clip",
+        "blip",
+    ]
     assert f'    pack = "{tmp_path / "mine"}"' in making.explain_use(tmp_path / "mine", manifest)
     pack = open_pack(tmp_path / "mine", tmp_path / "models")
     verify(pack)
-    assert pack.manifest.digests.keys() >= {"yolo.safetensors", "yolo.json", "labels.txt", "clip/model.safetensors"}
+    assert pack.manifest.digests.keys() >= {
+        "yolo.safetensors",
+        "yolo.json",
+        "labels.txt",
+        "clip/model.safetensors",
+    }
     assert not list(pack.folder.rglob("*.pt"))
     specs = resolve_all(pack, ("ocr", "yolo", "clip", "blip"), {})
-    assert [("mini pack" in spec.notice) for spec in specs] == [False, False, False, True], "a notice goes with its weights"
+    assert [("mini pack" in spec.notice) for spec in specs] == [False, False, False, True], (
+        "a notice goes with its weights"
+    )
 
 
 @pytest.fixture
@@ -62,7 +76,9 @@ def make(folder: Path, *, force: bool = False, **sources: Path) -> list[str]:
 @pytest.mark.usefixtures("well")
 def test_a_pack_of_some_stages_reports_what_else_is_needed(tmp_path: Path) -> None:
     told = "\n".join(make(tmp_path / "mine", yolo=MINI / "yolo.safetensors"))
-    assert 'It does not contain clip and blip. Either write `stages = ["ocr", "yolo"]` under [pipeline]' in told
+    assert (
+        'It does not contain clip and blip. Either write `stages = ["ocr", "yolo"]` under [pipeline]' in told
+    )
     assert 'or name other weights, for example `model = "/path"` under [stages.clip]' in told
     assert open_pack(tmp_path / "mine", tmp_path / "models").manifest.stages.keys() == {"yolo"}
 
@@ -77,7 +93,11 @@ def test_a_pickle_of_transformers_is_converted_only_where_that_is_allowed(tmp_pa
     with pytest.raises(ModelsUnusable, match=r"pytorch_model\.bin is a pickle.*--allow-pickle"):
         make(tmp_path / "mine", clip=clip)
     making.make_pack(tmp_path / "mine", {"clip": clip}, lambda _: None, allow_pickle=True)
-    assert {file.suffix for file in (tmp_path / "mine").rglob("*") if file.is_file()} == {".json", ".txt", ".safetensors"}
+    assert {file.suffix for file in (tmp_path / "mine").rglob("*") if file.is_file()} == {
+        ".json",
+        ".txt",
+        ".safetensors",
+    }
 
 
 @pytest.mark.usefixtures("well")
@@ -95,7 +115,9 @@ def test_an_existing_folder_is_replaced_only_with_force_and_only_if_it_is_a_pack
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "photos"]
 
 
-def test_all_sources_are_checked_before_anything_is_converted_and_each_that_is_wrong_is_named(tmp_path: Path) -> None:
+def test_all_sources_are_checked_before_anything_is_converted_and_each_that_is_wrong_is_named(
+    tmp_path: Path,
+) -> None:
     wrong = {"clip": MINI / "blip", "blip": tmp_path / "nowhere"}
     said: list[str] = []
     labels, sources = tmp_path / "labels.txt", {"yolo": save_checkpoint(tmp_path), **wrong}

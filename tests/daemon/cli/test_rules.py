@@ -27,26 +27,38 @@ def check(place: Place, rule: str, module: str = RULES) -> tuple[int, list[str]]
     (place.folder / "my_rules.py").write_text(module)
     place.configure({"binning": {"rules": f"my_rules:{rule}"}})
     checked = place.command("check", "--json", prefix=["env", f"PYTHONPATH={place.folder}"])
-    return checked.returncode, [finding["text"] for finding in json.loads(checked.stdout) if "my_rules:" in finding["text"]]
+    return checked.returncode, [
+        finding["text"] for finding in json.loads(checked.stdout) if "my_rules:" in finding["text"]
+    ]
 
 
-def test_a_rule_is_tried_on_a_sample_and_once_there_is_one_on_the_newest_image_that_is_done(tmp_path: Path) -> None:
+def test_a_rule_is_tried_on_a_sample_and_once_there_is_one_on_the_newest_image_that_is_done(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     assert check(place, "good") == (0, ["binning rule my_rules:good puts a sample record into bin big."])
     place.configure({"binning": {"rules": ""}})
     place.drop("a.ppm", picture(1))
     assert place.run_once().returncode == 0
-    assert check(place, "good") == (0, ["binning rule my_rules:good puts image 1 (the newest that is DONE) into bin a."])
+    assert check(place, "good") == (
+        0,
+        ["binning rule my_rules:good puts image 1 (the newest that is DONE) into bin a."],
+    )
 
 
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
         ("wrong_key", "KeyError: 'faces' (FILE, line 6); the record has bin, blip, caption"),
-        ("no_name", "the binning rule returned 'no name of a bin'; a bin's name is letters, digits, - and _ (FILE, line 8)"),
+        (
+            "no_name",
+            "the binning rule returned 'no name of a bin'; a bin's name is letters, digits, - and _ (FILE, line 8)",
+        ),
     ],
 )
-def test_a_rule_that_would_fail_images_is_an_error_with_its_file_and_line(tmp_path: Path, rule: str, said: str) -> None:
+def test_a_rule_that_would_fail_images_is_an_error_with_its_file_and_line(
+    tmp_path: Path, rule: str, said: str
+) -> None:
     place = Place(tmp_path)
     status, [text] = check(place, rule)
     assert status == os.EX_CONFIG

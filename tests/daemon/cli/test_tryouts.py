@@ -1,4 +1,5 @@
-"""`visiond check` builds each stage in a separate process; a stage that cannot be built stops `run` with a clear message."""
+"""`visiond check` builds each stage in a separate process; a
+stage that cannot be built stops `run` with a clear message."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from tests.daemon_process import Daemon, Place
 SENTENCE = "x.pt is a YOLO pose model; visiond takes others."
 
 
-def try_all(folder: Path, pipeline: dict[str, Any] | None = None, **options: dict[str, Any]) -> dict[str, Tryout]:
+def try_all(
+    folder: Path, pipeline: dict[str, Any] | None = None, **options: dict[str, Any]
+) -> dict[str, Tryout]:
     """Trials of fake stages with these options, by stage. Every JPEG has JFIF in it, the page too."""
     stages = {stage: {"backend": "fake", "options": options.get(stage, {})} for stage in ORDER}
     config = parse({"stages": stages, "pipeline": {"devices": ["cpu"], **(pipeline or {})}}, folder)
@@ -44,7 +47,9 @@ def test_check_builds_each_stage_unless_it_is_to_be_quick(tmp_path: Path) -> Non
     assert "processes two test images" not in place.command("check", "--quick").stdout
 
 
-def test_a_stage_that_cannot_be_built_is_refused_by_check_and_run_with_the_same_sentence(tmp_path: Path) -> None:
+def test_a_stage_that_cannot_be_built_is_refused_by_check_and_run_with_the_same_sentence(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path, {"stages": {"yolo": {"backend": "fake", "options": {"unusable": SENTENCE}}}})
     place.drop_many(range(1))
     checked, run = place.command("check"), place.run_once()
@@ -57,23 +62,35 @@ def test_a_stage_that_cannot_be_built_is_refused_by_check_and_run_with_the_same_
 def test_a_stage_that_ends_or_hangs_its_process_or_fails_on_the_page_is_one_finding(tmp_path: Path) -> None:
     seconds = {"load_timeout_seconds": 2.0, "batch_timeout_seconds": 1.0}
     faults = {"ocr": "segfault", "yolo": "raise", "clip": "hang"}
-    found = try_all(tmp_path, seconds, **{stage: {"fail": {"JFIF": fault}} for stage, fault in faults.items()})
+    found = try_all(
+        tmp_path, seconds, **{stage: {"fail": {"JFIF": fault}} for stage, fault in faults.items()}
+    )
     assert found["ocr"].problem == "its test process was killed by SIGSEGV."
-    assert found["yolo"].problem.startswith("it is built, but fails on a test image of 1280×960: stage: yolo: ")
+    assert found["yolo"].problem.startswith(
+        "it is built, but fails on a test image of 1280×960: stage: yolo: "
+    )
     assert found["clip"].problem == "building and trying it took longer than 3 s."
-    assert (found["blip"].problem, [b"text" in answer for answer in found["blip"].answers]) == ("", [True, True])
+    assert (found["blip"].problem, [b"text" in answer for answer in found["blip"].answers]) == (
+        "",
+        [True, True],
+    )
     assert list(found) == list(ORDER)
 
 
 def test_stages_of_other_segments_get_the_results_of_earlier_ones(tmp_path: Path) -> None:
-    tables = [{"stages": ["ocr", "yolo", "clip"], "devices": ["cpu"]}, {"stages": ["blip"], "devices": ["cpu"]}]
+    tables = [
+        {"stages": ["ocr", "yolo", "clip"], "devices": ["cpu"]},
+        {"stages": ["blip"], "devices": ["cpu"]},
+    ]
     found = try_all(tmp_path, {"segment": tables})
     similarities = [json.loads(answer)["similarity"] for answer in found["blip"].answers]
     assert len(similarities) == 2
     assert None not in similarities  # computed with CLIP's embedding
 
 
-def test_a_stage_that_works_only_on_images_of_one_size_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_works_only_on_images_of_one_size_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registry, "build", Stacking)
     spec = StageSpec("ocr", "fake")
     setup = Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["ocr"])
@@ -87,9 +104,9 @@ def test_a_stage_that_works_only_on_images_of_one_size_is_a_warning(tmp_path: Pa
     monkeypatch.setattr(check, "try_stages", lambda _: found)
     place = Place(tmp_path)
     findings = list(check.examine(load(place.config), place.config))
-    assert [finding.text for finding in findings if finding.grade == "warning" and "stage ocr" in finding.text] == [
-        f"stage ocr on cpu: {tried.warning}"
-    ]
+    assert [
+        finding.text for finding in findings if finding.grade == "warning" and "stage ocr" in finding.text
+    ] == [f"stage ocr on cpu: {tried.warning}"]
 
 
 @pytest.mark.parametrize("pixels", [1, 10_000, 100_000_000])
@@ -105,11 +122,15 @@ class Stacking(FakeStage):
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         sizes = [(image.width, image.height) for image in images]
         if len(set(sizes)) > 1:
-            raise RuntimeError(f"stack expects each tensor to be equal size, but got {sizes[0]} and {sizes[1]}")
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {sizes[0]} and {sizes[1]}"
+            )
         return super().run(images)
 
 
-def test_a_trial_runs_no_code_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_runs_no_code_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("resource.py", "msgspec.py", "daemon.py"):
         (tmp_path / name).write_text("open('trap', 'w')")
     monkeypatch.chdir(tmp_path)
@@ -119,7 +140,10 @@ def test_a_trial_runs_no_code_from_the_current_folder(tmp_path: Path, monkeypatc
 
 def test_the_process_that_asks_loads_no_torch() -> None:
     program = "import sys, daemon.cli.check, daemon.cli.making; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
 
 
 NOTICE = "random: means nothing"
@@ -131,13 +155,22 @@ def test_a_notice_is_shown_wherever_results_are(tmp_path: Path) -> None:
     line = f"yolo and clip: {NOTICE}"
     place.drop_many(range(1))
     assert f"Note: {line}." in place.run_once().stderr
-    for command, shown in ((("status",), "stdout"), (("show", "1"), "stdout"), (("list",), "stderr"), (("check",), "stdout")):
+    for command, shown in (
+        (("status",), "stdout"),
+        (("show", "1"), "stdout"),
+        (("list",), "stderr"),
+        (("check",), "stdout"),
+    ):
         assert line in getattr(place.command(*command), shown), command
     resting = json.loads(place.command("status", "--json").stdout)
     with Daemon(place) as daemon:
         daemon.wait_event("models have a notice", notice=line)
         assert line in daemon.fetch("/")[1].decode()
-        assert json.loads(daemon.fetch("/api/status")[1])["notices"] == resting["notices"] == {"yolo": NOTICE, "clip": NOTICE}
+        assert (
+            json.loads(daemon.fetch("/api/status")[1])["notices"]
+            == resting["notices"]
+            == {"yolo": NOTICE, "clip": NOTICE}
+        )
         metrics = daemon.fetch("/metrics")[1].decode()
     shown = [row for row in metrics.splitlines() if row.startswith("visiond_stage_notice_info{")]
     assert {row.split("}")[0].partition("{")[2] for row in shown if row.endswith(" 1.0")} == {

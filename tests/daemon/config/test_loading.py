@@ -34,7 +34,11 @@ def test_an_empty_file_means_the_defaults() -> None:
     config = parse({}, Path("/srv"))
     assert [inbox.path for inbox in config.inbox] == [Path("/srv/inbox")]
     assert config.stage_names == ["ocr", "yolo", "clip", "blip"]
-    assert (config.inbox[0].on_success, config.output.bins, config.pipeline.placement) == ("keep", "none", "auto")
+    assert (config.inbox[0].on_success, config.output.bins, config.pipeline.placement) == (
+        "keep",
+        "none",
+        "auto",
+    )
     assert config.pipeline.limits() == Limits()
     assert config.binning.thresholds() == Thresholds()
 
@@ -49,12 +53,16 @@ def test_paths_are_relative_to_the_files_folder(tmp_path: Path) -> None:
     assert config.state.path == tmp_path / "state"
 
 
-@pytest.mark.parametrize(("told", "meant"), [("token", "/srv/token"), ("../token", "/token"), ("/etc/token", "/etc/token")])
+@pytest.mark.parametrize(
+    ("told", "meant"), [("token", "/srv/token"), ("../token", "/token"), ("/etc/token", "/etc/token")]
+)
 def test_a_file_of_http_may_lie_anywhere(told: str, meant: str) -> None:
     assert parse({"http": {"token_file": told}}, Path("/srv")).http.token_file == meant
 
 
-def test_without_a_file_paths_are_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_paths_are_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(None).models.folder == tmp_path / "models"
 
@@ -65,7 +73,9 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pack_or_a_model_is_a_path_when_it_has_a_slash_and_a_name_otherwise() -> None:
-    config = parse({"models": {"pack": "./packs/mine"}, "stages": {"ocr": {"model": "../ocr"}}}, Path("/srv/visiond"))
+    config = parse(
+        {"models": {"pack": "./packs/mine"}, "stages": {"ocr": {"model": "../ocr"}}}, Path("/srv/visiond")
+    )
     assert config.models.pack == "/srv/visiond/packs/mine"
     assert config.stages.ocr.model == "/srv/ocr"
     plain = parse({"models": {"pack": "standard"}, "stages": {"clip": {"model": "large"}}}, Path("/srv"))
@@ -74,7 +84,8 @@ def test_a_pack_or_a_model_is_a_path_when_it_has_a_slash_and_a_name_otherwise() 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"missing.toml cannot be read: No such file or directory. Name another file with --config"
+        ConfigError,
+        match=r"missing.toml cannot be read: No such file or directory. Name another file with --config",
     ):
         load(tmp_path / "missing.toml")
 
@@ -116,7 +127,10 @@ def test_an_invalid_size_is_refused_with_an_example(text: str) -> None:
 
 def test_a_size_below_its_least_is_refused() -> None:
     [problem] = problems_of({"pipeline": {"slab_bytes": "1 kB"}})
-    assert problem == "pipeline.slab_bytes: write 0 or at least 1 MiB; images larger than the slab are refused (it is '1 kB')"
+    assert (
+        problem
+        == "pipeline.slab_bytes: write 0 or at least 1 MiB; images larger than the slab are refused (it is '1 kB')"
+    )
 
 
 NOT_NUMBERS = [math.inf, -math.inf, math.nan, 1e308, -1e308, 2**63, 2**64, -(2**63) - 1, 10**400]
@@ -128,7 +142,8 @@ def number_keys() -> list[tuple[str, ...]]:
 
 
 def all_keys(kinds: Collection[type] = ()) -> list[tuple[str, ...]]:
-    """Every key of the configuration, or those of these types, as a path; [[inbox]] and the segments are lists."""
+    """Every key of the configuration, or those of these types, as a path;
+    [[inbox]] and the segments are lists."""
     found: list[tuple[str, ...]] = []
 
     def walk(model: Any, path: tuple[str, ...]) -> None:
@@ -156,7 +171,9 @@ def document_of(path: tuple[str, ...], value: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", number_keys(), ids=".".join)
-@pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)[:8])
+@pytest.mark.parametrize(
+    "value", NOT_NUMBERS, ids=lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)[:8]
+)
 def test_infinite_and_too_large_numbers_are_refused_by_name(path: tuple[str, ...], value: float) -> None:
     problems = problems_of(document_of(path, value))
     assert [path[-1] in problem for problem in problems] == [True]
@@ -164,7 +181,14 @@ def test_infinite_and_too_large_numbers_are_refused_by_name(path: tuple[str, ...
 
 def test_the_keys_that_take_numbers_are_found() -> None:
     keys = {path[-1] for path in number_keys()}
-    assert {"priority", "settle_seconds", "slab_bytes", "text_area_threshold", "batch_size", "max_aspect_ratio"} <= keys
+    assert {
+        "priority",
+        "settle_seconds",
+        "slab_bytes",
+        "text_area_threshold",
+        "batch_size",
+        "max_aspect_ratio",
+    } <= keys
     assert len(number_keys()) >= 29
     for path in number_keys():
         load_default = document_of(path, 256 << 20 if path[-1].endswith("_bytes") else 1)
@@ -195,7 +219,10 @@ def test_every_problem_is_reported_with_its_file(tmp_path: Path) -> None:
             {"pipeline": {"segment": [{"stages": ["ocr"], "device": ["cpu"], "devices": ["cpu"]}]}},
             'pipeline.segment[0].device: unknown key; did you mean "devices"?',
         ),
-        ({"http": {"zzz": 1}}, "http.zzz: unknown key; known keys are listen, token_file, tls_certificate, tls_key."),
+        (
+            {"http": {"zzz": 1}},
+            "http.zzz: unknown key; known keys are listen, token_file, tls_certificate, tls_key.",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str, Any], problem: str) -> None:
@@ -205,9 +232,15 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        ({"inbox": {"path": "inbox"}}, "inbox: each entry is a separate table; write [[inbox]] with double brackets."),
+        (
+            {"inbox": {"path": "inbox"}},
+            "inbox: each entry is a separate table; write [[inbox]] with double brackets.",
+        ),
         ({"inbox": [{"path": 3}]}, "inbox[0].path: write a path in quotes (it is 3)"),
-        ({"pipeline": {"devices": "cuda:0"}}, "pipeline.devices: write a list in square brackets (it is 'cuda:0')"),
+        (
+            {"pipeline": {"devices": "cuda:0"}},
+            "pipeline.devices: write a list in square brackets (it is 'cuda:0')",
+        ),
         ({"http": 9464}, "http: write a table (it is 9464)"),
         ({"pipeline": {"mps": "perhaps"}}, "pipeline.mps: write true or false (it is 'perhaps')"),
         (
@@ -222,7 +255,9 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str
         ),
     ],
 )
-def test_a_value_of_another_kind_is_refused_with_what_is_wanted(document: dict[str, Any], problem: str) -> None:
+def test_a_value_of_another_kind_is_refused_with_what_is_wanted(
+    document: dict[str, Any], problem: str
+) -> None:
     assert problems_of(document) == [problem]
 
 
@@ -251,11 +286,17 @@ def test_all_problems_are_reported_at_once() -> None:
         ("retry_seconds", 1e9, "a number from 0 to 100_000_000, for example 5.0 (it is 1000000000.0)"),
         ("threads_per_worker", 1.5, "a whole number from 1 to 16, for example 2 (it is 1.5)"),
         ("threads_per_worker", "two", "a whole number from 1 to 16, for example 2 (it is 'two')"),
-        ("decode_bytes", 1, 'a number of bytes from "256 MiB" to "1048576 GiB", for example "4 GiB" (it is 1)'),
+        (
+            "decode_bytes",
+            1,
+            'a number of bytes from "256 MiB" to "1048576 GiB", for example "4 GiB" (it is 1)',
+        ),
         ("slab_bytes", math.nan, 'a number of bytes up to "1048576 GiB", for example "4 GiB" (it is nan)'),
     ],
 )
-def test_a_number_that_cannot_be_is_refused_with_the_limits_and_an_example(key: str, value: object, wanted: str) -> None:
+def test_a_number_that_cannot_be_is_refused_with_the_limits_and_an_example(
+    key: str, value: object, wanted: str
+) -> None:
     assert problems_of({"pipeline": {key: value}}) == [f"pipeline.{key}: write {wanted}"]
 
 
@@ -298,14 +339,18 @@ def test_a_value_out_of_range_is_refused(document: dict[str, Any]) -> None:
 
 def test_invalid_addresses_and_names_are_refused_with_an_example() -> None:
     listen, name = problems_of({"http": {"listen": "9464"}, "inbox": [{"name": "a/b"}]})[::-1]
-    assert listen.startswith('http.listen: "9464" is not an address; write a host and a port, for example "127.0.0.1:9464"')
+    assert listen.startswith(
+        'http.listen: "9464" is not an address; write a host and a port, for example "127.0.0.1:9464"'
+    )
     assert name.startswith('inbox[0].name: "a/b" is not a valid name; write letters, digits, - and _')
 
 
 @pytest.mark.parametrize("name", ["gpu0", "cuda:x", "cuda:-1", "cuda:", "cuda:²"])
 def test_an_invalid_device_is_refused_with_an_example(name: str) -> None:
     [problem] = problems_of({"pipeline": {"devices": ["cpu", name]}})
-    assert problem.startswith(f'pipeline.devices[1]: "{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists')
+    assert problem.startswith(
+        f'pipeline.devices[1]: "{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists'
+    )
 
 
 @pytest.mark.parametrize("listen", ["", "127.0.0.1:9464", "localhost:80", "[::1]:9464", "0.0.0.0:1"])
@@ -316,17 +361,28 @@ def test_an_address_is_a_host_and_a_port_or_nothing(listen: str) -> None:
 @pytest.mark.parametrize("key", ["results", "failed", "done", "bins_folder"])
 def test_an_output_folder_in_an_inbox_is_refused(key: str) -> None:
     document = {"inbox": [{"path": "drop"}], "output": {key: "drop/out"}}
-    assert problems_of(document) == [f"output.{key}: /srv/drop/out is inside the inbox /srv/drop; choose a folder outside it."]
+    assert problems_of(document) == [
+        f"output.{key}: /srv/drop/out is inside the inbox /srv/drop; choose a folder outside it."
+    ]
 
 
 def test_the_daemons_own_folders_in_an_inbox_are_refused() -> None:
     document = {"inbox": [{"path": "."}]}
     keys = [problem.split(":")[0] for problem in problems_of(document)]
-    assert keys == ["output.results", "output.failed", "output.done", "output.bins_folder", "state.path", "models.folder"]
+    assert keys == [
+        "output.results",
+        "output.failed",
+        "output.done",
+        "output.bins_folder",
+        "state.path",
+        "models.folder",
+    ]
 
 
 @pytest.mark.parametrize("failed", ["out", "out/failed", "."])
-def test_results_and_failed_in_each_other_are_refused_as_a_sidecar_would_be_taken_for_a_failures_reason(failed: str) -> None:
+def test_results_and_failed_in_each_other_are_refused_as_a_sidecar_would_be_taken_for_a_failures_reason(
+    failed: str,
+) -> None:
     [problem] = problems_of({"inbox": [{"path": "/inbox"}], "output": {"results": "out", "failed": failed}})
     assert problem.startswith("output.failed: ")
     assert "contains the other" in problem
@@ -334,7 +390,10 @@ def test_results_and_failed_in_each_other_are_refused_as_a_sidecar_would_be_take
 
 def test_a_folder_of_the_daemons_among_the_bins_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"output\.done: .* is inside output\.bins_folder"):
-        parse({"inbox": [{"on_success": "move"}], "output": {"bins_folder": "out", "done": "out/done"}}, tmp_path)
+        parse(
+            {"inbox": [{"on_success": "move"}], "output": {"bins_folder": "out", "done": "out/done"}},
+            tmp_path,
+        )
 
 
 def test_an_inbox_among_the_bins_is_refused() -> None:
@@ -349,7 +408,10 @@ def test_an_inbox_whose_sub_folders_are_not_watched_may_hold_them() -> None:
 
 
 def test_a_jsonl_output_among_the_images_of_an_inbox_is_refused() -> None:
-    document = {"inbox": [{"path": "drop", "recursive": False}], "output": {"results": "drop/results", "sinks": ["jsonl"]}}
+    document = {
+        "inbox": [{"path": "drop", "recursive": False}],
+        "output": {"results": "drop/results", "sinks": ["jsonl"]},
+    }
     assert problems_of(document) == [
         "output.results: /srv/drop/results.jsonl, the file of the sink jsonl, is inside the inbox /srv/drop; "
         "choose another place."
@@ -360,13 +422,17 @@ def test_a_jsonl_output_among_the_images_of_an_inbox_is_refused() -> None:
 
 def test_inboxes_within_each_other_are_refused() -> None:
     document = {"inbox": [{"path": "drop", "name": "a"}, {"path": "drop/urgent", "name": "b"}]}
-    assert problems_of(document) == ["inbox: one of /srv/drop and /srv/drop/urgent contains the other; keep one of them."]
+    assert problems_of(document) == [
+        "inbox: one of /srv/drop and /srv/drop/urgent contains the other; keep one of them."
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "cam"])
 def test_inboxes_without_names_of_their_own_are_refused_as_they_would_share_their_sidecars(name: str) -> None:
     [problem] = problems_of({"inbox": [{"path": "a"}, {"path": "b", "name": name}]})
-    assert problem == "inbox: /srv/a and /srv/b would write the same sidecars; give each inbox its own `name`."
+    assert (
+        problem == "inbox: /srv/a and /srv/b would write the same sidecars; give each inbox its own `name`."
+    )
 
 
 @pytest.mark.parametrize(
@@ -400,7 +466,9 @@ def test_an_unknown_stage_is_refused_with_a_list_of_the_known_ones() -> None:
     assert problem == 'pipeline.stages: no stage "yodo" is installed; did you mean "yolo"?'
 
 
-@pytest.mark.parametrize("held", [[["ocr", "yolo"], ["blip"]], [["clip", "blip"], ["ocr", "yolo"]], [["ocr"] * 2, ["yolo"]]])
+@pytest.mark.parametrize(
+    "held", [[["ocr", "yolo"], ["blip"]], [["clip", "blip"], ["ocr", "yolo"]], [["ocr"] * 2, ["yolo"]]]
+)
 def test_segments_must_hold_every_stage_once_and_in_order(held: list[list[str]]) -> None:
     tables = [{"stages": stages, "devices": ["cpu"]} for stages in held]
     [problem] = problems_of({"pipeline": {"segment": tables}})
@@ -417,8 +485,17 @@ def test_a_segment_without_a_device_is_refused() -> None:
     assert problems_of({"pipeline": {"segment": tables}})[0].startswith("pipeline.segment[0].devices: ")
 
 
-NUMBERS = [("pipeline", "max_attempts"), ("pipeline", "queue_images"), ("pipeline", "max_pixels"), ("pipeline", "slab_bytes")]
-NUMBERS += [("pipeline", "workers_per_device"), ("pipeline", "decoders_per_worker"), ("binning", "text_boxes_threshold")]
+NUMBERS = [
+    ("pipeline", "max_attempts"),
+    ("pipeline", "queue_images"),
+    ("pipeline", "max_pixels"),
+    ("pipeline", "slab_bytes"),
+]
+NUMBERS += [
+    ("pipeline", "workers_per_device"),
+    ("pipeline", "decoders_per_worker"),
+    ("binning", "text_boxes_threshold"),
+]
 
 
 @pytest.mark.parametrize(("section", "key"), NUMBERS)
@@ -450,7 +527,12 @@ def test_without_its_missing_stages_a_configuration_is_as_if_they_were_not_named
     config = load(file, warn=warnings.append)
     assert (config.stage_names, [table.stages for table in config.pipeline.segment]) == (["ocr"], [["ocr"]])
     assert len(warnings) == 1
-    for other in ('[pipeline]\nstages = "quality"\n', "[pipeline]\nstages = [3]\n", "stages = 3\n", "pipeline = 3\n"):
+    for other in (
+        '[pipeline]\nstages = "quality"\n',
+        "[pipeline]\nstages = [3]\n",
+        "stages = 3\n",
+        "pipeline = 3\n",
+    ):
         file.write_text(other)
         with pytest.raises(ConfigError):
             load(file, warn=warnings.append)
@@ -458,12 +540,17 @@ def test_without_its_missing_stages_a_configuration_is_as_if_they_were_not_named
 
 
 def test_a_configuration_whose_only_stage_is_missing_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "daemon.toml").write_text('[pipeline]\nstages = ["quality"]\n[stages.quality]\nbackend = "torch"\n')
+    (tmp_path / "daemon.toml").write_text(
+        '[pipeline]\nstages = ["quality"]\n[stages.quality]\nbackend = "torch"\n'
+    )
     assert load(tmp_path / "daemon.toml", warn=lambda _: None).stage_names == ["ocr", "yolo", "clip", "blip"]
 
 
 def test_every_unknown_backend_is_named_with_its_key(tmp_path: Path) -> None:
-    tables = {"inbox": [{"path": "inbox"}], "stages": {"ocr": {"backend": "onnx"}, "yolo": {"backend": "fakes"}}}
+    tables = {
+        "inbox": [{"path": "inbox"}],
+        "stages": {"ocr": {"backend": "onnx"}, "yolo": {"backend": "fakes"}},
+    }
     with pytest.raises(ConfigError) as refused:
         parse(tables, tmp_path)
     assert refused.value.problems == [

@@ -11,7 +11,9 @@ from tests.makers import make_job
 
 
 def unread(inbox: int) -> Job:
-    return make_job(inbox=inbox, failure=Failure(Reason.UNREADABLE, "Connection timed out", transient=True, away=True))
+    return make_job(
+        inbox=inbox, failure=Failure(Reason.UNREADABLE, "Connection timed out", transient=True, away=True)
+    )
 
 
 @pytest.fixture
@@ -24,7 +26,9 @@ def test_an_inbox_that_is_away_rests_and_is_reported_once(absences: Absences) ->
         for _ in range(3):
             absences.note([unread(1), unread(1), make_job(inbox=2, digest=b"read")])
     assert absences.resting() == {1}
-    assert absences.held_back() == ["images of inbox /srv/one cannot be read: Connection timed out; they wait"]
+    assert absences.held_back() == [
+        "images of inbox /srv/one cannot be read: Connection timed out; they wait"
+    ]
     assert [entry["event"] for entry in logs] == ["images of an inbox cannot be read; they wait"]
 
 
@@ -41,7 +45,9 @@ def test_it_is_tried_again_after_its_rest_and_is_back_with_the_first_image_that_
     assert [entry["event"] for entry in logs] == ["inbox can be read again"]
 
 
-def test_a_run_that_is_to_end_waits_for_a_few_tries(absences: Absences, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_to_end_waits_for_a_few_tries(
+    absences: Absences, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(absence, "REST_SECONDS", 0.0)
     for lasting in (set(), set(), {2}):
         absences.note([unread(2)])

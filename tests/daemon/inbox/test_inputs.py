@@ -50,7 +50,8 @@ def name_of(item: Input, copy: int) -> str:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Verdict]:
-    """Every input of the catalogue a few times over, good images, odd names and things that are not files, in one run."""
+    """Every input of the catalogue a few times over, good images, odd names and things that are not files,
+    in one run."""
     place = mix(tmp_path_factory.mktemp("mixed"), COPIES, GOOD, random.Random(1))
     assert place.run_once().returncode == 1
     return place, place.judge()
@@ -58,8 +59,15 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Verdict]:
 
 def mix(folder: Path, copies: int, good: int, chance: random.Random) -> Place:
     """CLIP is real here: a stage that uses pixels needs everything decoded."""
-    place = Place(folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}, "stages": {"clip": {"backend": ""}}})
-    drops = [(name_of(item, copy).encode(), data) for item in CATALOGUE for data in [item.make()] for copy in range(copies)]
+    place = Place(
+        folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}, "stages": {"clip": {"backend": ""}}}
+    )
+    drops = [
+        (name_of(item, copy).encode(), data)
+        for item in CATALOGUE
+        for data in [item.make()]
+        for copy in range(copies)
+    ]
     drops += [(b"good-%04d.ppm" % number, picture(number)) for number in range(good)]
     drops += [(path, picture(10**6 + number)) for number, path in enumerate(NAMES.values())]
     chance.shuffle(drops)
@@ -119,7 +127,9 @@ def test_an_odd_name_is_done_and_has_its_own_sidecar(name: str, mixed: tuple[Pla
 def test_files_that_do_not_claim_to_be_images_and_irregular_files_are_skipped(
     mixed: tuple[Place, Verdict],
 ) -> None:
-    not_regular = dict.fromkeys((b"out.jpg", b"loop.jpg", b"folder-link", b"fifo.jpg", b"socket.jpg"), Reason.NOT_REGULAR.value)
+    not_regular = dict.fromkeys(
+        (b"out.jpg", b"loop.jpg", b"folder-link", b"fifo.jpg", b"socket.jpg"), Reason.NOT_REGULAR.value
+    )
     not_images = dict.fromkeys((b"notes.txt", b"Thumbs.db"), Reason.NOT_AN_IMAGE.value)
     assert mixed[1].reasons("SKIPPED") == not_regular | not_images
 
@@ -136,9 +146,11 @@ def test_a_file_that_cannot_be_read_fails_and_is_not_tried_again(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("on_success", "retries"), [("keep", False), ("keep", True), ("move", True)])
-def test_a_file_whose_permissions_were_fixed_is_done(tmp_path: Path, humble: list[str], on_success: str, retries: bool) -> None:
-    """A file in the inbox without further action; one in the failed folder, or one that was not seen again yet, by `visiond
-    retry`."""
+def test_a_file_whose_permissions_were_fixed_is_done(
+    tmp_path: Path, humble: list[str], on_success: str, retries: bool
+) -> None:
+    """A file in the inbox without further action; one in the failed folder,
+    or one that was not seen again yet, by `visiond retry`."""
     place = Place(tmp_path, {"inbox": [{"on_success": on_success, "settle_seconds": 0.1}]})
     file = place.drop("closed.png", png())
     file.chmod(0)

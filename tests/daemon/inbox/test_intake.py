@@ -59,7 +59,9 @@ def test_a_files_bytes_are_in_the_slab_with_their_digest(inbox: Path, slab: Slab
     assert (job.gone, job.failure) == (False, None)
 
 
-def test_while_no_file_can_be_opened_no_file_is_blamed(inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_no_file_can_be_opened_no_file_is_blamed(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = [drop(inbox, b"a.jpg"), drop(inbox, b"b.jpg")]
     with monkeypatch.context() as patch:
 
@@ -168,9 +170,22 @@ def replace_by_socket(path: Path) -> None:
         lambda path: os.truncate(path, 3),
         lambda path: os.rename(path.parent, path.parent.with_name("moved away")),
     ],
-    ids=["vanished", "rewritten", "twin", "link", "fifo", "folder", "socket", "other rights", "truncated", "folder vanished"],
+    ids=[
+        "vanished",
+        "rewritten",
+        "twin",
+        "link",
+        "fifo",
+        "folder",
+        "socket",
+        "other rights",
+        "truncated",
+        "folder vanished",
+    ],
 )
-def test_a_file_that_is_another_by_now_is_gone(inbox: Path, slab: Slab, change: Callable[[Path], object]) -> None:
+def test_a_file_that_is_another_by_now_is_gone(
+    inbox: Path, slab: Slab, change: Callable[[Path], object]
+) -> None:
     job = drop(inbox)
     change(inbox / "a.jpg")
     take_in(slab, inbox, job)
@@ -178,7 +193,9 @@ def test_a_file_that_is_another_by_now_is_gone(inbox: Path, slab: Slab, change: 
     assert (job.digest, job.failure) == (b"", None)
 
 
-def test_a_file_that_the_daemon_moved_is_the_same_when_its_permissions_are_fixed(inbox: Path, slab: Slab) -> None:
+def test_a_file_that_the_daemon_moved_is_the_same_when_its_permissions_are_fixed(
+    inbox: Path, slab: Slab
+) -> None:
     job = moved(inbox)
     os.chmod(job.location, 0o640)
     assert Version.of(os.stat(job.location)) != job.version
@@ -196,7 +213,9 @@ def test_another_file_where_the_daemon_moved_one_is_not_taken_for_it(
     assert (job.gone, job.digest) == (True, b"")
 
 
-def test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
+def test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version(
+    inbox: Path, slab: Slab
+) -> None:
     job = moved(inbox)
     replace_by_link(Path(os.fsdecode(job.location)))
     take_in(slab, inbox, job)
@@ -212,7 +231,9 @@ def test_a_link_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab
     assert job.digest == b""
 
 
-def test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
+def test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version(
+    inbox: Path, slab: Slab
+) -> None:
     secret = inbox.parent / "secret"
     secret.mkdir()
     job = drop(secret)
@@ -242,7 +263,9 @@ def test_a_file_in_the_place_of_a_folder_on_the_way_is_gone(inbox: Path, slab: S
 
 
 @pytest.mark.parametrize(
-    "change", [lambda path: os.truncate(path, 4), rewrite], ids=["it shrinks", "it is rewritten at the same size"]
+    "change",
+    [lambda path: os.truncate(path, 4), rewrite],
+    ids=["it shrinks", "it is rewritten at the same size"],
 )
 def test_a_file_that_changes_while_it_is_read_is_gone(
     inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
@@ -262,7 +285,9 @@ def test_a_file_that_changes_while_it_is_read_is_gone(
     assert job.digest == b""
 
 
-def test_a_file_that_ends_before_its_size_is_gone(inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_ends_before_its_size_is_gone(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = drop(inbox)
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: 4 if offset == 0 else 0)
     take_in(slab, inbox, job)
@@ -305,7 +330,9 @@ def test_only_an_error_that_may_pass_is_worth_another_try(
     assert not job.gone
 
 
-def test_an_error_of_a_whole_disk_is_no_images_fault(inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_whole_disk_is_no_images_fault(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = drop(inbox)
 
     def refuse(*_: object) -> int:

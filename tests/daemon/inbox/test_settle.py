@@ -26,10 +26,18 @@ class Watch:
         return self
 
     def sees(
-        self, path: bytes = b"a.jpg", *, size: int = 1, changed: float = 0.0, renamed: bool = False, regular: bool = True
+        self,
+        path: bytes = b"a.jpg",
+        *,
+        size: int = 1,
+        changed: float = 0.0,
+        renamed: bool = False,
+        regular: bool = True,
     ) -> bool:
         file = make_file(path, size=size, ctime_ns=int((NOON + changed) * 1e9), regular=regular)
-        return self.settling.is_whole(file, self.patience, 50.0 + self.now, NOON + self.now + self.ahead, renamed=renamed)
+        return self.settling.is_whole(
+            file, self.patience, 50.0 + self.now, NOON + self.now + self.ahead, renamed=renamed
+        )
 
     def due(self) -> list[bytes]:
         return self.settling.due(50.0 + self.now)

@@ -1,4 +1,5 @@
-"""Moving, copying and deleting sources: no file of the user is lost, and no other version is moved or deleted."""
+"""Moving, copying and deleting sources: no file of the user is lost,
+and no other version is moved or deleted."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from structlog.testing import capture_logs
 
 from daemon.inbox import sources
 from daemon.jobs import Placed, Version
-from daemon.ledger.records import Record
+from daemon.ledger.record import Record
 from daemon.results.destinations import Held
 from tests.makers import MODES, drop, open_destination, tree
 
@@ -49,7 +50,9 @@ def test_a_file_that_has_the_second_name_too_is_not_overwritten(tmp_path: Path) 
     for name in ("a.jpg", "a~7.jpg"):
         (tmp_path / "done" / name).write_bytes(b"another image")
     open_destination(tmp_path, on_success="move").publish(drop(tmp_path))
-    assert sorted(file.read_bytes() for file in (tmp_path / "done").iterdir()) == [b"another image"] * 2 + [b"image"]
+    assert sorted(file.read_bytes() for file in (tmp_path / "done").iterdir()) == [b"another image"] * 2 + [
+        b"image"
+    ]
 
 
 def test_a_source_that_cannot_be_moved_stays_and_is_reported(tmp_path: Path) -> None:
@@ -63,7 +66,9 @@ def test_a_source_that_cannot_be_moved_stays_and_is_reported(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EMFILE])
-@pytest.mark.parametrize(("bins", "fate"), [("none", "move"), ("none", "delete"), ("copy", "delete"), ("move", "keep")])
+@pytest.mark.parametrize(
+    ("bins", "fate"), [("none", "move"), ("none", "delete"), ("copy", "delete"), ("move", "keep")]
+)
 def test_a_source_is_moved_or_deleted_later_where_a_disk_fails_or_descriptors_are_lacking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, bins: str, fate: str
 ) -> None:
@@ -88,7 +93,9 @@ def test_a_source_in_a_failed_folder_that_is_a_link_comes_home_too(tmp_path: Pat
     failed = tmp_path / "failed" / "a.jpg"
     Path(os.fsdecode(record.location)).rename(failed)
     again = dataclasses.replace(record, location=os.fsencode(failed), version=Version.of(failed.stat()))
-    assert open_destination(tmp_path, on_success="move").publish(again).location == os.fsencode(tmp_path / "done" / "a.jpg")
+    assert open_destination(tmp_path, on_success="move").publish(again).location == os.fsencode(
+        tmp_path / "done" / "a.jpg"
+    )
 
 
 def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +127,14 @@ def test_a_source_moves_across_file_systems(tmp_path: Path, elsewhere: Path, bin
     assert folder in os.listdir(elsewhere)
 
 
-def test_a_source_goes_once_its_copy_is_on_the_disk(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    destination, record, calls = open_destination(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path), list[str]()
+def test_a_source_goes_once_its_copy_is_on_the_disk(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination, record, calls = (
+        open_destination(tmp_path, on_success="move", done=str(elsewhere)),
+        drop(tmp_path),
+        list[str](),
+    )
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -133,8 +146,8 @@ def test_a_source_goes_once_its_copy_is_on_the_disk(tmp_path: Path, elsewhere: P
     monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
     monkeypatch.setattr(os, "rename", noted("rename", os.rename))
     sources.move(record, os.path.join(destination.done, b"a.jpg"))
-    # A source that cannot be renamed is copied. The copy and its name are on the disk before the source is renamed to delete
-    # it.
+    # A source that cannot be renamed is copied. The copy and its
+    # name are on the disk before the source is renamed to delete it.
     assert calls == ["rename", "fsync", "rename", "fsync", "rename"]
 
 
@@ -142,7 +155,9 @@ def test_a_move_to_where_times_are_kept_in_seconds_loses_nothing(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     utime = os.utime
-    monkeypatch.setattr(os, "utime", lambda file, ns: utime(file, ns=tuple(time - time % 2_000_000_000 for time in ns)))
+    monkeypatch.setattr(
+        os, "utime", lambda file, ns: utime(file, ns=tuple(time - time % 2_000_000_000 for time in ns))
+    )
     open_destination(tmp_path, on_success="move", done=str(elsewhere)).publish(drop(tmp_path))
     assert tree(elsewhere) == {"a.jpg": b"image"}
     assert list(tree(tmp_path)) == ["results/a.jpg.json"]
@@ -172,7 +187,9 @@ def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(0o640, 0o640), (0o6755, 0o755)])
-def test_a_copy_has_the_permissions_of_its_source_without_set_user_id(tmp_path: Path, mode: int, kept: int) -> None:
+def test_a_copy_has_the_permissions_of_its_source_without_set_user_id(
+    tmp_path: Path, mode: int, kept: int
+) -> None:
     record = drop(tmp_path)
     os.chmod(record.location, mode)
     record = dataclasses.replace(record, version=Version.of(os.stat(record.location)))
@@ -319,12 +336,15 @@ def test_a_vanished_source_is_no_trouble_before_there_are_bins(tmp_path: Path) -
     assert open_destination(tmp_path, "copy").publish(record) == Placed(record.id)
 
 
-@pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("none", "move"), ("copy", "delete")])
+@pytest.mark.parametrize(
+    ("bins", "on_success"), [*MODES, ("none", "delete"), ("none", "move"), ("copy", "delete")]
+)
 def test_a_file_edited_in_place_with_equal_size_and_time_is_not_moved_copied_or_deleted(
     tmp_path: Path, bins: str, on_success: str
 ) -> None:
     record, inbox = drop(tmp_path), tmp_path / "inbox"
-    (inbox / "a.jpg").write_bytes(b"other")  # as `exiftool -P -overwrite_original_in_place` and `rsync --inplace -t` do
+    # as `exiftool -P -overwrite_original_in_place` and `rsync --inplace -t` do
+    (inbox / "a.jpg").write_bytes(b"other")
     os.utime(record.location, ns=(record.version.mtime_ns,) * 2)
     assert open_destination(tmp_path, bins, on_success).publish(record) == Placed(record.id)
     assert [name for name, data in tree(tmp_path).items() if data == b"other"] == ["inbox/a.jpg"]
@@ -333,11 +353,15 @@ def test_a_file_edited_in_place_with_equal_size_and_time_is_not_moved_copied_or_
 # The same again after a crash, or later
 
 
-@pytest.mark.parametrize("digest", [hashlib.sha256(b"image").digest(), b""])  # a file too large to read has none
+# a file too large to read has none
+@pytest.mark.parametrize("digest", [hashlib.sha256(b"image").digest(), b""])
 def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, digest: bytes
 ) -> None:
-    destination, record = open_destination(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path, digest=digest)
+    destination, record = (
+        open_destination(tmp_path, on_success="move", done=str(elsewhere)),
+        drop(tmp_path, digest=digest),
+    )
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr("daemon.inbox.sources.delete", lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
         destination.publish(record)
@@ -349,7 +373,10 @@ def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(
 def test_a_crash_while_a_source_is_deleted_leaves_no_temporary_file_in_the_inbox(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
-    destination, record = open_destination(tmp_path, on_success=on_success, done=str(elsewhere)), drop(tmp_path)
+    destination, record = (
+        open_destination(tmp_path, on_success=on_success, done=str(elsewhere)),
+        drop(tmp_path),
+    )
     unlink = os.unlink
 
     def die(path: bytes) -> None:
@@ -398,9 +425,13 @@ def test_two_mounts_of_one_file_system_get_one_copy_however_often_its_deletion_f
     assert sorted(tree(tmp_path)) == ["done/a.jpg", "results/a.jpg.json"]
 
 
-def test_a_bin_that_a_power_failure_took_is_filled_again_from_where_the_source_lies_now(tmp_path: Path) -> None:
+def test_a_bin_that_a_power_failure_took_is_filled_again_from_where_the_source_lies_now(
+    tmp_path: Path,
+) -> None:
     destination, record = open_destination(tmp_path, "copy", "move"), drop(tmp_path)
     destination.publish(record)
     (tmp_path / "bins" / "A" / "a.jpg").unlink()
     destination.publish(record)
-    assert tree(tmp_path) == dict.fromkeys(("bins/A/a.jpg", "done/a.jpg"), b"image") | {"results/a.jpg.json": record.sidecar}
+    assert tree(tmp_path) == dict.fromkeys(("bins/A/a.jpg", "done/a.jpg"), b"image") | {
+        "results/a.jpg.json": record.sidecar
+    }

@@ -50,7 +50,8 @@ class Found:
 
     async def admit(self, files: list[File]) -> None:
         await self.ledger.admit(files)
-        self.files |= dict.fromkeys(files)  # an event and a scan may find the same version at once: the ledger takes it once
+        # an event and a scan may find the same version at once: the ledger takes it once
+        self.files |= dict.fromkeys(files)
         self._news.set()
 
     @property
@@ -153,7 +154,8 @@ async def move_a_folder_in(found: Found, outside: Path) -> list[str]:
 
 
 async def rename_a_folder(found: Found, _outside: Path) -> list[str]:
-    """Its files then have other paths, and files that are dropped into it later are found under the new path too."""
+    """Its files then have other paths, and files that are
+    dropped into it later are found under the new path too."""
     found.write("old/sub/a.jpg")
     await found.until(["old/sub/a.jpg"])
     (found.inbox / "old").rename(found.inbox / "new")
@@ -212,7 +214,9 @@ async def test_a_file_that_is_written_slowly_is_found_when_it_is_whole(
     """A file that is moved in is whole at once, so it shows that the events before it were processed."""
     seconds = NEVER
     async with watch() as found:
-        monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(seconds, trusts_clock=True)))
+        monkeypatch.setattr(
+            watching.Folder, "patience", property(lambda _: Patience(seconds, trusts_clock=True))
+        )
         with (found.inbox / "slow.jpg").open("wb", buffering=0) as file:
             for number in range(3):
                 file.write(b"x" * 100)
@@ -225,7 +229,9 @@ async def test_a_file_that_is_written_slowly_is_found_when_it_is_whole(
         assert [file.version.size for file in found.files if file.path == b"slow.jpg"] == [300]
 
 
-async def test_names_that_are_ignored_are_passed_over_and_so_are_folders_where_none_are_wanted(watch: Watch) -> None:
+async def test_names_that_are_ignored_are_passed_over_and_so_are_folders_where_none_are_wanted(
+    watch: Watch,
+) -> None:
     passed_over = [".hidden.jpg", "a.jpg.part", "b.tmp", "c~", "d.crdownload", "sub/e.jpg"]
     async with watch(recursive=False) as found:
         for name in [*passed_over, "seen.jpg"]:
@@ -272,7 +278,9 @@ async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> N
         assert found.metrics.value("visiond_watch_overflows_total") >= 1
 
 
-async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_hints_than_there_is_room_for_lose_no_file(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("daemon.inbox.folder.HINTS", 3)
     names = [f"{number}.jpg" for number in range(300)]
     async with watch() as found:
@@ -285,7 +293,9 @@ async def test_more_hints_than_there_is_room_for_lose_no_file(watch: Watch, monk
 def unsettled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """More unsettled files than there is room for: all of them have to settle."""
     monkeypatch.setattr("daemon.inbox.folder.UNSETTLED", 4)
-    monkeypatch.setattr(watching.Folder, "patience", property(lambda _: Patience(SETTLE_SECONDS, trusts_clock=False)))
+    monkeypatch.setattr(
+        watching.Folder, "patience", property(lambda _: Patience(SETTLE_SECONDS, trusts_clock=False))
+    )
     return [f"{number}.jpg" for number in range(11)]
 
 
@@ -302,14 +312,18 @@ async def test_more_unsettled_files_than_there_is_room_for_are_found_in_a_few_sc
     assert scans <= 1 + (time.monotonic() - started) / SETTLE_SECONDS
 
 
-async def test_unsettled_files_that_do_not_fit_are_found_after_their_events(watch: Watch, unsettled: list[str]) -> None:
+async def test_unsettled_files_that_do_not_fit_are_found_after_their_events(
+    watch: Watch, unsettled: list[str]
+) -> None:
     async with watch(settle_seconds=SETTLE_SECONDS) as found:
         for name in unsettled:
             found.write(name)
         await found.until(unsettled)
 
 
-async def test_scans_for_what_had_no_room_end_when_all_is_found(watch: Watch, inbox: Path, unsettled: list[str]) -> None:
+async def test_scans_for_what_had_no_room_end_when_all_is_found(
+    watch: Watch, inbox: Path, unsettled: list[str]
+) -> None:
     for name in unsettled:
         (inbox / name).touch()
     async with watch(settle_seconds=SETTLE_SECONDS) as found:
@@ -318,7 +332,8 @@ async def test_scans_for_what_had_no_room_end_when_all_is_found(watch: Watch, in
         for number in range(6):  # each takes as long as it would be to a further scan
             found.write(f"later-{number}.jpg")
             await found.until(unsettled := [*unsettled, f"later-{number}.jpg"])
-        assert found.metrics.value("visiond_scan_duration_seconds_count") <= scans + 2  # one was under way, one is for "first"
+        # one was under way, one is for "first"
+        assert found.metrics.value("visiond_scan_duration_seconds_count") <= scans + 2
 
 
 @pytest.mark.parametrize("watch_by", ["poll", "inotify"])
@@ -329,7 +344,9 @@ async def test_more_unsettled_files_than_there_is_room_for_are_found_when_it_loo
     for name in unsettled:
         found.write(name)
     with contextlib.closing(Reader(ledger.path)) as reader, anyio.fail_after(PATIENCE):
-        await Watcher({1: Inbox(path=inbox, watch=watch_by)}, reader, NEVER, found.metrics).run(found.admit, once=True)
+        await Watcher({1: Inbox(path=inbox, watch=watch_by)}, reader, NEVER, found.metrics).run(
+            found.admit, once=True
+        )
     assert sorted(found.paths) == sorted(map(os.fsencode, unsettled))
 
 
@@ -348,7 +365,9 @@ async def test_a_ledger_that_cannot_be_read_for_a_moment_is_read_again(
             return read(*arguments)
 
         monkeypatch.setattr(reader, "versions", fail_once)
-        await Watcher({1: Inbox(path=inbox, settle_seconds=0)}, reader, NEVER, found.metrics).run(found.admit, once=True)
+        await Watcher({1: Inbox(path=inbox, settle_seconds=0)}, reader, NEVER, found.metrics).run(
+            found.admit, once=True
+        )
     assert found.paths == [b"a.jpg"]
 
 
@@ -357,9 +376,13 @@ async def test_a_file_that_never_settles_does_not_keep_those_out_that_had_no_roo
 ) -> None:
     is_whole, growing = Settling.is_whole, set[bytes]()
 
-    def is_whole_but_one(settling: Settling, file: File, patience: Patience, now: float, clock: float, **how: bool) -> bool:
+    def is_whole_but_one(
+        settling: Settling, file: File, patience: Patience, now: float, clock: float, **how: bool
+    ) -> bool:
         growing.update([file.path] if not growing else [])
-        return is_whole(settling, file, Patience(NEVER, False) if file.path in growing else patience, now, clock, **how)
+        return is_whole(
+            settling, file, Patience(NEVER, False) if file.path in growing else patience, now, clock, **how
+        )
 
     monkeypatch.setattr(Settling, "is_whole", is_whole_but_one)
     found = Found(inbox, ledger)
@@ -374,7 +397,9 @@ async def test_a_file_that_never_settles_does_not_keep_those_out_that_had_no_roo
     assert growing.isdisjoint(found.paths)
 
 
-def test_run_once_ends_no_sooner_than_all_that_had_no_room_is_done(tmp_path: Path, unsettled: list[str]) -> None:
+def test_run_once_ends_no_sooner_than_all_that_had_no_room_is_done(
+    tmp_path: Path, unsettled: list[str]
+) -> None:
     place = Place(tmp_path, {"inbox": [{"watch": "poll"}]})
     place.drop_many(range(len(unsettled)))
     service = Service(parse(place.settings, place.folder), once=True)
@@ -424,7 +449,10 @@ async def test_an_inbox_that_does_not_answer_delays_no_other_and_is_reported(
         assert await ledger.register([(dead, 0), (inbox, 0)], MODELS) == [1, 2]
         reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
         found = Found(inbox, ledger)
-        folders = {number: Inbox(path=path, settle_seconds=0, watch="poll") for number, path in ((1, dead), (2, inbox))}
+        folders = {
+            number: Inbox(path=path, settle_seconds=0, watch="poll")
+            for number, path in ((1, dead), (2, inbox))
+        }
         watcher = Watcher(folders, reader, 0.05, found.metrics)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(mount_fixed.set)
@@ -473,7 +501,9 @@ async def test_polling_finds_all_that_events_would_have_found(watch: Watch, outs
         await found.until(["a.jpg", "a.jpg", "b.jpg", "sub/c.jpg"])
 
 
-async def test_a_version_replaced_while_it_waits_in_the_queue_is_gone_and_the_new_one_pending(watch: Watch) -> None:
+async def test_a_version_replaced_while_it_waits_in_the_queue_is_gone_and_the_new_one_pending(
+    watch: Watch,
+) -> None:
     async with watch() as found:
         found.write("a.jpg")
         await found.until(["a.jpg"])
@@ -486,7 +516,9 @@ async def test_a_version_replaced_while_it_waits_in_the_queue_is_gone_and_the_ne
     assert (newest.status, newest.version.size) == (JobStatus.PENDING, 10)
 
 
-async def test_a_scan_that_saw_a_file_just_before_the_daemon_moved_it_does_not_take_it_up_again(ledger: Ledger) -> None:
+async def test_a_scan_that_saw_a_file_just_before_the_daemon_moved_it_does_not_take_it_up_again(
+    ledger: Ledger,
+) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await ledger.end([done(job)])
     moved = VERSION._replace(ctime_ns=VERSION.ctime_ns + 1)  # as a rename does

@@ -20,7 +20,8 @@ from anyio import wait_all_tasks_blocked
 from daemon.errors import ConfigError, LedgerDamaged, LedgerUnusable
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Model, Reader, Record
+from daemon.ledger.record import Model, Record
+from daemon.ledger.records import Reader
 from daemon.ledger.writer import GROUP
 from daemon.system.clock import steady_seconds
 from stages.base import Reason
@@ -99,18 +100,24 @@ async def test_a_version_that_is_finished_is_not_admitted_again(ledger: Ledger) 
 
 
 @pytest.mark.parametrize("field", VERSION._fields)
-async def test_a_change_of_any_figure_is_a_new_version_and_the_old_one_is_gone(ledger: Ledger, field: str) -> None:
+async def test_a_change_of_any_figure_is_a_new_version_and_the_old_one_is_gone(
+    ledger: Ledger, field: str
+) -> None:
     await ledger.admit([make_file(), make_file(b"other.jpg")])
     assert await ledger.admit([make_file(**{field: 99})]) == Admitted(pending=1, skipped=0, replaced=1)
     assert counts(ledger) == {"PENDING": 2, "GONE": 1}
     assert getattr(find(ledger, "a.jpg").version, field) == 99
 
 
-async def test_a_file_whose_disk_has_another_number_since_a_reboot_is_the_same_version(ledger: Ledger, inbox: Path) -> None:
+async def test_a_file_whose_disk_has_another_number_since_a_reboot_is_the_same_version(
+    ledger: Ledger, inbox: Path
+) -> None:
     (inbox / "a.jpg").write_bytes(b"image")
     status: Any = os.stat(inbox / "a.jpg")
     names = ("st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
-    rebooted: Any = SimpleNamespace(st_dev=status.st_dev + 1, **{name: getattr(status, name) for name in names})
+    rebooted: Any = SimpleNamespace(
+        st_dev=status.st_dev + 1, **{name: getattr(status, name) for name in names}
+    )
     assert (await ledger.admit([File(1, b"a.jpg", Version.of(status))])).pending == 1
     assert await ledger.admit([File(1, b"a.jpg", Version.of(rebooted))]) == Admitted(0, 0, 0)
     with contextlib.closing(Reader(ledger.path)) as reader:
@@ -125,13 +132,17 @@ async def test_a_new_version_leaves_the_result_of_an_older_one_alone(ledger: Led
 
 
 @pytest.mark.parametrize("field", ["mtime_ns", "inode"])
-async def test_a_file_with_figures_beyond_64_bits_is_admitted(ledger: Ledger, inbox: Path, field: str) -> None:
+async def test_a_file_with_figures_beyond_64_bits_is_admitted(
+    ledger: Ledger, inbox: Path, field: str
+) -> None:
     (inbox / "a.jpg").write_bytes(b"image")
     os.utime(inbox / "a.jpg", (1.4e10, 1.4e10))
     status: Any = os.stat(inbox / "a.jpg")
     if field == "inode":
         names = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
-        status = SimpleNamespace(**{name: 2**63 + 1 if name == "st_ino" else getattr(status, name) for name in names})
+        status = SimpleNamespace(
+            **{name: 2**63 + 1 if name == "st_ino" else getattr(status, name) for name in names}
+        )
     file = File(1, b"a.jpg", Version.of(status))
     with anyio.fail_after(PATIENCE):
         assert await ledger.admit([file]) == Admitted(1, 0, 0)
@@ -174,14 +185,21 @@ async def test_an_inbox_of_higher_priority_goes_first_whenever_it_has_something(
 ) -> None:
     _, low, high = await ledger.register([(inbox, 0), (tmp_path / "low", -1), (tmp_path / "high", 7)], MODELS)
     await ledger.admit(
-        [make_file(b"1", inbox=low), make_file(b"2", inbox=1), make_file(b"3", inbox=high), make_file(b"4", inbox=low)]
+        [
+            make_file(b"1", inbox=low),
+            make_file(b"2", inbox=1),
+            make_file(b"3", inbox=high),
+            make_file(b"4", inbox=low),
+        ]
     )
     assert paths(await ledger.next_jobs(3, ())) == [b"3", b"2", b"1"]
     await ledger.admit([make_file(b"5", inbox=high)])
     assert paths(await ledger.next_jobs(3, ())) == [b"5", b"4"]
 
 
-async def test_a_new_priority_holds_for_what_is_waiting_already(ledger: Ledger, inbox: Path, tmp_path: Path) -> None:
+async def test_a_new_priority_holds_for_what_is_waiting_already(
+    ledger: Ledger, inbox: Path, tmp_path: Path
+) -> None:
     _, urgent = await ledger.register([(inbox, 0), (tmp_path / "urgent", 0)], MODELS)
     await ledger.admit([make_file(b"1"), make_file(b"2", inbox=urgent)])
     await ledger.register([(inbox, 0), (tmp_path / "urgent", 5)], MODELS)
@@ -191,7 +209,9 @@ async def test_a_new_priority_holds_for_what_is_waiting_already(ledger: Ledger, 
 async def test_an_image_to_be_tried_again_waits_for_its_time_and_then_goes_first(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"later.jpg", b"due.jpg", b"overdue.jpg")
     now = time.time()
-    await ledger.end([postponed(job, at) for job, at in zip(jobs, (now + HOUR, now - 1, now - 2), strict=True)])
+    await ledger.end(
+        [postponed(job, at) for job, at in zip(jobs, (now + HOUR, now - 1, now - 2), strict=True)]
+    )
     await ledger.admit([make_file(b"new.jpg")])
     again = await ledger.next_jobs(9, ())
     assert paths(again) == [b"overdue.jpg", b"due.jpg", b"new.jpg"]
@@ -204,7 +224,9 @@ async def test_after_a_restart_nothing_waits_longer_than_its_own_pause(ledger: L
     jobs = await admit(ledger, b"first.jpg", b"third.jpg", b"soon.jpg")
     jobs[1].attempts = 2
     now = steady_seconds()
-    await ledger.end([postponed(job, at) for job, at in zip(jobs, (now + HOUR, now + HOUR, now + 1), strict=True)])
+    await ledger.end(
+        [postponed(job, at) for job, at in zip(jobs, (now + HOUR, now + HOUR, now + 1), strict=True)]
+    )
     await ledger.bound_waits(retry_seconds=100.0, longest_seconds=300.0)
     rows = ledger._connection.execute("SELECT not_before FROM image ORDER BY id").fetchall()
     assert [row[0] - now for row in rows] == pytest.approx([100, 300, 1], abs=30)
@@ -262,7 +284,10 @@ async def test_retry_makes_failed_images_pending_with_a_fresh_set_of_attempts(le
     await ledger.mark_emitted([Placed(job.id) for job in jobs])
     await ledger.admit([make_file(b"new.jpg")])
     assert await ledger.put_back(JobStatus.FAILED, [jobs[0].id, jobs[1].id, 12345]) == 1
-    assert [(job.path, job.attempts) for job in await ledger.next_jobs(9, ())] == [(b"failed.jpg", 0), (b"new.jpg", 0)]
+    assert [(job.path, job.attempts) for job in await ledger.next_jobs(9, ())] == [
+        (b"failed.jpg", 0),
+        (b"new.jpg", 0),
+    ]
     assert find(ledger, "failed.jpg").reason == ""
 
 
@@ -292,7 +317,9 @@ async def publish(ledger: Ledger, path: bytes = b"a.jpg") -> Record:
     return find(ledger, os.fsdecode(path))
 
 
-async def test_an_image_that_is_processed_again_reuses_its_results_and_is_published_again(ledger: Ledger) -> None:
+async def test_an_image_that_is_processed_again_reuses_its_results_and_is_published_again(
+    ledger: Ledger,
+) -> None:
     before = await publish(ledger)
     assert await ledger.put_back(JobStatus.DONE, [before.id, 12345]) == 1
     [again] = await ledger.next_jobs(9, ())
@@ -315,11 +342,15 @@ async def test_a_result_whose_file_is_gone_before_it_is_processed_again_stays(le
 async def test_a_result_whose_file_is_replaced_before_it_is_processed_again_stays(ledger: Ledger) -> None:
     before = await publish(ledger)
     await ledger.put_back(JobStatus.DONE, [before.id])
-    assert await ledger.admit([make_file(size=99)]) == Admitted(pending=1, skipped=0, replaced=0, results_kept=1)
+    assert await ledger.admit([make_file(size=99)]) == Admitted(
+        pending=1, skipped=0, replaced=0, results_kept=1
+    )
     assert find(ledger, str(before.id)).sidecar == before.sidecar
 
 
-async def test_only_the_newest_version_of_a_file_is_processed_again_once_it_is_published(ledger: Ledger) -> None:
+async def test_only_the_newest_version_of_a_file_is_processed_again_once_it_is_published(
+    ledger: Ledger,
+) -> None:
     old = await publish(ledger)
     await ledger.admit([make_file(size=99)])
     [job] = await ledger.next_jobs(9, ())
@@ -370,7 +401,9 @@ async def test_the_end_of_a_file_that_was_replaced_is_refused(ledger: Ledger) ->
 
 
 @pytest.mark.parametrize("status", [JobStatus.SKIPPED, JobStatus.GONE])
-async def test_a_file_that_is_no_image_or_was_deleted_is_not_done_and_not_published(ledger: Ledger, status: JobStatus) -> None:
+async def test_a_file_that_is_no_image_or_was_deleted_is_not_done_and_not_published(
+    ledger: Ledger, status: JobStatus
+) -> None:
     [job] = await admit(ledger, b"a.txt")
     assert await ledger.end([Ending(job, status, 2e9, 1)]) == {job.id}
     assert counts(ledger) == {status.name: 1}
@@ -397,7 +430,9 @@ async def test_two_versions_whose_source_was_moved_once_can_both_be_marked(ledge
     for ctime in (1, 2):
         await ledger.admit([make_file(ctime_ns=ctime)])
         await complete(ledger, *(done(job) for job in await ledger.next_jobs(1, ())))
-    await ledger.mark_emitted([Placed(number, b"/done/a.jpg", VERSION._replace(ctime_ns=3)) for number in (1, 2)])
+    await ledger.mark_emitted(
+        [Placed(number, b"/done/a.jpg", VERSION._replace(ctime_ns=3)) for number in (1, 2)]
+    )
     assert await ledger.owed(0, 9) == []
 
 
@@ -422,7 +457,9 @@ async def recall(ledger: Ledger, data: bytes) -> Job:
     return job
 
 
-async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger(ledger: Ledger, inbox: Path) -> None:
+async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger(
+    ledger: Ledger, inbox: Path
+) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job, data=b"bytes"))
     async with reopened(ledger, inbox) as again:
@@ -431,10 +468,14 @@ async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger
     assert (stranger.outputs, stranger.width) == ({}, 0)
 
 
-async def test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger(ledger: Ledger) -> None:
+async def test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger(
+    ledger: Ledger,
+) -> None:
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
     records = [
-        record for job, variant in ((first, 3), (second, 4)) for record in await complete(ledger, done(job, variant, b"x"))
+        record
+        for job, variant in ((first, 3), (second, 4))
+        for record in await complete(ledger, done(job, variant, b"x"))
     ]
     assert sidecars(records) == sidecars([find(ledger, "a.jpg"), find(ledger, "b.jpg")])
     assert records[0].outputs == records[1].outputs
@@ -446,7 +487,10 @@ async def test_the_bin_is_judged_by_the_answers_that_are_published(ledger: Ledge
     endings = [done(second, 3, b"x")]
     own = endings[0].bin
     await ledger.end(endings, lambda jobs: [done(job, data=b"x") for job in jobs])
-    assert (endings[0].bin, endings[0].criteria) == (find(ledger, "a.jpg").bin, find(ledger, "a.jpg").criteria)
+    assert (endings[0].bin, endings[0].criteria) == (
+        find(ledger, "a.jpg").bin,
+        find(ledger, "a.jpg").criteria,
+    )
     assert find(ledger, "b.jpg").bin == endings[0].bin != own
 
 
@@ -463,7 +507,9 @@ async def test_only_a_changed_model_runs_again(ledger: Ledger, inbox: Path) -> N
 async def test_each_image_keeps_the_models_that_made_its_result(ledger: Ledger, inbox: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job, data=b"bytes"))
-    async with reopened(ledger, inbox, [Model(stage, f"{stage}-2", "random weights") for stage in ORDER]) as later:
+    async with reopened(
+        ledger, inbox, [Model(stage, f"{stage}-2", "random weights") for stage in ORDER]
+    ) as later:
         [job] = await admit(later, b"b.jpg")
         await complete(later, done(job, variant=6, data=b"bytes"))
     assert [find(ledger, path).outputs for path in ("a.jpg", "b.jpg")] == [make_outputs(3), make_outputs(6)]
@@ -518,7 +564,9 @@ async def test_requests_that_come_together_share_a_commit(ledger: Ledger, commit
     assert counts(ledger) == {"PENDING": GROUP + 1}
 
 
-async def test_a_request_that_fails_affects_no_other_request_of_its_group(ledger: Ledger, commits: Commits) -> None:
+async def test_a_request_that_fails_affects_no_other_request_of_its_group(
+    ledger: Ledger, commits: Commits
+) -> None:
     gate = threading.Event()
     commits.observe = lambda seconds: gate.wait() and None
     outcomes: list[object] = []
@@ -580,7 +628,8 @@ async def test_pending_images_are_pending_after_a_restart(ledger: Ledger, inbox:
 
 
 @pytest.mark.parametrize(
-    "content", [b"no database at all, but long enough to be taken for one" * 90, b"SQLite format 3\0" + b"\xff" * 5000]
+    "content",
+    [b"no database at all, but long enough to be taken for one" * 90, b"SQLite format 3\0" + b"\xff" * 5000],
 )
 def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ledger.sqlite"
@@ -607,7 +656,9 @@ def make_database(path: Path, script: str) -> bytes:
 def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     path = tmp_path / "ledger.sqlite"
     content = make_database(path, f"CREATE TABLE photos (id); PRAGMA user_version = {version};")
-    with pytest.raises(ConfigError, match=r"is a database of another program. Name another folder in \[state\] path"):
+    with pytest.raises(
+        ConfigError, match=r"is a database of another program. Name another folder in \[state\] path"
+    ):
         Ledger(path)
     assert path.read_bytes() == content
 
@@ -638,7 +689,9 @@ anyio.run(main)
 @pytest.mark.parametrize("lines", [1, 2, 7, 40])
 def test_rows_that_were_reported_as_durable_survive_kill_9(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "ledger.sqlite"
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout is not None
         reported = [writer.stdout.readline().split() for _ in range(lines)]
         writer.kill()

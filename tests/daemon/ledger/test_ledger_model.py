@@ -74,13 +74,18 @@ class LedgerModel(RuleBasedStateMachine):
 
     @rule(
         keys=st.sets(
-            st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([b"a", b"b", b"\xff"]), st.integers(0, 6)), max_size=5
+            st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([b"a", b"b", b"\xff"]), st.integers(0, 6)),
+            max_size=5,
         )
     )
     def admit(self, keys: set[Key]) -> None:
         new = [key for key in keys if key not in self.rows]
         known = [key for key in keys if key in self.rows and self.rows[key].status is not JobStatus.GONE]
-        old = [row for key, row in self.rows.items() if row.status is JobStatus.PENDING and key[:2] in {key[:2] for key in new}]
+        old = [
+            row
+            for key, row in self.rows.items()
+            if row.status is JobStatus.PENDING and key[:2] in {key[:2] for key in new}
+        ]
         kept = [row for row in old if row.has_result]
         for row in old:
             self.drop(row)
@@ -88,7 +93,9 @@ class LedgerModel(RuleBasedStateMachine):
         latest = {key[:2]: versions[-1] for key in new if (versions := self.versions(key))}
         failures = sum(row.status is JobStatus.FAILED for row in latest.values())
         self.rows |= {key: Row(len(self.rows) + index) for index, key in enumerate(new)}
-        assert self.run(self.ledger.admit(files)) == Admitted(len(new), 0, len(old) - len(kept), failures, len(kept))
+        assert self.run(self.ledger.admit(files)) == Admitted(
+            len(new), 0, len(old) - len(kept), failures, len(kept)
+        )
 
     def drop(self, row: Row) -> None:
         """The file is gone."""
@@ -97,20 +104,34 @@ class LedgerModel(RuleBasedStateMachine):
 
     def versions(self, key: Key) -> list[Row]:
         """The versions of a key's file, oldest first."""
-        return sorted((row for other, row in self.rows.items() if other[:2] == key[:2]), key=lambda row: row.number)
+        return sorted(
+            (row for other, row in self.rows.items() if other[:2] == key[:2]), key=lambda row: row.number
+        )
 
     @rule(limit=st.integers(1, 8))
     def next_jobs(self, limit: int) -> None:
         held = {self.ids[number] for number in self.hand}
-        pending = [(key, row) for key, row in self.rows.items() if row.status is JobStatus.PENDING and key not in held]
+        pending = [
+            (key, row)
+            for key, row in self.rows.items()
+            if row.status is JobStatus.PENDING and key not in held
+        ]
         due = sorted((row.not_before, row.number, key) for key, row in pending if 0 < row.not_before < NEVER)
-        fresh = sorted((-PRIORITIES[key[0]], row.number, key) for key, row in pending if not row.not_before and not row.handed)
+        fresh = sorted(
+            (-PRIORITIES[key[0]], row.number, key)
+            for key, row in pending
+            if not row.not_before and not row.handed
+        )
         expected = [entry[-1] for entry in [*due, *fresh]][:limit]
         jobs = self.run(self.ledger.next_jobs(limit, self.hand.keys()))
         assert [(job.inbox, job.path, job.version.size) for job in jobs] == expected
         for job, key in zip(jobs, expected, strict=True):
             row = self.rows[key]
-            assert (job.attempts, job.has_result, self.ids.setdefault(job.id, key)) == (row.attempts, row.has_result, key)
+            assert (job.attempts, job.has_result, self.ids.setdefault(job.id, key)) == (
+                row.attempts,
+                row.has_result,
+                key,
+            )
             row.handed = row.handed or not row.not_before
             self.hand[job.id] = job
 
@@ -121,7 +142,9 @@ class LedgerModel(RuleBasedStateMachine):
         row = self.rows[self.ids[job.id]]
         ending = self.ending(job, status, far)
         ended = self.run(self.ledger.end([ending]))
-        assert ended == ({job.id} if row.status is JobStatus.PENDING and status is not JobStatus.PENDING else set())
+        assert ended == (
+            {job.id} if row.status is JobStatus.PENDING and status is not JobStatus.PENDING else set()
+        )
         if row.status is JobStatus.PENDING and ending.keeps_result:
             self.drop(row)
         elif row.status is JobStatus.PENDING:
@@ -146,7 +169,9 @@ class LedgerModel(RuleBasedStateMachine):
         key = self.ids.get(number, (0, b"", 0))
         row = self.rows.get(key)
         back = self.run(self.ledger.put_back(status, [number]))
-        assert back == (1 if row and row.status is status and row.emitted and row is self.versions(key)[-1] else 0)
+        assert back == (
+            1 if row and row.status is status and row.emitted and row is self.versions(key)[-1] else 0
+        )
         if row and back:
             row.status, row.attempts, row.not_before = JobStatus.PENDING, 0, 1.0
             row.has_result = status is JobStatus.DONE
@@ -181,7 +206,9 @@ class LedgerModel(RuleBasedStateMachine):
         ended = (JobStatus.DONE, JobStatus.FAILED)
         expected = {key for key, row in self.rows.items() if row.status in ended and not row.emitted}
         assert {self.ids[record.id] for record in owed} == expected
-        assert all(record.outputs == (make_outputs() if record.status is JobStatus.DONE else {}) for record in owed)
+        assert all(
+            record.outputs == (make_outputs() if record.status is JobStatus.DONE else {}) for record in owed
+        )
 
 
 LedgerModel.TestCase.settings = settings(max_examples=40, stateful_step_count=30)

@@ -68,7 +68,9 @@ async def test_nothing_is_lent_once_they_are_closed(ledger: Ledger) -> None:
         pass
 
 
-async def test_two_threads_at_once_have_a_connection_each_and_one_after_the_other_the_same(ledger: Ledger) -> None:
+async def test_two_threads_at_once_have_a_connection_each_and_one_after_the_other_the_same(
+    ledger: Ledger,
+) -> None:
     connections = Connections(ledger.path)
     seen: list[sqlite3.Connection] = []
 

@@ -14,7 +14,8 @@ import pytest
 from daemon.errors import LedgerDamaged, LedgerUnusable
 from daemon.jobs import JobStatus, Placed
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import BUILT_IN_KEYS, Model, Reader, Record
+from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
+from daemon.ledger.records import Reader
 from daemon.messages import Output
 from stages import registry
 from stages.registry import ORDER
@@ -23,7 +24,13 @@ from tests.makers import MODELS, VERSION, admit, complete, done, failed, make_fi
 pytestmark = pytest.mark.anyio
 
 INBOX = Path("/inbox")
-FAILED: dict[str, Any] = {"status": JobStatus.FAILED, "outputs": {}, "models": [], "bin": "", "criteria": b"{}"}
+FAILED: dict[str, Any] = {
+    "status": JobStatus.FAILED,
+    "outputs": {},
+    "models": [],
+    "bin": "",
+    "criteria": b"{}",
+}
 FAILED |= {"reason": "truncated", "detail": "its end is missing"}
 
 
@@ -63,7 +70,11 @@ def test_a_sidecar_contains_the_record() -> None:
         "format": "JPEG",
         "seen_at": "2001-09-09T01:46:40.000Z",
     }
-    assert (document["id"], document["bin"]["name"], document["finished_at"]) == (7, "A", "2033-05-18T03:33:20.000Z")
+    assert (document["id"], document["bin"]["name"], document["finished_at"]) == (
+        7,
+        "A",
+        "2033-05-18T03:33:20.000Z",
+    )
     assert document["timings"] == dict.fromkeys(registry.ORDER, 0.25)
     assert document["models"] == {"ocr": "ocr-1", "yolo": "yolo-1", "clip": "clip-1", "blip": "blip-1"}
     for stage, kind in registry.STAGES.items():
@@ -89,14 +100,17 @@ def test_a_stage_that_did_not_run_is_left_out() -> None:
     assert (set(document["timings"]), set(document["models"])) == ({"ocr"}, {"ocr"})
 
 
-async def test_a_sidecar_stays_the_same_when_plug_ins_are_uninstalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sidecar_stays_the_same_when_plug_ins_are_uninstalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plug_ins = ("zebra", "ape", "bee")  # as they run: an ape needs the zebra's answer, the bee needs both
     monkeypatch.setattr(registry, "ORDER", (*registry.ORDER, *plug_ins))
     with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
         await ledger.register([(tmp_path, 0)], [*MODELS, *(Model(name, "1", "") for name in plug_ins)])
         await ledger.admit([make_file()])
         [job] = await ledger.next_jobs(1, ())
-        said = {name: Output(b"{}", 0.5) for name in ("bee", "ape", "zebra")}  # in the order in which the ledger answered
+        # in the order in which the ledger answered
+        said = {name: Output(b"{}", 0.5) for name in ("bee", "ape", "zebra")}
         ending = done(job)
         job.outputs = said | job.outputs
         await ledger.end([ending])
@@ -134,7 +148,9 @@ def test_the_notices_of_the_models_are_printed_once() -> None:
 
 
 def test_there_is_no_nan_in_a_sidecar() -> None:
-    outputs = make_outputs() | {"blip": Output(msgspec.json.encode({"text": "", "similarity": float("nan")}), 0.0)}
+    outputs = make_outputs() | {
+        "blip": Output(msgspec.json.encode({"text": "", "similarity": float("nan")}), 0.0)
+    }
     record = make_record(INBOX, outputs=outputs)
     assert b"NaN" not in record.sidecar
     assert parsed(record)["caption"]["similarity"] is None
@@ -220,7 +236,9 @@ async def test_a_file_named_like_a_number_is_found_when_no_image_has_that_number
     reader.close()
 
 
-async def test_an_image_is_found_by_the_end_of_its_path_and_by_a_link_to_it(ledger: Ledger, inbox: Path) -> None:
+async def test_an_image_is_found_by_the_end_of_its_path_and_by_a_link_to_it(
+    ledger: Ledger, inbox: Path
+) -> None:
     [job] = await admit(ledger, b"2026/11/a.jpg")
     (inbox / "2026" / "11").mkdir(parents=True)
     (inbox / "2026" / "11" / "a.jpg").touch()
@@ -232,7 +250,9 @@ async def test_an_image_is_found_by_the_end_of_its_path_and_by_a_link_to_it(ledg
     reader.close()
 
 
-async def test_a_link_in_an_inbox_is_found_by_its_own_path_and_not_its_target(ledger: Ledger, inbox: Path) -> None:
+async def test_a_link_in_an_inbox_is_found_by_its_own_path_and_not_its_target(
+    ledger: Ledger, inbox: Path
+) -> None:
     (inbox / "a.jpg").touch()
     (inbox / "link.jpg").symlink_to(inbox / "a.jpg")
     await ledger.admit([make_file(b"a.jpg"), make_file(b"link.jpg", regular=False)])
@@ -241,10 +261,14 @@ async def test_a_link_in_an_inbox_is_found_by_its_own_path_and_not_its_target(le
     reader.close()
 
 
-async def test_a_name_that_several_inboxes_know_finds_them_all_and_a_whole_path_the_one(ledger: Ledger, inbox: Path) -> None:
+async def test_a_name_that_several_inboxes_know_finds_them_all_and_a_whole_path_the_one(
+    ledger: Ledger, inbox: Path
+) -> None:
     other = inbox.parent / "other"
     assert await ledger.register([(inbox, 0), (other, 0)], MODELS) == [1, 2]
-    await ledger.admit([make_file(b"a.jpg"), make_file(b"a.jpg", inbox=2), make_file(b"a.jpg", inbox=2, size=9)])
+    await ledger.admit(
+        [make_file(b"a.jpg"), make_file(b"a.jpg", inbox=2), make_file(b"a.jpg", inbox=2, size=9)]
+    )
     reader = open_reader(ledger)
     assert [parsed(record)["source"]["inbox"] for record in reader.find("a.jpg")] == [str(inbox), str(other)]
     [record] = reader.find(str(other / "a.jpg"))
@@ -261,7 +285,8 @@ async def test_a_failure_counts_until_a_newer_version_of_its_file_is_known(ledge
     assert (reader.counts()[JobStatus.FAILED], reader.failed_ids()) == (1, [2])
     assert [record.path for record in reader.newest(JobStatus.FAILED, 9)] == [b"b.jpg"]
     await ledger.mark_emitted([Placed(1), Placed(2)])
-    assert await ledger.put_back(JobStatus.FAILED, [1, 2]) == 1  # versions that were replaced cannot be retried
+    # versions that were replaced cannot be retried
+    assert await ledger.put_back(JobStatus.FAILED, [1, 2]) == 1
     reader.close()
 
 
@@ -269,7 +294,11 @@ async def test_files_are_listed_by_their_newest_version_newest_first(ledger: Led
     await admit(ledger, b"a.jpg", b"b.jpg", b"c.jpg")
     await ledger.admit([make_file(b"a.jpg", size=9)])
     reader = open_reader(ledger)
-    assert [(record.id, record.path) for record in reader.newest(None, 9)] == [(4, b"a.jpg"), (3, b"c.jpg"), (2, b"b.jpg")]
+    assert [(record.id, record.path) for record in reader.newest(None, 9)] == [
+        (4, b"a.jpg"),
+        (3, b"c.jpg"),
+        (2, b"b.jpg"),
+    ]
     assert [record.id for record in reader.newest(JobStatus.PENDING, 2)] == [4, 3]
     assert list(reader.newest(JobStatus.GONE, 9)) == []
     reader.close()
@@ -314,7 +343,9 @@ def test_a_file_that_cannot_be_opened_as_a_ledger_is_named(tmp_path: Path) -> No
         Reader(tmp_path)
 
 
-async def test_a_failed_images_reason_is_the_same_when_it_is_written_again(ledger: Ledger, inbox: Path) -> None:
+async def test_a_failed_images_reason_is_the_same_when_it_is_written_again(
+    ledger: Ledger, inbox: Path
+) -> None:
     await ledger.register([(inbox, 0)], [Model(stage, f"{stage}-1", "random weights") for stage in ORDER])
     [job] = await admit(ledger, b"a.jpg")
     job.outputs = make_outputs(stages=["ocr"])
@@ -347,15 +378,32 @@ async def test_rows_have_the_same_checksum_when_read_as_when_written(ledger: Led
 
 
 CHANGES = {
-    "result": ["payload = CAST('{}' AS BLOB)", "seconds = 0.5", "payload = '{}'", "digest = zeroblob(32)", "model = 99"],
+    "result": [
+        "payload = CAST('{}' AS BLOB)",
+        "seconds = 0.5",
+        "payload = '{}'",
+        "digest = zeroblob(32)",
+        "model = 99",
+    ],
     "content": ["format = 'GIF'", "width = 641", "height = 1", "digest = zeroblob(32)", "width = 'a'"],
-    "image": ["bin = 'Z'", "criteria = NULL", "digest = zeroblob(32)", "models = '[2,1,3,4]'", "size = 99", "seen_at = 7"],
+    "image": [
+        "bin = 'Z'",
+        "criteria = NULL",
+        "digest = zeroblob(32)",
+        "models = '[2,1,3,4]'",
+        "size = 99",
+        "seen_at = 7",
+    ],
     "image ": ["path = CAST('b' AS BLOB)", "finished_at = 7", "finished_at = 1e300", "checksum = 0"],
 }
 
 
-@pytest.mark.parametrize(("table", "change"), [(table, change) for table, changes in CHANGES.items() for change in changes])
-async def test_a_change_of_anything_that_a_sidecar_shows_is_found_as_damage(ledger: Ledger, table: str, change: str) -> None:
+@pytest.mark.parametrize(
+    ("table", "change"), [(table, change) for table, changes in CHANGES.items() for change in changes]
+)
+async def test_a_change_of_anything_that_a_sidecar_shows_is_found_as_damage(
+    ledger: Ledger, table: str, change: str
+) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job))
     where = "model = 1" if table == "result" else "true"
@@ -368,7 +416,9 @@ async def test_a_change_of_anything_that_a_sidecar_shows_is_found_as_damage(ledg
             reader.check()
 
 
-@pytest.mark.parametrize("change", ["reason = 'header'", "detail = 'x'", "attempts = 9", "digest = zeroblob(32)"])
+@pytest.mark.parametrize(
+    "change", ["reason = 'header'", "detail = 'x'", "attempts = 9", "digest = zeroblob(32)"]
+)
 async def test_a_change_of_the_reason_of_a_failure_is_found_as_damage(ledger: Ledger, change: str) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, failed(job))

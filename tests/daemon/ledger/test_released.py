@@ -1,4 +1,5 @@
-"""The state folder of an earlier version can be used: its ledger is migrated, and no image is processed again."""
+"""The state folder of an earlier version can be used: its ledger is migrated,
+and no image is processed again."""
 
 from __future__ import annotations
 
@@ -15,9 +16,15 @@ from daemon.config.loading import parse
 from daemon.layout import resolve_models
 from tests.daemon_process import STAGES, Place, picture
 
-RELEASED = sorted(Path(__file__).parent.glob("released-*"))  # frozen; one for each version with a ledger of another form
+# frozen; one for each version with a ledger of another form
+RELEASED = sorted(Path(__file__).parent.glob("released-*"))
 # The files that were there and must still be there, by the row's number.
-FILES = {8: ("kept/a.ppm", 1), 5: ("kept/sub/b.ppm", 7), 2: ("kept/third.ppm", 8), 10: ("kept/waiting.ppm", 4)}
+FILES = {
+    8: ("kept/a.ppm", 1),
+    5: ("kept/sub/b.ppm", 7),
+    2: ("kept/third.ppm", 8),
+    10: ("kept/waiting.ppm", 4),
+}
 OTHERS = {3: ("kept/broken.jpg", b"no picture"), 4: ("kept/notes.txt", b"words")}
 MOVED = {7: ("done/moved/c.ppm", picture(3)), 6: ("failed/moved/cut.jpg", b"not one")}
 KNOWN = {"pending": 1, "done": 5, "failed": 2, "skipped": 1, "gone": 1}
@@ -25,8 +32,12 @@ NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # ev
 
 
 def restore(released: Path, folder: Path) -> Place:
-    """A place as that version left it. The files have new inodes and times, so these are written into the ledger."""
-    names = [{"name": "kept", "settle_seconds": 0.1}, {"name": "moved", "on_success": "move", "settle_seconds": 0.1}]
+    """A place as that version left it. The files have new inodes and times,
+    so these are written into the ledger."""
+    names = [
+        {"name": "kept", "settle_seconds": 0.1},
+        {"name": "moved", "on_success": "move", "settle_seconds": 0.1},
+    ]
     place = Place(folder, {"inbox": names})
     for sidecar in (file for top in ("results", "failed") for file in (released / top).rglob("*.json")):
         target = folder / sidecar.relative_to(released)
@@ -67,12 +78,16 @@ def test_everything_that_an_earlier_version_left_is_there_and_nothing_is_process
     assert states(place) == KNOWN
     assert counted(place, "verify")["counts"] == {"whole": 6}
     sidecars = {file: file.read_bytes() for file in place.site.results.rglob("*.json")}
-    rows = place.rows("SELECT id, path, digest, bin, criteria, reason, finished_at, location FROM image ORDER BY id")
+    rows = place.rows(
+        "SELECT id, path, digest, bin, criteria, reason, finished_at, location FROM image ORDER BY id"
+    )
     place.configure({"stages": NO_MODEL, "pipeline": {"max_attempts": 1}})
     assert place.run_once().returncode == 1  # pending images run a model
     assert states(place) == KNOWN | {"pending": 0, "failed": 3}
     assert {file: file.read_bytes() for file in place.site.results.rglob("*.json")} == sidecars
-    kept = place.rows("SELECT id, path, digest, bin, criteria, reason, finished_at, location FROM image WHERE id < 10")
+    kept = place.rows(
+        "SELECT id, path, digest, bin, criteria, reason, finished_at, location FROM image WHERE id < 10"
+    )
     assert sorted(kept) == rows[:9]
     assert place.rows("PRAGMA integrity_check") == [("ok",)]
     assert counted(place, "verify")["counts"] == {"whole": 7}
@@ -86,12 +101,14 @@ def test_everything_that_an_earlier_version_left_is_there_and_nothing_is_process
     assert {file: file.read_bytes() for file in place.site.results.rglob("*.json")} == sidecars
 
 
-RENEWED = {"released-0.1.0": {"ocr"}}  # stages whose answers were changed since; the changelog describes the changes
+# stages whose answers were changed since; the changelog describes the changes
+RENEWED = {"released-0.1.0": {"ocr"}}
 
 
 @pytest.mark.parametrize("released", RELEASED, ids=lambda folder: folder.name)
 def test_the_mini_packs_models_are_the_same_ones(released: Path, tmp_path: Path) -> None:
-    """Otherwise `redo --stale` would process all images again, and every model would run again for equal bytes."""
+    """Otherwise `redo --stale` would process all images again,
+    and every model would run again for equal bytes."""
     specs = resolve_models(parse({}, tmp_path), [])
     fingerprints = json.loads((released / "fingerprints.json").read_text())
     changed = {stage for stage, spec in specs.items() if spec.fingerprint != fingerprints[stage]}

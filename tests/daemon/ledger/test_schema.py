@@ -1,4 +1,5 @@
-"""Ledgers of other schemas: an older one, made by hand, is migrated; a newer one is refused and left untouched."""
+"""Ledgers of other schemas: an older one, made by hand, is migrated;
+a newer one is refused and left untouched."""
 
 from __future__ import annotations
 
@@ -44,14 +45,20 @@ def tables_of(path: Path) -> list[str]:
     return sorted(re.sub(r"--.*|\s", "", sql) for (sql,) in made)
 
 
-def test_an_older_ledger_gets_exactly_the_tables_of_a_new_one_and_keeps_its_rows(older: Path, tmp_path: Path) -> None:
+def test_an_older_ledger_gets_exactly_the_tables_of_a_new_one_and_keeps_its_rows(
+    older: Path, tmp_path: Path
+) -> None:
     """A change of the schema needs a migration of older ledgers."""
     schema.connect(older).close()
     schema.connect(tmp_path / "new.sqlite").close()
     assert tables_of(older) == tables_of(tmp_path / "new.sqlite")
     with closing(Reader(older)) as reader:
         (record,) = reader.find("a.jpg")
-    assert (record.bin, record.width, record.outputs["ocr"].payload) == ("C", 640, b'{"lines":[],"count":0,"area_ratio":0.0}')
+    assert (record.bin, record.width, record.outputs["ocr"].payload) == (
+        "C",
+        640,
+        b'{"lines":[],"count":0,"area_ratio":0.0}',
+    )
 
 
 @pytest.mark.anyio
@@ -101,7 +108,8 @@ def test_an_identity_file_that_is_damaged_is_named(older: Path, content: bytes) 
     Ledger(older).close()
     (older.parent / "identity").write_bytes(content)
     with pytest.raises(
-        IdentityDamaged, match=r"identity, which says which ledger belongs here, is damaged: .*`visiond repair`"
+        IdentityDamaged,
+        match=r"identity, which says which ledger belongs here, is damaged: .*`visiond repair`",
     ):
         Ledger(older)
 
@@ -162,7 +170,9 @@ def test_a_first_start_survives_kill_9_at_any_call(tmp_path: Path) -> None:
 
 
 def test_migrations_run_once_and_in_order(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, NEXT, "ALTER TABLE image RENAME COLUMN note TO remark;"])
+    monkeypatch.setattr(
+        schema, "MIGRATIONS", [*schema.MIGRATIONS, NEXT, "ALTER TABLE image RENAME COLUMN note TO remark;"]
+    )
     monkeypatch.setattr(schema, "find_fault", lambda *_, **__: "")  # a new ledger has other tables
     for _ in range(2):
         with closing(schema.connect(older)) as connection:
@@ -171,9 +181,13 @@ def test_migrations_run_once_and_in_order(older: Path, monkeypatch: pytest.Monke
             assert [row[0] for row in rows] == [None, "truncated: its end is missing"]
 
 
-def test_a_migration_that_cannot_be_done_leaves_the_ledger_as_it_was(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_cannot_be_done_leaves_the_ledger_as_it_was(
+    older: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = tables_of(older)
-    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, NEXT, "INSERT INTO no_such_table VALUES (1);"])
+    monkeypatch.setattr(
+        schema, "MIGRATIONS", [*schema.MIGRATIONS, NEXT, "INSERT INTO no_such_table VALUES (1);"]
+    )
     with pytest.raises(LedgerDamaged, match="no such table"):
         schema.connect(older)
     assert tables_of(older) == before
@@ -208,19 +222,26 @@ def test_the_message_says_when_the_ledger_cannot_be_opened_for_lack_of_descripto
 
 
 @pytest.mark.parametrize("name", ["ledger.sqlite", "identity"])
-def test_a_file_of_the_state_folder_that_cannot_be_read_is_named_and_is_no_defect(tmp_path: Path, name: str) -> None:
+def test_a_file_of_the_state_folder_that_cannot_be_read_is_named_and_is_no_defect(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(LedgerUnusable, match=rf"{name} cannot be used: Input/output error\. Check its"):
         with schema.trouble_named(tmp_path / "ledger.sqlite"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path / name))
     for other in (tmp_path / "no" / name, tmp_path / "missing"):
         with pytest.raises(FileNotFoundError), schema.trouble_named(tmp_path / "ledger.sqlite"):
             other.read_bytes()
-    with pytest.raises(OSError, match="Bad file descriptor"), schema.trouble_named(tmp_path / "ledger.sqlite"):
+    with (
+        pytest.raises(OSError, match="Bad file descriptor"),
+        schema.trouble_named(tmp_path / "ledger.sqlite"),
+    ):
         os.stat(9999)
 
 
 @pytest.mark.parametrize(("page", "blank"), [(b"\x0d", True), (b"\x05", False)], ids=["leaf", "interior"])
-def test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank(tmp_path: Path, page: bytes, blank: bool) -> None:
+def test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank(
+    tmp_path: Path, page: bytes, blank: bool
+) -> None:
     """SQLite may leave the first page of the list without an entry after tables were dropped."""
     file = tmp_path / "ledger.sqlite"
     file.write_bytes(soundness.MAGIC.ljust(soundness.HEADER_BYTES, b"\0") + page.ljust(3996, b"\0"))

@@ -23,10 +23,14 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 31, 127, 128, 129, 1000])
-def test_every_row_is_used_once_and_what_it_returns_comes_back_in_order(connection: sqlite3.Connection, count: int) -> None:
+def test_every_row_is_used_once_and_what_it_returns_comes_back_in_order(
+    connection: sqlite3.Connection, count: int
+) -> None:
     returned = run_rows(connection, "test_insert", [(number, "x") for number in range(count)])
     assert returned == [(number,) for number in range(count)]
-    assert connection.execute("SELECT a, b FROM t ORDER BY a").fetchall() == [(number, "x") for number in range(count)]
+    assert connection.execute("SELECT a, b FROM t ORDER BY a").fetchall() == [
+        (number, "x") for number in range(count)
+    ]
 
 
 def test_many_rows_take_few_statements(connection: sqlite3.Connection) -> None:
@@ -42,8 +46,12 @@ def test_few_different_statements_serve_any_number_of_rows(connection: sqlite3.C
     assert len(statements._expanded) <= 5
 
 
-def test_rows_of_one_column_are_a_list_and_other_parameters_come_before_them(connection: sqlite3.Connection) -> None:
-    run_rows(connection, "test_insert", [(number, "even" if number % 2 == 0 else "odd") for number in range(50)])
+def test_rows_of_one_column_are_a_list_and_other_parameters_come_before_them(
+    connection: sqlite3.Connection,
+) -> None:
+    run_rows(
+        connection, "test_insert", [(number, "even" if number % 2 == 0 else "odd") for number in range(50)]
+    )
     found = run_rows(connection, "test_select", [(number,) for number in range(10, 20)], "odd")
     assert sorted(found) == [(11,), (13,), (15,), (17,), (19,)]
 
@@ -51,7 +59,9 @@ def test_rows_of_one_column_are_a_list_and_other_parameters_come_before_them(con
 def is_accepted(connection: sqlite3.Connection, statement: str) -> bool:
     named = re.findall(r":(\w+)", statement)
     try:
-        connection.execute(f"EXPLAIN {statement}", dict.fromkeys(named, 0) if named else (0,) * statement.count("?"))
+        connection.execute(
+            f"EXPLAIN {statement}", dict.fromkeys(named, 0) if named else (0,) * statement.count("?")
+        )
     except sqlite3.OperationalError:
         return False
     return True
@@ -67,7 +77,13 @@ def test_every_statement_is_one_that_sqlite_accepts(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "index"),
-    [("fresh", "fresh"), ("again", "again"), ("next_again", "again"), ("owed", "owed"), ("oldest_pending", "fresh")],
+    [
+        ("fresh", "fresh"),
+        ("again", "again"),
+        ("next_again", "again"),
+        ("owed", "owed"),
+        ("oldest_pending", "fresh"),
+    ],
 )
 def test_repeated_queries_do_not_read_finished_images(name: str, index: str) -> None:
     """Otherwise each batch would read all of a million images."""
@@ -80,7 +96,8 @@ def test_repeated_queries_do_not_read_finished_images(name: str, index: str) -> 
 
 @pytest.mark.parametrize("name", ["finished", "bin_counts"])
 def test_an_export_reads_each_image_once_and_looks_its_newer_versions_up(name: str) -> None:
-    """In the order of the table and with nothing sorted, so that a million images take a second and no memory."""
+    """In the order of the table and with nothing sorted,
+    so that a million images take a second and no memory."""
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SQL["schema"])
         plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", (7,) * SQL[name].count("?")).fetchall()

@@ -25,11 +25,15 @@ def counted(daemon: Daemon) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 
 def test_no_event_gives_birth_to_a_label_set(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"stages": {"ocr": {"options": {"fail": FAULTS}}}, "pipeline": {"max_attempts": 2}})
+    place = Place(
+        tmp_path, {"stages": {"ocr": {"options": {"fail": FAULTS}}}, "pipeline": {"max_attempts": 2}}
+    )
     place.configure({"pipeline": {"batch_timeout_seconds": 1.0}})
     with Daemon(place) as daemon:
         before = counted(daemon)
-        assert not any(value for (name, _), value in before.items() if name.startswith("visiond_worker_restarts"))
+        assert not any(
+            value for (name, _), value in before.items() if name.startswith("visiond_worker_restarts")
+        )
         place.drop_many(range(5))
         for number, fault in enumerate(FAULTS):
             place.drop(f"{fault}.ppm", picture(100 + number, fault.encode()))
@@ -41,11 +45,22 @@ def test_no_event_gives_birth_to_a_label_set(tmp_path: Path) -> None:
         place.drop("copy.ppm", picture(0))
         daemon.wait_idle(15)
         os.kill(daemon.workers()[0], signal.SIGKILL)
-        wait_for(lambda: daemon.metric("visiond_worker_restarts_total", device="cpu", reason="died"), "a worker lost")
+        wait_for(
+            lambda: daemon.metric("visiond_worker_restarts_total", device="cpu", reason="died"),
+            "a worker lost",
+        )
         after = counted(daemon)
     assert after.keys() - before.keys() == set()
     risen = {name for name, labels in after if after[name, labels] > before[name, labels]}
-    for name in ("images", "retries", "bins", "reused_results", "worker_restarts", "out_of_memory", "stage_images"):
+    for name in (
+        "images",
+        "retries",
+        "bins",
+        "reused_results",
+        "worker_restarts",
+        "out_of_memory",
+        "stage_images",
+    ):
         assert f"visiond_{name}_total" in risen
     assert {"visiond_stage_duration_seconds_count", "visiond_batch_images_count"} <= risen
 

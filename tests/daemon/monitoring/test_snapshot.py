@@ -44,7 +44,9 @@ def test_the_bar_is_full_when_this_run_has_done_what_it_takes(monkeypatch: pytes
     assert steps == [(2, 20)]
 
 
-def test_without_a_terminal_each_step_of_the_loading_is_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_each_step_of_the_loading_is_a_line_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with Progress("images") as progress:
         for loaded in (0, 0, 1, 1):
             progress.show(snapshot(worker("loading", loaded)))

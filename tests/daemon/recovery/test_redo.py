@@ -48,7 +48,9 @@ def bins(place: Place) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mode", ["move", "link", "copy"])
-def test_a_changed_threshold_brings_images_into_their_new_bins_and_no_model_runs(tmp_path: Path, mode: str) -> None:
+def test_a_changed_threshold_brings_images_into_their_new_bins_and_no_model_runs(
+    tmp_path: Path, mode: str
+) -> None:
     place = annotated(tmp_path, output={"bins": mode, "sinks": ["jsonl"]})
     before = bins(place)
     assert "A" not in before.values()
@@ -79,15 +81,18 @@ def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Pat
     assert redo(place, "--stale") == ("6 images pending again\n", "")
     assert place.run_once().stdout.startswith("6 done")
     after = [place.sidecar(f"{number:05d}.ppm")["models"] for number in range(6)]
-    assert [{stage for stage in STAGES if old[stage] != new[stage]} for old, new in zip(before, after, strict=True)] == [
-        {"clip"}
-    ] * 6
+    assert [
+        {stage for stage in STAGES if old[stage] != new[stage]}
+        for old, new in zip(before, after, strict=True)
+    ] == [{"clip"}] * 6
     assert "visiond redo" not in place.run_once().stderr
     place.assert_kept(DONE=6)
 
 
 def test_images_whose_file_is_gone_or_replaced_stay_as_they_are_and_are_counted(tmp_path: Path) -> None:
-    tables = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "move", "keep")]
+    tables = [
+        {"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "move", "keep")
+    ]
     place = Place(tmp_path, {"inbox": tables, "binning": NO_TEXT})
     for table in tables:
         place.drop_many(range(2), table["name"])
@@ -110,7 +115,10 @@ def test_a_running_daemon_processes_images_again_and_its_counts_stay_right(tmp_p
     place.drop_many(range(3))
     with Daemon(place) as daemon:
         daemon.wait_idle(3)
-        assert redo(place, place.inbox() / "00000.ppm", "00001.ppm", "00000.ppm") == ("2 images pending again\n", "")
+        assert redo(place, place.inbox() / "00000.ppm", "00001.ppm", "00000.ppm") == (
+            "2 images pending again\n",
+            "",
+        )
         status = daemon.wait_idle(5)
         assert (status["done"], status["pending"], status["failed"]) == (3, 0, 0)
         assert daemon.metric("visiond_reused_results_total", stage="blip") == 2
@@ -152,8 +160,12 @@ def test_a_file_that_goes_before_it_is_read_once_more_leaves_its_result(tmp_path
     assert place.judge(deleted=frozenset([b"00000.ppm"])).problems == []
 
 
-def test_an_image_that_fails_in_a_redo_is_failed_and_keeps_its_sidecar_until_another_replaces_it(tmp_path: Path) -> None:
-    place = annotated(tmp_path, 1, inbox=[{"on_success": "move", "settle_seconds": 0.1}], pipeline={"reuse_results": False})
+def test_an_image_that_fails_in_a_redo_is_failed_and_keeps_its_sidecar_until_another_replaces_it(
+    tmp_path: Path,
+) -> None:
+    place = annotated(
+        tmp_path, 1, inbox=[{"on_success": "move", "settle_seconds": 0.1}], pipeline={"reuse_results": False}
+    )
     place.drop("00000.ppm", picture(1))  # so that there is an older result too, whose sidecar it replaced
     assert place.run_once().returncode == 0
     before = place.sidecar("00000.ppm")
@@ -216,7 +228,9 @@ def test_with_a_rebuilt_ledger_images_are_processed_again_where_they_are(tmp_pat
         (["broken.jpg"], os.EX_NOINPUT, "is FAILED, not DONE"),
     ],
 )
-def test_an_image_that_is_not_done_is_refused(tmp_path: Path, arguments: list[str], status: int, word: str) -> None:
+def test_an_image_that_is_not_done_is_refused(
+    tmp_path: Path, arguments: list[str], status: int, word: str
+) -> None:
     place = Place(tmp_path)
     place.drop("broken.jpg", b"no picture")
     place.run_once()
@@ -225,7 +239,9 @@ def test_an_image_that_is_not_done_is_refused(tmp_path: Path, arguments: list[st
     assert word in refused.stderr
 
 
-def test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_another_one(tmp_path: Path) -> None:
+def test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_another_one(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     place.drop_many(range(1))
     assert place.run_once().returncode == 0

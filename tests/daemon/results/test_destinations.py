@@ -16,10 +16,23 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.jobs import JobStatus, Placed, Version
-from daemon.results.destinations import Destination, publish_records, sidecar_paths, write_sidecar, write_whole
+from daemon.results.destinations import (
+    Destination,
+    publish_records,
+    sidecar_paths,
+    write_sidecar,
+    write_whole,
+)
 from tests.makers import MODES, drop, make_record, open_destination, tree
 
-FAILED = {"status": JobStatus.FAILED, "outputs": {}, "models": [], "bin": "", "reason": "truncated", "detail": "no end"}
+FAILED = {
+    "status": JobStatus.FAILED,
+    "outputs": {},
+    "models": [],
+    "bin": "",
+    "reason": "truncated",
+    "detail": "no end",
+}
 
 
 # Sidecars
@@ -42,7 +55,9 @@ def test_a_name_that_is_not_utf8_keeps_its_bytes(tmp_path: Path) -> None:
     destination = open_destination(tmp_path, bins="link")
     destination.publish(drop(tmp_path, b"\xff\n.jpg"))
     assert os.listdir(destination.results) == [b"\xff\n.jpg.json"]
-    assert os.path.samefile(os.path.join(destination.bins, b"A", b"\xff\n.jpg"), os.path.join(destination.inbox, b"\xff\n.jpg"))
+    assert os.path.samefile(
+        os.path.join(destination.bins, b"A", b"\xff\n.jpg"), os.path.join(destination.inbox, b"\xff\n.jpg")
+    )
 
 
 def test_a_reader_never_sees_a_torn_sidecar(tmp_path: Path) -> None:
@@ -85,7 +100,9 @@ def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_temporary_fi
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOSPC])
-def test_what_concerns_every_file_leaves_no_bin_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+def test_what_concerns_every_file_leaves_no_bin_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
     destination, record = open_destination(tmp_path, "copy"), drop(tmp_path)
 
     def refuse(*_arguments: object, **_options: object) -> None:
@@ -103,7 +120,10 @@ def test_what_concerns_every_file_leaves_no_bin_out(tmp_path: Path, monkeypatch:
 def test_a_long_name_is_cut_and_made_unique_by_a_digest(length: int, whole: bool) -> None:
     names = [b"x" * (length - 5) + tail for tail in (b"1.jpg", b"2.jpg")]
     sidecars = [os.path.basename(sidecar_paths(b"/results", b"sub/" + name)[0]) for name in names]
-    assert [sidecar == name + b".json" for sidecar, name in zip(sidecars, names, strict=True)] == [whole, whole]
+    assert [sidecar == name + b".json" for sidecar, name in zip(sidecars, names, strict=True)] == [
+        whole,
+        whole,
+    ]
     assert [len(sidecar) for sidecar in sidecars] == [255, 255]
     assert len(set(sidecars)) == 2
     assert all(sidecar.endswith(b".json") for sidecar in sidecars)
@@ -135,7 +155,11 @@ def block_by_length(results: Path) -> None:
 
 @pytest.mark.parametrize(
     ("block", "path"),
-    [(block_by_folder, b"sub/a.jpg"), (block_by_file, b"sub/a.jpg"), (block_by_length, b"/".join([b"x" * 200] * 21))],
+    [
+        (block_by_folder, b"sub/a.jpg"),
+        (block_by_file, b"sub/a.jpg"),
+        (block_by_length, b"/".join([b"x" * 200] * 21)),
+    ],
 )
 def test_a_sidecar_whose_place_is_taken_goes_to_the_top_under_a_digest(
     tmp_path: Path, block: Callable[[Path], None], path: bytes
@@ -143,7 +167,9 @@ def test_a_sidecar_whose_place_is_taken_goes_to_the_top_under_a_digest(
     results = tmp_path / "results"
     block(results)
     records = [
-        make_record(tmp_path / "inbox", path + number) for number in (b"", b"2") if number == b"" or block is block_by_file
+        make_record(tmp_path / "inbox", path + number)
+        for number in (b"", b"2")
+        if number == b"" or block is block_by_file
     ]
     for record in records * 2:
         write_sidecar(record, *sidecar_paths(os.fsencode(results), record.path))
@@ -154,11 +180,17 @@ def test_a_sidecar_whose_place_is_taken_goes_to_the_top_under_a_digest(
 
 
 def test_an_inbox_with_a_name_has_its_own_sub_folders(tmp_path: Path) -> None:
-    tables = {"inbox": [{"path": "in1", "name": "cam"}, {"path": "in2", "name": "scan"}], "output": {"failed": "/var/failed"}}
+    tables = {
+        "inbox": [{"path": "in1", "name": "cam"}, {"path": "in2", "name": "scan"}],
+        "output": {"failed": "/var/failed"},
+    }
     config = parse(tables, tmp_path)
     destinations = [Destination.of(inbox, config) for inbox in config.inbox]
     root = os.fsencode(tmp_path)
-    assert [destination.results for destination in destinations] == [root + b"/results/cam", root + b"/results/scan"]
+    assert [destination.results for destination in destinations] == [
+        root + b"/results/cam",
+        root + b"/results/scan",
+    ]
     assert (destinations[0].failed, destinations[0].done, destinations[0].bins) == (
         b"/var/failed/cam",
         root + b"/done/cam",
@@ -215,7 +247,9 @@ def test_an_image_that_fails_again_stays_where_its_first_failure_put_it(tmp_path
     assert tree(tmp_path) == {"failed/a.jpg": b"image", "failed/a.jpg.json": again.sidecar}
 
 
-def test_failed_images_with_the_same_name_have_their_own_reasons_and_lose_them_when_they_become_done(tmp_path: Path) -> None:
+def test_failed_images_with_the_same_name_have_their_own_reasons_and_lose_them_when_they_become_done(
+    tmp_path: Path,
+) -> None:
     destination = open_destination(tmp_path, on_success="move")
     first = drop(tmp_path, data=b"cut", **FAILED)
     destination.publish(first)
@@ -256,7 +290,10 @@ def test_the_reason_of_a_failed_image_is_removed_when_a_fixed_version_replaces_i
 def test_a_reason_never_takes_the_place_of_that_of_a_moved_image(tmp_path: Path, on_success: str) -> None:
     first = drop(tmp_path, data=b"cut", **FAILED)
     open_destination(tmp_path, on_success="move").publish(first)
-    destination, second = open_destination(tmp_path, on_success=on_success), drop(tmp_path, data=b"cut anew", id=8, **FAILED)
+    destination, second = (
+        open_destination(tmp_path, on_success=on_success),
+        drop(tmp_path, data=b"cut anew", id=8, **FAILED),
+    )
     if on_success == "move":
         os.unlink(second.location)  # so that it cannot be
     destination.publish(second)
@@ -330,14 +367,20 @@ def test_a_source_that_is_kept_stays_the_version_it_was(tmp_path: Path, bins: st
         ("move", "keep", {"bins/A/sub/a.jpg": b"image"}),
     ],
 )
-def test_source_and_bin_are_as_configured(tmp_path: Path, bins: str, on_success: str, files: dict[str, bytes]) -> None:
+def test_source_and_bin_are_as_configured(
+    tmp_path: Path, bins: str, on_success: str, files: dict[str, bytes]
+) -> None:
     record = drop(tmp_path, b"sub/a.jpg")
     open_destination(tmp_path, bins, on_success).publish(record)
     assert tree(tmp_path) == files | {"results/sub/a.jpg.json": record.sidecar}
 
 
-@pytest.mark.parametrize(("bins", "on_success", "folder"), [("none", "move", "done"), ("move", "keep", "bins/A")])
-def test_the_place_to_which_a_source_was_moved_is_returned(tmp_path: Path, bins: str, on_success: str, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("bins", "on_success", "folder"), [("none", "move", "done"), ("move", "keep", "bins/A")]
+)
+def test_the_place_to_which_a_source_was_moved_is_returned(
+    tmp_path: Path, bins: str, on_success: str, folder: str
+) -> None:
     record = drop(tmp_path)
     target = tmp_path / folder / "a.jpg"
     placed = open_destination(tmp_path, bins, on_success).publish(record)
@@ -355,7 +398,9 @@ def test_a_new_version_leaves_the_bin_of_the_old_one(tmp_path: Path, bins: str) 
 
 
 @pytest.mark.parametrize("bins", ["link", "copy"])
-def test_a_new_version_leaves_the_bin_that_a_rule_of_the_users_chose_also_after_a_restart(tmp_path: Path, bins: str) -> None:
+def test_a_new_version_leaves_the_bin_that_a_rule_of_the_users_chose_also_after_a_restart(
+    tmp_path: Path, bins: str
+) -> None:
     destination = open_destination(tmp_path, bins)
     destination.publish(drop(tmp_path, id=1, bin="rest"))
     destination.publish(drop(tmp_path, id=2, bin="other"))
@@ -383,7 +428,9 @@ def test_a_bin_that_has_the_only_copies_keeps_them_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bins", ["link", "copy"])
-@pytest.mark.parametrize("blocker", ["bins/A/sub/a.jpg/", "bins/A/sub", "bins/B/sub/a.jpg/", "failed/sub/a.jpg.json/"])
+@pytest.mark.parametrize(
+    "blocker", ["bins/A/sub/a.jpg/", "bins/A/sub", "bins/B/sub/a.jpg/", "failed/sub/a.jpg.json/"]
+)
 def test_a_file_in_the_way_in_a_bin_does_not_stop_the_daemon(tmp_path: Path, bins: str, blocker: str) -> None:
     path = tmp_path / blocker
     path.parent.mkdir(parents=True)
@@ -447,13 +494,17 @@ def test_publishing_again_after_a_crash_at_any_step_gives_the_same(
     for calls in range(1000):
         if publish(tmp_path / str(calls), calls):
             break
-        assert outcome(tmp_path / str(calls)) == outcome(tmp_path / "reference"), f"killed after {calls} calls"
+        assert outcome(tmp_path / str(calls)) == outcome(tmp_path / "reference"), (
+            f"killed after {calls} calls"
+        )
     assert calls > 3
 
 
 @pytest.mark.parametrize("fields", [{}, FAILED], ids=["done", "failed"])
 @pytest.mark.parametrize(("bins", "on_success"), [*MODES, ("none", "delete"), ("copy", "delete")])
-def test_publishing_twice_changes_nothing(tmp_path: Path, bins: str, on_success: str, fields: dict[str, Any]) -> None:
+def test_publishing_twice_changes_nothing(
+    tmp_path: Path, bins: str, on_success: str, fields: dict[str, Any]
+) -> None:
     destination, record = open_destination(tmp_path, bins, on_success), drop(tmp_path, **fields)
     placed = destination.publish(record)
     before = tree(tmp_path)
@@ -463,7 +514,9 @@ def test_publishing_twice_changes_nothing(tmp_path: Path, bins: str, on_success:
 
 def test_a_result_leaves_the_reason_of_an_image_that_is_called_like_its_second_name(tmp_path: Path) -> None:
     destination = open_destination(tmp_path)
-    destination.publish(failure := drop(tmp_path, b"a~2.jpg", id=1, status=JobStatus.FAILED, reason="truncated"))
+    destination.publish(
+        failure := drop(tmp_path, b"a~2.jpg", id=1, status=JobStatus.FAILED, reason="truncated")
+    )
     destination.publish(drop(tmp_path, b"a.jpg", id=2))
     assert tree(tmp_path)["failed/a~2.jpg.json"] == failure.sidecar
     destination.publish(drop(tmp_path, b"a~2.jpg", id=3))
@@ -472,7 +525,9 @@ def test_a_result_leaves_the_reason_of_an_image_that_is_called_like_its_second_n
 
 @pytest.mark.parametrize("bin_name", ["A", "B"])
 @pytest.mark.parametrize("bins", ["link", "copy"])
-def test_an_image_that_was_moved_into_a_bin_once_is_safe_there(tmp_path: Path, bins: str, bin_name: str) -> None:
+def test_an_image_that_was_moved_into_a_bin_once_is_safe_there(
+    tmp_path: Path, bins: str, bin_name: str
+) -> None:
     record = drop(tmp_path)
     placed = open_destination(tmp_path, "move").publish(record)
     assert placed.location

@@ -21,7 +21,8 @@ import pytest
 from daemon.errors import NotWritable, WrongArgument
 from daemon.jobs import Job, Placed
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Model, Reader, Record
+from daemon.ledger.record import Model, Record
+from daemon.ledger.records import Reader
 from daemon.messages import Output
 from daemon.results import export, parquet
 from daemon.results.export import COLUMNS, export_records, parse_ratio, row_of
@@ -45,13 +46,25 @@ async def reader(ledger: Ledger) -> AsyncIterator[Reader]:
     """A ledger with 21 images that are DONE and one that FAILED."""
     wanted = [name for name, count in BINS.items() for _ in range(count)]
     jobs = await admit(ledger, *(b"%d.jpg" % number for number in range(len(wanted) + 1)))
-    await complete(ledger, *(done(job, VARIANTS[name]) for job, name in zip(jobs, wanted, strict=False)), failed(jobs[-1]))
+    await complete(
+        ledger,
+        *(done(job, VARIANTS[name]) for job, name in zip(jobs, wanted, strict=False)),
+        failed(jobs[-1]),
+    )
     opened = Reader(ledger.path)
     yield opened
     opened.close()
 
 
-def write(reader: Reader, file: Path, format: str = "jsonl", bin_name: str = "", *, force: bool = False, **ratio: float) -> int:
+def write(
+    reader: Reader,
+    file: Path,
+    format: str = "jsonl",
+    bin_name: str = "",
+    *,
+    force: bool = False,
+    **ratio: float,
+) -> int:
     return export_records(reader, file, format, bin_name, ratio, lambda done, total: None, force=force)
 
 
@@ -101,7 +114,10 @@ def test_a_stage_without_findings_is_distinguished_from_one_that_did_not_run() -
 
 def test_text_is_measured_as_for_the_bin_and_written_whole() -> None:
     corners = [[0, 0], [64, 0], [64, 48], [0, 48]]
-    lines = [{"text": text, "score": score, "box": corners} for text, score in (("Total", 0.9), ("Tqtcl", 0.6), ("O", 0.9))]
+    lines = [
+        {"text": text, "score": score, "box": corners}
+        for text, score in (("Total", 0.9), ("Tqtcl", 0.6), ("O", 0.9))
+    ]
     payload = msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.03})
     row = row_of(make_record(INBOX, outputs=make_outputs() | {"ocr": Output(payload, 0.25)}))
     assert (row["text_boxes"], row["text_area_ratio"]) == (1, pytest.approx(0.01))
@@ -115,7 +131,12 @@ def test_a_name_that_is_not_utf_8_also_has_its_bytes() -> None:
 
 
 def test_the_docs_list_every_column_in_its_order() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "results.md").read_text().partition("## Export")[2].partition("## Bins")[0]
+    text = (
+        (Path(__file__).parents[3] / "docs" / "results.md")
+        .read_text()
+        .partition("## Export")[2]
+        .partition("## Bins")[0]
+    )
     reported = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
     assert [name for names in reported for name in names] == [*COLUMNS, *parquet.FURTHER]
 
@@ -124,12 +145,16 @@ def test_the_docs_list_every_column_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-async def test_labels_with_commas_and_quotes_come_apart_again(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+async def test_labels_with_commas_and_quotes_come_apart_again(
+    ledger: Ledger, tmp_path: Path, suffix: str
+) -> None:
     [job] = await admit(ledger, b"a.jpg")
     labels = ["cat, black", 'the "best"; [dog]', "=cup"]
     tags = [{"label": label, "score": 0.25} for label in labels]
     embedding = {"dim": 1, "dtype": "float16", "base64": "ADw="}
-    job.outputs = make_outputs() | {"clip": Output(msgspec.json.encode({"embedding": embedding, "tags": tags}), 0.0)}
+    job.outputs = make_outputs() | {
+        "clip": Output(msgspec.json.encode({"embedding": embedding, "tags": tags}), 0.0)
+    }
     await complete(ledger, done(job))
     with contextlib.closing(Reader(ledger.path)) as reader:
         write(reader, tmp_path / f"a.{suffix}", suffix)
@@ -138,7 +163,9 @@ async def test_labels_with_commas_and_quotes_come_apart_again(ledger: Ledger, tm
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-async def test_every_image_that_is_done_is_written_and_counted(reader: Reader, tmp_path: Path, suffix: str) -> None:
+async def test_every_image_that_is_done_is_written_and_counted(
+    reader: Reader, tmp_path: Path, suffix: str
+) -> None:
     file = tmp_path / f"all.{suffix}"
     assert write(reader, file, suffix) == 21
     rows = read_rows(file)
@@ -151,7 +178,13 @@ async def test_columns_and_types_are_those_that_are_published(reader: Reader, tm
     table = pyarrow.parquet.read_table(tmp_path / "all.parquet")
     assert list(read_rows(tmp_path / "all.csv")[0]) == list(COLUMNS)
     assert table.column_names == [*COLUMNS, *parquet.FURTHER]
-    kinds = {"int64": int, "double": float, "string": str, "list<element: string>": list, "timestamp[ms, tz=UTC]": datetime}
+    kinds = {
+        "int64": int,
+        "double": float,
+        "string": str,
+        "list<element: string>": list,
+        "timestamp[ms, tz=UTC]": datetime,
+    }
     assert {name: kinds[str(table.schema.field(name).type)] for name in COLUMNS} == COLUMNS
     line = "list<element: struct<text: string, score: double, box: list<element: list<element: double>>>>"
     detection = "list<element: struct<label: string, score: double, box: list<element: double>>>"
@@ -176,7 +209,9 @@ async def test_all_formats_contain_the_same_results(reader: Reader, tmp_path: Pa
     assert (tmp_path / "all.jsonl").read_bytes() == b"".join(record.sidecar for record in reader.finished())
 
 
-async def test_a_table_of_many_row_groups_is_whole(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_table_of_many_row_groups_is_whole(
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet, "CHUNK", 4)
     assert write(reader, tmp_path / "all.parquet", "parquet") == 21
     assert pyarrow.parquet.ParquetFile(tmp_path / "all.parquet").num_row_groups == 6
@@ -184,11 +219,18 @@ async def test_a_table_of_many_row_groups_is_whole(reader: Reader, tmp_path: Pat
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-async def test_a_file_is_one_row_and_that_is_its_newest_version(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
-    for time in (1, 2):  # each file twice, as after `touch *`; of the fixed and the broken one only one version is DONE
-        jobs = {path: await add_version(ledger, path, time) for path in (b"kept.jpg", b"fixed.jpg", b"broken.jpg")}
+async def test_a_file_is_one_row_and_that_is_its_newest_version(
+    ledger: Ledger, tmp_path: Path, suffix: str
+) -> None:
+    for time in (1, 2):
+        # each file twice, as after `touch *`; of the fixed and the broken one only one version is DONE
+        jobs = {
+            path: await add_version(ledger, path, time) for path in (b"kept.jpg", b"fixed.jpg", b"broken.jpg")
+        }
         unlucky = b"fixed.jpg" if time == 1 else b"broken.jpg"
-        await complete(ledger, *(failed(job) if path == unlucky else done(job, variant=0) for path, job in jobs.items()))
+        await complete(
+            ledger, *(failed(job) if path == unlucky else done(job, variant=0) for path, job in jobs.items())
+        )
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert reader.bin_counts() == {"C": 2}
         for ratio in ({}, {"C": 1.0}):
@@ -196,7 +238,9 @@ async def test_a_file_is_one_row_and_that_is_its_newest_version(ledger: Ledger, 
             assert [int(row["id"]) for row in read_rows(tmp_path / f"all.{suffix}")] == [4, 5]
 
 
-async def test_images_that_were_moved_are_a_row_each_though_they_came_under_one_name(ledger: Ledger, tmp_path: Path) -> None:
+async def test_images_that_were_moved_are_a_row_each_though_they_came_under_one_name(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     for time, name in ((1, b"/done/a.jpg"), (2, b"/done/a~2.jpg")):
         job = await add_version(ledger, b"a.jpg", time)
         await complete(ledger, done(job, variant=0, data=name))
@@ -207,7 +251,9 @@ async def test_images_that_were_moved_are_a_row_each_though_they_came_under_one_
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-async def test_without_an_image_the_file_is_empty_and_valid(ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+async def test_without_an_image_the_file_is_empty_and_valid(
+    ledger: Ledger, tmp_path: Path, suffix: str
+) -> None:
     reader = Reader(ledger.path)
     assert write(reader, tmp_path / f"none.{suffix}", suffix) == 0
     assert read_rows(tmp_path / f"none.{suffix}") == []
@@ -221,12 +267,16 @@ async def test_one_bin_can_be_written_alone(reader: Reader, tmp_path: Path) -> N
 
 async def test_progress_is_reported_with_the_total(reader: Reader, tmp_path: Path) -> None:
     reported: list[tuple[int, int | None]] = []
-    export_records(reader, tmp_path / "c.jsonl", "jsonl", "C", {}, lambda done, total: reported.append((done, total)))
+    export_records(
+        reader, tmp_path / "c.jsonl", "jsonl", "C", {}, lambda done, total: reported.append((done, total))
+    )
     assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize("start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "＝1"])
-async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(ledger: Ledger, tmp_path: Path, start: str) -> None:
+async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(
+    ledger: Ledger, tmp_path: Path, start: str
+) -> None:
     jobs = await admit(ledger, start.encode() + b".jpg")
     caption = {"text": start, "similarity": -0.5}
     jobs[0].outputs = make_outputs() | {"blip": Output(msgspec.json.encode(caption), 0.0)}
@@ -245,11 +295,16 @@ async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(ledger: 
 def embed(*values: float) -> Output:
     """CLIP's answer with such an embedding."""
     raw = base64.b64encode(struct.pack(f"<{len(values)}e", *values)).decode()
-    answer = {"embedding": {"dim": len(values), "dtype": "float16", "base64": raw}, "tags": [{"label": "cup", "score": 0.25}]}
+    answer = {
+        "embedding": {"dim": len(values), "dtype": "float16", "base64": raw},
+        "tags": [{"label": "cup", "score": 0.25}],
+    }
     return Output(msgspec.json.encode(answer), 0.0)
 
 
-async def test_the_docs_example_reads_every_embedding(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_docs_example_reads_every_embedding(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await export_embeddings(ledger, tmp_path / "results.parquet", embed(0.5, -1), None, embed(2, 0.25))
     text = (Path(__file__).parents[3] / "docs" / "results.md").read_text().partition("## Export")[2]
     monkeypatch.chdir(tmp_path)
@@ -258,7 +313,9 @@ async def test_the_docs_example_reads_every_embedding(ledger: Ledger, tmp_path: 
     assert names["vectors"].tolist() == [[0.5, -1], [2, 0.25]]
 
 
-async def export_embeddings(ledger: Ledger, file: Path, *answers: Output | None) -> tuple[str, list[Any], list[str]]:
+async def export_embeddings(
+    ledger: Ledger, file: Path, *answers: Output | None
+) -> tuple[str, list[Any], list[str]]:
     """The type of the column, its values, and the warnings. Each answer is of a different model and file."""
     for number, answer in enumerate(answers):
         models = [Model("clip", f"clip-{number}", "") if model.stage == "clip" else model for model in MODELS]
@@ -277,17 +334,29 @@ async def export_embeddings(ledger: Ledger, file: Path, *answers: Output | None)
 async def test_embeddings_of_one_length_are_lists_of_that_size_and_null_without_the_stage(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    kind, values, said = await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2, 0.25))
-    assert (kind, values, said) == ("fixed_size_list<element: float>[2]", [[0.5, -1.0], None, [2.0, 0.25]], [])
+    kind, values, said = await export_embeddings(
+        ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2, 0.25)
+    )
+    assert (kind, values, said) == (
+        "fixed_size_list<element: float>[2]",
+        [[0.5, -1.0], None, [2.0, 0.25]],
+        [],
+    )
 
 
-async def test_embeddings_of_several_lengths_are_plain_lists_and_are_reported(ledger: Ledger, tmp_path: Path) -> None:
-    kind, values, said = await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2))
+async def test_embeddings_of_several_lengths_are_plain_lists_and_are_reported(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    kind, values, said = await export_embeddings(
+        ledger, tmp_path / "a.parquet", embed(0.5, -1), None, embed(2)
+    )
     assert (kind, values) == ("list<element: float>", [[0.5, -1.0], None, [2.0]])
     assert said[0].startswith("Embeddings have several lengths (1, 2): the column embedding has plain lists")
 
 
-async def test_a_model_that_no_exported_image_has_any_more_makes_no_other_length(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_model_that_no_exported_image_has_any_more_makes_no_other_length(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     await export_embeddings(ledger, tmp_path / "a.parquet", embed(0.5, -1), embed(2))
     with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
         connection.execute("UPDATE image SET status = 4 WHERE id = 2")
@@ -308,7 +377,9 @@ async def test_boxes_and_scores_are_those_of_the_sidecars(reader: Reader, tmp_pa
     sidecars, rows = read_rows(tmp_path / "all.jsonl"), read_rows(tmp_path / "all.parquet")
     assert [row["text_lines"] for row in rows] == [sidecar["ocr"]["lines"] for sidecar in sidecars]
     assert [row["detections"] for row in rows] == [sidecar["objects"]["detections"] for sidecar in sidecars]
-    assert [row["tag_scores"] for row in rows] == [[tag["score"] for tag in sidecar["clip"]["tags"]] for sidecar in sidecars]
+    assert [row["tag_scores"] for row in rows] == [
+        [tag["score"] for tag in sidecar["clip"]["tags"]] for sidecar in sidecars
+    ]
     assert any(row["text_lines"] for row in rows)
     assert any(row["detections"] for row in rows)
 
@@ -412,7 +483,10 @@ class Interrupted(Reader):
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize(
     ("error", "raised", "message"),
-    [(OSError(28, "No space left on device"), NotWritable, r"cannot be written: No space"), (KeyError("x"), KeyError, "x")],
+    [
+        (OSError(28, "No space left on device"), NotWritable, r"cannot be written: No space"),
+        (KeyError("x"), KeyError, "x"),
+    ],
 )
 async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
     reader: Reader, tmp_path: Path, suffix: str, error: Exception, raised: type[Exception], message: str
@@ -449,5 +523,7 @@ async def test_a_mix_is_exact_though_images_are_added_meanwhile(
     await complete(ledger, *(done(job, variant=3 * (job.id % 2)) for job in jobs))
     reader = Growing(ledger.path)
     reader.counted = counted
-    assert export_records(reader, tmp_path / "mix.jsonl", "jsonl", "", {"C": 1.0}, lambda done, total: None) == 2
+    assert (
+        export_records(reader, tmp_path / "mix.jsonl", "jsonl", "", {"C": 1.0}, lambda done, total: None) == 2
+    )
     reader.close()

@@ -19,7 +19,12 @@ from tests.daemon_process import Daemon, Place
 
 HERE = {"state": {"path": "state"}}
 THERE = {"state": {"path": "other-state"}, "inbox": [{"path": "other"}]}
-APART = {"results": "other-results", "failed": "other-failed", "done": "other-done", "bins_folder": "other-bins"}
+APART = {
+    "results": "other-results",
+    "failed": "other-failed",
+    "done": "other-done",
+    "bins_folder": "other-bins",
+}
 
 
 def configure(folder: Path, *tables: Mapping[str, Any]) -> Config:
@@ -65,7 +70,9 @@ def test_if_folders_cannot_be_locked_that_is_reported_and_work_goes_on(
     assert "folder cannot be locked; make sure that no other visiond writes to it" in capsys.readouterr().out
 
 
-def test_a_second_daemon_and_a_repair_are_refused_by_name_and_no_file_is_left_among_the_results(tmp_path: Path) -> None:
+def test_a_second_daemon_and_a_repair_are_refused_by_name_and_no_file_is_left_among_the_results(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     with Daemon(place) as daemon:
         place.configure({"state": {"path": "other-state"}})

@@ -109,7 +109,9 @@ def test_the_docs_rule_sorts_as_the_docs_say(load: Callable[[str, str], Rule]) -
 
 
 @pytest.mark.anyio
-async def test_a_rule_is_shown_what_the_sidecar_will_have_under_its_names(ledger: Ledger, inbox: Path) -> None:
+async def test_a_rule_is_shown_what_the_sidecar_will_have_under_its_names(
+    ledger: Ledger, inbox: Path
+) -> None:
     shown: list[dict[str, Any]] = []
     ending = done(answered(path=b"in/a.jpg"))
     end(ending.job, rule=lambda record: shown.append(record) or "A", inboxes={1: os.fsencode(inbox)})
@@ -124,7 +126,11 @@ async def test_a_rule_is_shown_what_the_sidecar_will_have_under_its_names(ledger
 def test_the_docs_name_every_key_of_the_record() -> None:
     shown: list[dict[str, Any]] = []
     end(answered(), rule=lambda record: shown.append(record) or "A")
-    documented = {name for keys in re.findall(r"^\| (`.*?) \|", DOCS, re.MULTILINE) for name in re.findall("`(.*?)`", keys)}
+    documented = {
+        name
+        for keys in re.findall(r"^\| (`.*?) \|", DOCS, re.MULTILINE)
+        for name in re.findall("`(.*?)`", keys)
+    }
     assert documented >= shown[0].keys()
 
 
@@ -140,16 +146,22 @@ def divide(record):
 """
 
 
-def test_a_rule_that_raises_fails_the_image_for_good_and_says_how_and_where(load: Callable[[str, str], Rule]) -> None:
+def test_a_rule_that_raises_fails_the_image_for_good_and_says_how_and_where(
+    load: Callable[[str, str], Rule],
+) -> None:
     ending = end(answered(), rule=load(RULES, "pick"))
     known = "bin, blip, caption, clip, height, id, objects, ocr, path, source, timings, width, yolo"
     assert ending.status is JobStatus.FAILED
-    assert ending.failure == Failure(Reason.RULE, f"KeyError: 'faces' (users_rules.py, line 6); the record has {known}")
+    assert ending.failure == Failure(
+        Reason.RULE, f"KeyError: 'faces' (users_rules.py, line 6); the record has {known}"
+    )
     detail = end(answered(), rule=load(RULES, "divide")).failure.detail
     assert detail == "ValueError: invalid literal for int() with base 10: 'x' (users_rules.py, line 9)"
 
 
-def test_each_kind_of_error_of_a_rule_is_logged_once_with_its_traceback(load: Callable[[str, str], Rule]) -> None:
+def test_each_kind_of_error_of_a_rule_is_logged_once_with_its_traceback(
+    load: Callable[[str, str], Rule],
+) -> None:
     rules = [load(RULES, name) for name in ("pick", "divide")]
     judge = Judge(Thresholds(), rule=lambda record: rules[record["bin"]["name"] == "C"](record))
     with structlog.testing.capture_logs() as logged:
@@ -200,7 +212,9 @@ def test_the_pause_has_a_bound() -> None:
 
 
 def test_an_image_whose_inbox_is_away_is_tried_until_it_can_be_read() -> None:
-    away = make_job(attempts=2, failure=Failure(Reason.UNREADABLE, "Connection timed out", transient=True, away=True))
+    away = make_job(
+        attempts=2, failure=Failure(Reason.UNREADABLE, "Connection timed out", transient=True, away=True)
+    )
     ending = end(away, max_attempts=3, retry_seconds=5.0)
     assert (ending.status, ending.attempts, ending.not_before) == (JobStatus.PENDING, 2, STEADY + 5.0)
 
@@ -248,7 +262,9 @@ def test_a_failure_counts_more_than_results() -> None:
 
 
 def cascade(stages: list[str], variant: int, *, on: bool = True) -> bool:
-    return Judge(Thresholds(), cascade=ORDER if on else ()).is_decided(make_job(outputs=make_outputs(variant, stages)))
+    return Judge(Thresholds(), cascade=ORDER if on else ()).is_decided(
+        make_job(outputs=make_outputs(variant, stages))
+    )
 
 
 def test_in_a_cascade_the_first_bin_that_passes_decides() -> None:
@@ -272,4 +288,8 @@ def test_in_full_mode_nothing_is_decided_early() -> None:
 def test_an_image_that_skipped_stages_says_so_in_its_criteria() -> None:
     ending = end(make_job(outputs=make_outputs(3, ["ocr"])), cascade=ORDER)
     assert ending.bin == "A"
-    assert msgspec.json.decode(ending.criteria)["C"]["clip_similarity"] == {"value": None, "threshold": 0.25, "passed": None}
+    assert msgspec.json.decode(ending.criteria)["C"]["clip_similarity"] == {
+        "value": None,
+        "threshold": 0.25,
+        "passed": None,
+    }

@@ -1,4 +1,5 @@
-"""Sinks follow the ledger by themselves: each gets every record at least once, and none delays another or the work."""
+"""Sinks follow the ledger by themselves: each gets every record at least once,
+and none delays another or the work."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from daemon.config.sections import OutputSection
 from daemon.errors import LedgerUnusable
 from daemon.jobs import JobStatus, Placed
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Reader, Record
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
 from daemon.results import outbox
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import SINKS, Sink
@@ -108,7 +110,9 @@ async def deliver(opened: Outbox) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_dead_sink_is_reported_and_a_healthy_one_gets_everything(ledger: Ledger, reader: Reader) -> None:
+async def test_a_dead_sink_is_reported_and_a_healthy_one_gets_everything(
+    ledger: Ledger, reader: Reader
+) -> None:
     dead, healthy = Collecting(), Collecting()
     dead.broken = OSError(28, "No space left on device")
     opened = await open_outbox(ledger, reader, dead=dead, healthy=healthy)
@@ -165,7 +169,9 @@ async def test_more_records_than_fit_in_memory_come_once_and_in_order(
     assert max(map(len, sink.groups)) == 3
 
 
-async def test_records_that_become_known_out_of_order_are_all_delivered(ledger: Ledger, reader: Reader) -> None:
+async def test_records_that_become_known_out_of_order_are_all_delivered(
+    ledger: Ledger, reader: Reader
+) -> None:
     sink = Collecting()
     opened = await open_outbox(ledger, reader, sink=sink)
     await publish(ledger, b"a.jpg", b"b.jpg", b"c.jpg")
@@ -186,7 +192,9 @@ async def test_a_sink_that_is_new_gets_records_from_now_on(ledger: Ledger, reade
     assert (old.ids, new.ids) == ([1, 2], [2])
 
 
-async def test_a_sink_that_is_no_longer_configured_holds_no_records_back(ledger: Ledger, reader: Reader) -> None:
+async def test_a_sink_that_is_no_longer_configured_holds_no_records_back(
+    ledger: Ledger, reader: Reader
+) -> None:
     sink = Collecting()
     await publish(ledger, b"a.jpg", into=await open_outbox(ledger, reader, sink=sink))
     with capture_logs() as logs:
@@ -225,7 +233,9 @@ async def test_an_image_that_is_processed_again_has_two_records(ledger: Ledger, 
     assert sink.ids == [image, image]
 
 
-async def test_a_record_is_delivered_although_its_image_waits_for_another_result(ledger: Ledger, reader: Reader) -> None:
+async def test_a_record_is_delivered_although_its_image_waits_for_another_result(
+    ledger: Ledger, reader: Reader
+) -> None:
     sink = Collecting()
     await open_outbox(ledger, reader, sink=sink)
     [image] = await publish(ledger, b"a.jpg")
@@ -247,7 +257,9 @@ async def test_pruning_leaves_what_a_sink_does_not_have(ledger: Ledger, reader: 
     assert reader.find_number(1) is None
 
 
-async def test_an_image_whose_record_is_damaged_is_processed_again_and_then_delivered(ledger: Ledger, reader: Reader) -> None:
+async def test_an_image_whose_record_is_damaged_is_processed_again_and_then_delivered(
+    ledger: Ledger, reader: Reader
+) -> None:
     sink = Collecting()
     await open_outbox(ledger, reader, sink=sink)
     await publish(ledger, b"a.jpg", b"b.jpg")
@@ -256,7 +268,10 @@ async def test_an_image_whose_record_is_damaged_is_processed_again_and_then_deli
     with capture_logs() as logs:
         await deliver(opened)
     assert sink.ids == [2]
-    assert logs[0]["event"] == "result damaged in the ledger; it is not published, and the image is processed again"
+    assert (
+        logs[0]["event"]
+        == "result damaged in the ledger; it is not published, and the image is processed again"
+    )
     opened = await open_outbox(ledger, reader, sink=sink)
     assert await annotate(ledger, into=opened) == [1]
     await deliver(opened)
@@ -298,13 +313,17 @@ async def test_the_end_does_not_wait_for_a_sink_that_does_not_answer(
     assert opened.problems() == ["sink silent: 1 record behind: there was no time for the rest"]
 
 
-async def test_a_sink_that_does_not_answer_is_reported(ledger: Ledger, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sink_that_does_not_answer_is_reported(
+    ledger: Ledger, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outbox, "SILENT_SECONDS", 0.0)
     opened = await open_outbox(ledger, reader, silent=Silent())
     await publish(ledger, b"a.jpg", into=opened)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(opened.run)
-        await until(lambda: opened.problems() == ["sink silent: 1 record behind: it has not answered for 0 s"])
+        await until(
+            lambda: opened.problems() == ["sink silent: 1 record behind: it has not answered for 0 s"]
+        )
         tasks.cancel_scope.cancel()
 
 
@@ -346,21 +365,33 @@ async def test_a_kill_between_a_record_and_the_sinks_place_repeats_the_record(tm
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 2
     sink = Collecting()
-    with contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger, contextlib.closing(Reader(ledger.path)) as reader:
+    with (
+        contextlib.closing(Ledger(tmp_path / "ledger.sqlite")) as ledger,
+        contextlib.closing(Reader(ledger.path)) as reader,
+    ):
         await ledger.register([(tmp_path / "inbox", 0)], MODELS)
         await deliver(await open_outbox(ledger, reader, sink=sink))
     assert sink.ids == [1, 2]
 
 
-def test_a_daemon_publishes_everything_while_a_sink_is_broken_and_delivers_the_rest_later(tmp_path: Path) -> None:
+def test_a_daemon_publishes_everything_while_a_sink_is_broken_and_delivers_the_rest_later(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}, "http": {"listen": f"127.0.0.1:{free_port()}"}})
     file = tmp_path / "results.jsonl"
     file.mkdir()
     place.drop_many(range(5))
     with Daemon(place) as daemon:
-        status = daemon.wait_until(lambda status: status["done"] == 5 and status["sinks"][0]["problem"], "the sink's problem")
+        status = daemon.wait_until(
+            lambda status: status["done"] == 5 and status["sinks"][0]["problem"], "the sink's problem"
+        )
         assert status["obstacles"] == [f"sink jsonl: 5 records behind: [Errno 21] Is a directory: '{file}'"]
-        assert status["sinks"][0] | {"problem": ""} == {"name": "jsonl", "behind": 5, "succeeded_at": None, "problem": ""}
+        assert status["sinks"][0] | {"problem": ""} == {
+            "name": "jsonl",
+            "behind": 5,
+            "succeeded_at": None,
+            "problem": "",
+        }
         ready, answer = daemon.get("/readyz")
         assert (ready, answer["warnings"]) == (200, status["obstacles"])
         assert daemon.metric("visiond_sink_records_behind", sink="jsonl") == 5

@@ -23,7 +23,11 @@ def test_the_page_count_is_in_sidecar_export_and_show_and_survives_the_ledger(tm
     assert place.run_once().returncode == 0
     place.drop("again.tif", animation("TIFF"))  # result from the ledger: its header is not read
     assert place.run_once().returncode == 0
-    assert [place.sidecar(name)["source"].get("pages") for name in ("pages.tif", "again.tif", "one.png")] == [3, 3, None]
+    assert [place.sidecar(name)["source"].get("pages") for name in ("pages.tif", "again.tif", "one.png")] == [
+        3,
+        3,
+        None,
+    ]
     assert "the first of 3 pages or frames" in " ".join(place.command("show", "again.tif").stdout.split())
     assert place.command("export", "set.csv").returncode == 0
     with (tmp_path / "set.csv").open(newline="") as file:
@@ -51,7 +55,9 @@ async def test_when_bytes_are_read_differently_than_before_row_and_checksum_agre
 
 
 @pytest.mark.anyio
-async def test_pages_that_an_older_daemon_did_not_count_are_known_once_the_bytes_are_read_again(tmp_path: Path) -> None:
+async def test_pages_that_an_older_daemon_did_not_count_are_known_once_the_bytes_are_read_again(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "ledger.sqlite"
     with closing(Ledger(path)) as ledger:
         await ledger.register([(Path("/inbox"), 0)], MODELS)

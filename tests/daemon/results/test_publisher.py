@@ -12,7 +12,8 @@ import pytest
 
 from daemon.jobs import File, Job, Version
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Reader, Record
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
@@ -61,14 +62,20 @@ async def test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once(
 ) -> None:
     destinations = {1: open_destination(tmp_path, on_success="delete")}
     opened = Reader(ledger.path)
-    outbox = await Outbox.open(ledger, opened, {"jsonl": JsonlSink(tmp_path / "results.jsonl")}, lambda images: None)
+    outbox = await Outbox.open(
+        ledger, opened, {"jsonl": JsonlSink(tmp_path / "results.jsonl")}, lambda images: None
+    )
     publisher = Publisher(ledger, destinations, outbox, Retry(), lambda inbox, path: False)
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.delete", refuse)
-        await publisher.confirm([publish(publisher, destinations, ledger.record_of(done(job, data=b"image")))])
+        await publisher.confirm(
+            [publish(publisher, destinations, ledger.record_of(done(job, data=b"image")))]
+        )
         await publisher.try_again()
-    assert publisher.held_back() == [f"an image cannot leave its inbox: {tmp_path}/inbox/a.jpg: Read-only file system"]
+    assert publisher.held_back() == [
+        f"an image cannot leave its inbox: {tmp_path}/inbox/a.jpg: Read-only file system"
+    ]
     assert len(await ledger.owed(0, 10)) == 1
     await publisher.try_again()
     assert publisher.held_back() == []
@@ -118,7 +125,9 @@ async def test_a_file_whose_earlier_version_is_being_published_is_busy(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
-    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), lambda inbox, path: False)
+    publisher = Publisher(
+        ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), lambda inbox, path: False
+    )
     busy: list[bool] = []
 
     def publish_and_look(*arguments: Any) -> Publication:
@@ -134,7 +143,9 @@ async def test_a_file_whose_earlier_version_is_being_published_is_busy(
 async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behind_is_in_the_outbox(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), lambda inbox, path: False)
+    publisher = Publisher(
+        ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), lambda inbox, path: False
+    )
     await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     asked: list[set[int]] = []
 

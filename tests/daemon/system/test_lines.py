@@ -61,7 +61,9 @@ def test_lines_are_written_in_their_order(outlet: Outlet, out: Lines) -> None:
     assert outlet.written == b"".join(numbered(500))
 
 
-def test_lines_that_nobody_reads_are_dropped_counted_and_reported_at_the_gap(outlet: Outlet, out: Lines) -> None:
+def test_lines_that_nobody_reads_are_dropped_counted_and_reported_at_the_gap(
+    outlet: Outlet, out: Lines
+) -> None:
     before, every = lines.dropped(), numbered(2 * lines.MOST_BYTES // 256)
     for line in every:
         out.put(line)  # it does not wait
@@ -117,7 +119,9 @@ with written_aside():
 
 @pytest.mark.parametrize("end", ["raise RuntimeError('the end')", "sys.exit(3)", "pass"])
 def test_however_it_ends_no_line_before_that_is_lost(end: str) -> None:
-    run = subprocess.run([sys.executable, "-c", PROGRAM % (300, end)], capture_output=True, text=True, timeout=PATIENCE)
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM % (300, end)], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert re.findall(r'"number": (\d+)', run.stderr) == [str(number) for number in range(300)]
     events, warning, printed = (run.stderr.find(text) for text in ('"number": 299', "a warning", "a print"))
     assert -1 < events < warning < printed
@@ -130,7 +134,9 @@ def test_however_it_ends_no_line_before_that_is_lost(end: str) -> None:
 def test_a_pipe_that_nobody_reads_does_not_delay_the_exit(end: str, status: int) -> None:
     reader, writer = os.pipe()
     try:
-        run = subprocess.run([sys.executable, "-c", PROGRAM % (5000, end)], stderr=writer, timeout=PATIENCE, check=False)
+        run = subprocess.run(
+            [sys.executable, "-c", PROGRAM % (5000, end)], stderr=writer, timeout=PATIENCE, check=False
+        )
     finally:
         os.close(writer)
     assert run.returncode == status
@@ -185,7 +191,9 @@ def test_the_log_goes_on_after_its_thread(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_worker_that_prints_more_than_a_pipe_holds_is_not_blocked(tmp_path: Path) -> None:
-    program = "import sys\nif 'daemon.workers.child' in sys.orig_argv:\n    sys.stderr.write('chatter\\n' * 50_000)"
+    program = (
+        "import sys\nif 'daemon.workers.child' in sys.orig_argv:\n    sys.stderr.write('chatter\\n' * 50_000)"
+    )
     (tmp_path / "sitecustomize.py").write_text(program)
     reader, writer = os.pipe()
     with Daemon(Place(tmp_path), stderr=writer, PYTHONPATH=str(tmp_path)) as daemon:

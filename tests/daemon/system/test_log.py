@@ -30,7 +30,12 @@ def test_away_from_a_terminal_each_event_is_a_json_object_on_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("format", "stream", "console"),
-    [("auto", Terminal(), True), ("auto", io.StringIO(), False), ("console", io.StringIO(), True), ("json", Terminal(), False)],
+    [
+        ("auto", Terminal(), True),
+        ("auto", io.StringIO(), False),
+        ("console", io.StringIO(), True),
+        ("json", Terminal(), False),
+    ],
 )
 def test_on_a_terminal_the_log_is_text(format: str, stream: io.StringIO, console: bool) -> None:
     set_up(format=format, stream=stream)

@@ -15,7 +15,9 @@ from tests.daemon_process import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
-PROGRAM = "import os, signal, time\nfrom daemon.system import signals\nsignals.leave_at_once(once={once})\n{then}"
+PROGRAM = (
+    "import os, signal, time\nfrom daemon.system import signals\nsignals.leave_at_once(once={once})\n{then}"
+)
 KILL = "os.kill(os.getpid(), signal.{name})\ntime.sleep(30)"
 LISTEN = """
 import anyio
@@ -46,7 +48,11 @@ main()
 def run(then: str, *prefix: str, once: bool = False) -> subprocess.CompletedProcess[str]:
     program = PROGRAM.format(once=once, then=then)
     return subprocess.run(
-        [*prefix, sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [*prefix, sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 
@@ -66,20 +72,27 @@ def test_during_the_work_signals_are_passed_on_and_after_it_they_change_nothing(
 
 
 def test_signals_that_were_ignored_at_the_start_stay_ignored() -> None:
-    ended = run(LISTEN.replace("SIGTERM)", "SIGTERM); os.kill(os.getpid(), signal.SIGHUP)") + "\nprint('and here')", "nohup")
+    ended = run(
+        LISTEN.replace("SIGTERM)", "SIGTERM); os.kill(os.getpid(), signal.SIGHUP)") + "\nprint('and here')",
+        "nohup",
+    )
     assert ended.stdout == "SIGTERM\nstill here\nand here\n"
 
 
 def test_a_thread_that_hangs_does_not_delay_the_exit() -> None:
     program = "import threading, time\nfrom daemon import cli\ncli.LEAVE_SECONDS = 0.1\n"
     program += "threading.Thread(target=time.sleep, args=(600,)).start()\nprint('said')\ncli.leave_threads(3)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (ended.returncode, ended.stdout) == (3, "said\n")
 
 
 def test_signals_have_handlers_before_anything_slow_is_imported() -> None:
     program = EARLY.format(argv=["visiond", "run", "--once"])
-    once, *modules = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=PATIENCE).split()
+    once, *modules = subprocess.check_output(
+        [sys.executable, "-c", program], text=True, timeout=PATIENCE
+    ).split()
     assert once == "True"
     assert {"asyncio", "typer", "pydantic", "structlog"}.isdisjoint(modules)
 

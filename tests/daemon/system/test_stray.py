@@ -44,7 +44,10 @@ else:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     (tmp_path / "sitecustomize.py").write_text(IN_WORKERS)
-    return Place(tmp_path, {"stages": {"ocr": {"options": {"fail": {"RAISE": "raise"}}}}, "pipeline": {"max_attempts": 1}})
+    return Place(
+        tmp_path,
+        {"stages": {"ocr": {"options": {"fail": {"RAISE": "raise"}}}}, "pipeline": {"max_attempts": 1}},
+    )
 
 
 def lines(text: str) -> list[dict[str, Any]]:

@@ -18,7 +18,9 @@ def _no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["path", "abstract"])
-def systemd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+def systemd(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[socket.socket]:
     """A socket as systemd has it, by a path or in the abstract namespace."""
     name = f"visiond-test-{secrets.token_hex(8)}"
     monkeypatch.chdir(tmp_path)  # a socket's path may have 107 bytes only
@@ -51,7 +53,9 @@ def test_without_systemd_nothing_is_sent() -> None:
     assert notifier.watchdog_seconds is None
 
 
-def test_a_systemd_that_does_not_listen_does_not_end_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_systemd_that_does_not_listen_does_not_end_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     Notifier().alive()
 

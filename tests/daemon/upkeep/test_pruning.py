@@ -47,7 +47,8 @@ def counted(amounts: pruning.Amounts) -> dict[str, int]:
 
 
 async def replaced_and_gone(ledger: Ledger) -> None:
-    """A file of three versions that are DONE, one that FAILED and is DONE now, one SKIPPED before, and one that is GONE."""
+    """A file of three versions that are DONE, one that FAILED and is DONE now, one SKIPPED before,
+    and one that is GONE."""
     for time in (1, 2, 3):
         await publish(ledger, done(await add_version(ledger, b"a.jpg", time), data=b"%d" % time))
     await publish(ledger, failed(await add_version(ledger, b"b.jpg", 1)))
@@ -59,12 +60,25 @@ async def replaced_and_gone(ledger: Ledger) -> None:
 
 async def test_replaced_and_gone_versions_go_with_their_results_and_the_newest_stay(ledger: Ledger) -> None:
     await replaced_and_gone(ledger)
-    expected = {"GONE": 1, "replaced DONE": 2, "replaced FAILED": 1, "replaced SKIPPED": 1, "results": 8, "contents": 3}
+    expected = {
+        "GONE": 1,
+        "replaced DONE": 2,
+        "replaced FAILED": 1,
+        "replaced SKIPPED": 1,
+        "results": 8,
+        "contents": 3,
+    }
     surveyed = survey(ledger.path, LATER, lambda: False)
     assert counted(surveyed) == expected
     forgotten: list[JobStatus] = []
     assert await prune(ledger, LATER, forgotten.append) == surveyed
-    assert sorted(forgotten) == [JobStatus.DONE, JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED, JobStatus.GONE]
+    assert sorted(forgotten) == [
+        JobStatus.DONE,
+        JobStatus.DONE,
+        JobStatus.FAILED,
+        JobStatus.SKIPPED,
+        JobStatus.GONE,
+    ]
     assert rows(ledger, "SELECT CAST(path AS TEXT) FROM image ORDER BY path") == ["a.jpg", "b.jpg", "c.jpg"]
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert [len(record.outputs) for record in reader.finished()] == [4, 4, 4]
@@ -130,7 +144,9 @@ def seen_by_others(path: Path) -> dict[str, Any]:
         seen: dict[str, Any] = {name: [record.id for record in getattr(reader, name)()] for name in walks}
         seen["redo"] = [record.id for record in reader.newest_done(with_results=False)]
         seen["retry"], seen["bins"] = reader.failed_ids(), reader.bin_counts()
-        seen["list"] = [record.id for record in reader.newest(None, 9999) if record.status is not JobStatus.GONE]
+        seen["list"] = [
+            record.id for record in reader.newest(None, 9999) if record.status is not JobStatus.GONE
+        ]
     return seen
 
 
@@ -146,7 +162,9 @@ def test_after_any_history_of_a_file_pruning_changes_nothing_that_others_see(tmp
             finished = None if status is JobStatus.PENDING and not had_result else chance.uniform(0, 200)
             location = b"/done/%d" % number if chance.random() < 0.1 else None
             row = (number, b"%d" % chance.randrange(1200), number, status, chance.uniform(0, 200), location)
-            connection.execute(insert, (*row, "[]" if had_result else None, "A", finished, chance.random() < 0.8))
+            connection.execute(
+                insert, (*row, "[]" if had_result else None, "A", finished, chance.random() < 0.8)
+            )
         connection.execute("INSERT OR IGNORE INTO model VALUES (1, 'ocr', 'x', '')")
         connection.execute("UPDATE image SET models = '[1]' WHERE models = '[]' AND id % 10 > 0")
         connection.commit()
@@ -159,7 +177,9 @@ def test_after_any_history_of_a_file_pruning_changes_nothing_that_others_see(tmp
     assert {status for _, status in removed} == {1, 2, 3, 4}
 
 
-async def test_results_of_bytes_that_come_again_while_it_prunes_stay(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_of_bytes_that_come_again_while_it_prunes_stay(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for time in (1, 2):
         await publish(ledger, done(await add_version(ledger, b"a.jpg", time), data=b"%d" % time))
     [again] = await admit(ledger, b"again.jpg")
@@ -193,7 +213,9 @@ async def test_numbers_are_not_given_twice(ledger: Ledger) -> None:
     assert (await add_version(ledger, b"a.jpg", 1)).id > job.id
 
 
-async def test_many_rows_go_in_small_transactions(ledger: Ledger, commits: Commits, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_rows_go_in_small_transactions(
+    ledger: Ledger, commits: Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for time in (1, 2):
         await ledger.admit([make_file(b"%d.jpg" % number, mtime_ns=time) for number in range(100)])
         for job in await ledger.next_jobs(100, ()):
@@ -206,7 +228,9 @@ async def test_many_rows_go_in_small_transactions(ledger: Ledger, commits: Commi
     assert len(made) == 20
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("12h", 43_200), ("90d", 7_776_000), ("2w", 1_209_600), ("1y", 31_536_000)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("12h", 43_200), ("90d", 7_776_000), ("2w", 1_209_600), ("1y", 31_536_000)]
+)
 def test_an_age_has_a_unit(text: str, seconds: float) -> None:
     assert parse_age(text) == seconds
 
@@ -228,11 +252,17 @@ def replaced(folder: Path) -> Place:
 def prune_by_command(place: Place, *options: str) -> dict[str, int]:
     answer = place.command("prune", "--older-than", "90d", "--json", *options)
     assert answer.returncode == 0, answer.stderr
-    return {kind: amount["rows"] for kind, amount in json.loads(answer.stdout)["amounts"].items() if amount["rows"]}
+    return {
+        kind: amount["rows"]
+        for kind, amount in json.loads(answer.stdout)["amounts"].items()
+        if amount["rows"]
+    }
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_the_command_prunes_with_and_without_a_daemon_and_verify_finds_all_whole(tmp_path: Path, running: bool) -> None:
+def test_the_command_prunes_with_and_without_a_daemon_and_verify_finds_all_whole(
+    tmp_path: Path, running: bool
+) -> None:
     place = replaced(tmp_path)
     expected = {"replaced DONE": 40, "results": 160, "contents": 40}
     with contextlib.ExitStack() as stack:

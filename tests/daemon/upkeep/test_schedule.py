@@ -118,7 +118,9 @@ def test_invalid_quiet_hours_are_refused(tmp_path: Path, hours: str) -> None:
         parse({"upkeep": {"quiet_hours": hours}}, tmp_path)
 
 
-async def test_tasks_are_done_once_in_their_interval_in_quiet_hours_alone(open_upkeep: Callable[..., Upkeep]) -> None:
+async def test_tasks_are_done_once_in_their_interval_in_quiet_hours_alone(
+    open_upkeep: Callable[..., Upkeep],
+) -> None:
     clock = Clock(NIGHT - MINUTE)
     keeper = open_upkeep(clock)
     assert await do_all(keeper) == []
@@ -151,7 +153,9 @@ async def test_a_clock_that_was_set_back_keeps_nothing_waiting_for_longer_than_i
 # How it ends
 
 
-async def test_a_damaged_ledger_is_reported_counted_and_checked_again_an_hour_later(open_upkeep: Callable[..., Upkeep]) -> None:
+async def test_a_damaged_ledger_is_reported_counted_and_checked_again_an_hour_later(
+    open_upkeep: Callable[..., Upkeep],
+) -> None:
     clock = Clock()
     keeper = open_upkeep(clock, backup_folder="", prune_days=0, vacuum_days=0)
     damage(keeper._ledger.path)
@@ -167,7 +171,9 @@ async def test_a_damaged_ledger_is_reported_counted_and_checked_again_an_hour_la
     assert await do_all(keeper) == ["verify"]
 
 
-async def test_a_later_daemon_shows_the_last_success(open_upkeep: Callable[..., Upkeep], tmp_path: Path) -> None:
+async def test_a_later_daemon_shows_the_last_success(
+    open_upkeep: Callable[..., Upkeep], tmp_path: Path
+) -> None:
     assert len(await do_all(open_upkeep(Clock()))) == 4
     later = open_upkeep(Clock())
     assert [(chore.task, chore.outcome, chore.succeeded_at) for chore in later.chores()] == [
@@ -181,13 +187,17 @@ async def test_a_later_daemon_shows_the_last_success(open_upkeep: Callable[..., 
 async def test_every_failure_is_counted_from_zero(open_upkeep: Callable[..., Upkeep]) -> None:
     metrics = open_upkeep(Clock())._metrics
     names = ("visiond_upkeep_failures_total", "visiond_upkeep_last_success_timestamp_seconds")
-    assert [metrics.registry.get_sample_value(name, {"task": task}) for name in names for task in TASKS] == [0.0] * 8
+    assert [metrics.registry.get_sample_value(name, {"task": task}) for name in names for task in TASKS] == [
+        0.0
+    ] * 8
 
 
 # Backups
 
 
-async def test_only_the_newest_backups_are_kept_and_nothing_else_is_touched(ledger: Ledger, tmp_path: Path) -> None:
+async def test_only_the_newest_backups_are_kept_and_nothing_else_is_touched(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
     for name in ("mine.sqlite", "ledger-old.sqlite", ".ledger-2020-01-01T000000Z.sqlite.partial-journal"):
@@ -205,7 +215,9 @@ async def test_only_the_newest_backups_are_kept_and_nothing_else_is_touched(ledg
         assert reader.counts()[JobStatus.PENDING] == 1
 
 
-async def test_a_new_backup_is_never_removed_as_old_whatever_the_names_of_the_others(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_new_backup_is_never_removed_as_old_whatever_the_names_of_the_others(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
     for year in (2098, 2099):  # of a clock that was wrong
@@ -246,7 +258,9 @@ async def test_a_backup_is_of_one_moment_though_images_come_all_the_time(
 
     def admit_one_in_each_pause(_seconds: float) -> None:
         for number in itertools.islice(numbers, 1):
-            asyncio.run_coroutine_threadsafe(ledger.admit([make_file(b"%d.jpg" % number)]), loop).result(PATIENCE)
+            asyncio.run_coroutine_threadsafe(ledger.admit([make_file(b"%d.jpg" % number)]), loop).result(
+                PATIENCE
+            )
 
     monkeypatch.setattr("daemon.upkeep.backups.PAGES", 5)
     monkeypatch.setattr("daemon.upkeep.backups.time.sleep", admit_one_in_each_pause)
@@ -327,7 +341,9 @@ async def ask_to_prune(keeper: Upkeep) -> None:
 
 @pytest.mark.parametrize("ask", [admit, put_back, ask_to_prune])
 async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
-    open_upkeep: Callable[..., Upkeep], monkeypatch: pytest.MonkeyPatch, ask: Callable[[Upkeep], Awaitable[None]]
+    open_upkeep: Callable[..., Upkeep],
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[[Upkeep], Awaitable[None]],
 ) -> None:
     keeper = open_upkeep(Clock())
     ledger, begun, asked, vacuum = keeper._ledger, threading.Event(), threading.Event(), upkeep._vacuum
@@ -353,7 +369,9 @@ async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
     assert ledger.path.stat().st_size == size
 
 
-async def test_work_that_must_not_run_in_a_transaction_runs_outside_of_one_although_requests_wait(ledger: Ledger) -> None:
+async def test_work_that_must_not_run_in_a_transaction_runs_outside_of_one_although_requests_wait(
+    ledger: Ledger,
+) -> None:
     go, answers = threading.Event(), []
 
     async def ask(work: Any) -> None:
@@ -362,7 +380,12 @@ async def test_work_that_must_not_run_in_a_transaction_runs_outside_of_one_altho
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, lambda connection: go.wait(30))
         await anyio.wait_all_tasks_blocked()
-        for work in (_is_in_transaction, Alone(_is_in_transaction), _is_in_transaction, Alone(_is_in_transaction)):
+        for work in (
+            _is_in_transaction,
+            Alone(_is_in_transaction),
+            _is_in_transaction,
+            Alone(_is_in_transaction),
+        ):
             tasks.start_soon(ask, work)
         await anyio.wait_all_tasks_blocked()
         go.set()
@@ -390,7 +413,9 @@ def test_the_daemon_does_what_is_due_and_its_status_and_readyz_say_how_that_ende
         ]
         code, ready = daemon.get("/readyz")
         assert (code, ready["problems"]) == (200, [])
-        assert ready["upkeep"] == [f"upkeep: backup failed: {tmp_path / 'backups'} cannot be written: File exists."]
+        assert ready["upkeep"] == [
+            f"upkeep: backup failed: {tmp_path / 'backups'} cannot be written: File exists."
+        ]
         assert daemon.metric("visiond_upkeep_failures_total", task="backup") == 1
         assert daemon.metric("visiond_upkeep_last_success_timestamp_seconds", task="verify") > 1.7e9
         place.drop("b.ppm", picture(2))
@@ -405,9 +430,13 @@ def test_a_scrape_does_not_wait_for_the_ledger_and_reports_what_was_known(tmp_pa
     place.drop("a.ppm", picture(1))
     with Daemon(place, ready=False, **gate.environment) as daemon:
         daemon.wait_event("placement")
-        known = wait_for(lambda: place.has_ledger() and place.rows("SELECT 1 FROM image") and daemon.metric(oldest), "an image")
+        known = wait_for(
+            lambda: place.has_ledger() and place.rows("SELECT 1 FROM image") and daemon.metric(oldest),
+            "an image",
+        )
         with contextlib.closing(sqlite3.connect(place.site.ledger, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")  # the ledger's thread waits for this for five seconds, and then fails
+            # the ledger's thread waits for this for five seconds, and then fails
+            other.execute("BEGIN IMMEDIATE")
             assert daemon.fetch("/metrics")[0] == 200
             assert daemon.metric(oldest) > known
         gate.let_in()

@@ -58,7 +58,9 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tls(tmp_path: Path) -> ssl.SSLContext:
-    return load_certificate(Http(**{name: str(tmp_path / file) for name, file in make_certificate(tmp_path).items()}))
+    return load_certificate(
+        Http(**{name: str(tmp_path / file) for name, file in make_certificate(tmp_path).items()})
+    )
 
 
 async def is_closed(client: SocketStream) -> bool:
@@ -84,16 +86,22 @@ async def test_half_a_request_is_waited_for_only_so_long_and_so_is_the_next_one_
             assert await is_closed(client)
 
 
-async def test_a_handshake_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext) -> None:
+async def test_a_handshake_is_waited_for_only_so_long(
+    monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext
+) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.3)
     async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
         assert await is_closed(client)
 
 
-async def test_the_handshake_that_takes_longest_makes_room(monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext) -> None:
+async def test_the_handshake_that_takes_longest_makes_room(
+    monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext
+) -> None:
     monkeypatch.setattr(connections, "MOST_HANDSHAKES", 1)
     async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as silent:
-        async with await anyio.connect_tcp("127.0.0.1", port, ssl_context=trusting(), tls_standard_compatible=False) as client:
+        async with await anyio.connect_tcp(
+            "127.0.0.1", port, ssl_context=trusting(), tls_standard_compatible=False
+        ) as client:
             assert await is_closed(silent)
             await client.send(REQUEST)
             assert (await client.receive()).startswith(b"HTTP/1.1 204")
@@ -114,8 +122,11 @@ async def test_the_client_that_waited_longest_is_disconnected_for_one_that_sends
             assert (await client.receive()).startswith(b"HTTP/1.1 204")
 
 
-async def test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (3, 3))  # each client has one that the work needs
+async def test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # each client has one that the work needs
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (3, 3))
     async with served() as port, contextlib.AsyncExitStack() as stack:
         clients = []
         for _ in range(connections.LEAST_CONNECTIONS + 1):

@@ -90,7 +90,9 @@ def test_no_more_pixels_are_decoded_at_once_than_the_budget_allows(monkeypatch: 
 
 def test_one_image_that_never_fits_fails_alone_and_is_tried_again_later() -> None:
     chain, batch = open_chain(2, oom_above=0)
-    assert [(outcome.reason, outcome.transient) for outcome in chain.run(batch).outcomes] == [("memory", True)] * 2
+    assert [(outcome.reason, outcome.transient) for outcome in chain.run(batch).outcomes] == [
+        ("memory", True)
+    ] * 2
 
 
 def test_a_defect_in_a_reader_of_headers_costs_that_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,9 @@ def test_a_defect_in_a_reader_of_headers_costs_that_image_alone(monkeypatch: pyt
     assert [outcome.reason for outcome in chain.run(batch).outcomes] == ["", "header"]
 
 
-@pytest.mark.parametrize(("most", "size"), [(100_000_000, (1280, 960)), (1_000_000, (1000, 750)), (1, (1, 1))])
+@pytest.mark.parametrize(
+    ("most", "size"), [(100_000_000, (1280, 960)), (1_000_000, (1000, 750)), (1, (1, 1))]
+)
 def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, size: tuple[int, int]) -> None:
     limits = Limits(max_pixels=most)
     header = inspect(memoryview(draw_page(limits)), limits)
@@ -115,8 +119,14 @@ def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, si
     ("run", "told"),
     [
         (lambda images: [], "ocr: ValueError: 0 answers for 1 images"),
-        (lambda images: [Ocr([], np.float32(0), 0.0)] * len(images), "ocr returned a result that cannot be stored: "),
-        (lambda images: [Ocr([], 0, math.nan)] * len(images), "ocr returned a result that cannot be stored: "),
+        (
+            lambda images: [Ocr([], np.float32(0), 0.0)] * len(images),
+            "ocr returned a result that cannot be stored: ",
+        ),
+        (
+            lambda images: [Ocr([], 0, math.nan)] * len(images),
+            "ocr returned a result that cannot be stored: ",
+        ),
     ],
 )
 def test_a_stage_that_answers_wrongly_is_named_and_the_worker_lives(
@@ -136,6 +146,8 @@ def test_an_earlier_result_of_another_type_is_treated_as_missing() -> None:
     chain.load()
     known = [b'{"embedding": 1}', msgspec.json.encode(answer("clip", 1, 8, 8, frozenset()))]
     reply = chain.run(Batch(0, [Item(0, len(data), {"clip": payload}) for payload in known]))
-    likeness = [msgspec.json.decode(outcome.outputs["blip"].payload)["similarity"] for outcome in reply.outcomes]
+    likeness = [
+        msgspec.json.decode(outcome.outputs["blip"].payload)["similarity"] for outcome in reply.outcomes
+    ]
     assert likeness[0] is None
     assert likeness[1] is not None

@@ -24,7 +24,8 @@ REPLY = Reply(0, [Outcome("JPEG", 8, 8, {})], [])
 
 
 class FakePool:
-    """One worker with one or more slots. `lost`: the number of batches of which it dies; a new worker is there at once."""
+    """One worker with one or more slots. `lost`: the number of batches of which it dies;
+    a new worker is there at once."""
 
     def __init__(self, slots: int = 1, lost: int = 0) -> None:
         self.seats = [SimpleNamespace(setup=SimpleNamespace(threads=slots))]

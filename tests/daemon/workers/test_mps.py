@@ -1,4 +1,5 @@
-"""Workers that share a GPU by MPS. NVIDIA's control program is a script here, and a test sets the result of its trial."""
+"""Workers that share a GPU by MPS. NVIDIA's control program is a script here,
+and a test sets the result of its trial."""
 
 from __future__ import annotations
 
@@ -90,7 +91,10 @@ def control_of(shared: dict[str, str]) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists() and b"Z" not in Path(f"/proc/{pid}/stat").read_bytes().split(b")")[1][:3]
+    return (
+        Path(f"/proc/{pid}").exists()
+        and b"Z" not in Path(f"/proc/{pid}/stat").read_bytes().split(b")")[1][:3]
+    )
 
 
 async def test_all_that_share_a_gpu_have_one_server_until_it_is_stopped(trial: Path) -> None:
@@ -124,7 +128,9 @@ def test_an_administrators_own_server_is_left_to_cuda(trial: Path, monkeypatch: 
     assert not is_installed()
 
 
-def test_an_administrators_server_at_the_usual_place_too(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_administrators_server_at_the_usual_place_too(
+    trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mps, "ADMINISTRATORS", trial)
     assert not is_installed()
 
@@ -135,14 +141,18 @@ def test_without_the_control_program_there_is_no_server(trial: Path, monkeypatch
     assert not is_installed()
 
 
-async def test_a_control_program_that_leaves_is_not_waited_for(trial: Path, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_control_program_that_leaves_is_not_waited_for(
+    trial: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_program(trial.with_name(mps.CONTROL), "#!/bin/sh\nexit 7\n")
     with anyio.fail_after(mps.TRIAL_SECONDS / 2):
         assert await Server("GPU-1").share() == {}
     assert "exited with status 7" in "".join(capfd.readouterr())
 
 
-async def test_without_room_for_its_sockets_workers_take_turns(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_room_for_its_sockets_workers_take_turns(
+    trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(trial / "nowhere"))
     assert await Server("GPU-1").share() == {}
 
@@ -166,9 +176,13 @@ def test_only_several_workers_of_a_gpu_share_it_and_only_where_that_is_wanted(
     assert [seat.device for seat in lane.pool.seats if seat.server] == servers * 2
 
 
-def test_after_a_daemon_is_killed_its_server_ends_and_the_next_start_removes_the_servers_folder(trial: Path) -> None:
+def test_after_a_daemon_is_killed_its_server_ends_and_the_next_start_removes_the_servers_folder(
+    trial: Path,
+) -> None:
     environment = os.environ | {"TMPDIR": str(trial.parent)}
-    told = subprocess.run([trial, "-c", PARENT, trial], env=environment, capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [trial, "-c", PARENT, trial], env=environment, capture_output=True, text=True, check=False
+    )
     assert told.returncode == -signal.SIGKILL
     folder = Path(told.stdout.split()[-1])
     control = control_of({PIPES: str(folder)})
@@ -199,7 +213,9 @@ async def test_the_first_lost_worker_ends_the_sharing_and_only_its_own_image_fai
     end: str, trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
-    place: Place = open_place(tmp_path, {"POISON": end} if end else {}, devices=["cuda:0"], workers_per_device=2)
+    place: Place = open_place(
+        tmp_path, {"POISON": end} if end else {}, devices=["cuda:0"], workers_per_device=2
+    )
     poison = drop_marked(place, "POISON", 1) if end else set()
     place.drop_many(range(40))
     with anyio.fail_after(60):
@@ -222,7 +238,9 @@ async def test_status_and_metrics_show_which_workers_share_their_gpu(
         tasks.start_soon(service.run)
         await until(lambda: service.loaded)
         table = (await to_thread.run_sync(place.command, "status")).stdout
-        assert [line.split()[1:3] for line in table.splitlines()[-3:]] == [["cuda:0,", "shared"]] * 2 + [["cpu", "ready"]]
+        assert [line.split()[1:3] for line in table.splitlines()[-3:]] == [["cuda:0,", "shared"]] * 2 + [
+            ["cpu", "ready"]
+        ]
         status = json.loads((await to_thread.run_sync(place.command, "status", "--json")).stdout)
         assert [worker["shared"] for worker in status["workers"]] == [True, True, False]
         with await to_thread.run_sync(urllib.request.urlopen, f"{service.url}/metrics") as page:
@@ -246,7 +264,11 @@ async def test_workers_that_shared_a_gpu_with_a_lost_one_restart_without_sharing
         async with anyio.create_task_group() as tasks:
             await tasks.start(pool.run)
             workers = [seat.worker for seat in seats if seat.worker]
-            assert [mps_of(worker) for worker in workers] == [state.shared for state in pool.health()] == [True] * 3
+            assert (
+                [mps_of(worker) for worker in workers]
+                == [state.shared for state in pool.health()]
+                == [True] * 3
+            )
             control = control_of(server.shared)
             for worker in workers:
                 os.kill(worker.process.pid, signal.SIGSTOP)  # so that they keep what they are given

@@ -43,7 +43,9 @@ def test_a_file_gets_the_first_gap_that_is_large_enough(slab: Slab) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_free_neighbors_become_one_gap_in_whatever_order_they_are_released(slab: Slab, order: tuple[int, ...]) -> None:
+def test_free_neighbors_become_one_gap_in_whatever_order_they_are_released(
+    slab: Slab, order: tuple[int, ...]
+) -> None:
     extents = [take(slab, BLOCKS // 4) for _ in range(4)]
     for index in order:
         slab.release(extents[index])

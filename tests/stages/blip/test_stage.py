@@ -55,10 +55,18 @@ def pictures() -> list[Image]:
 
 
 def make_stage(
-    model: str, clip: str = "", *, dtype: str = "float32", batch_size: int = 5, device: str = "cpu", **options: Any
+    model: str,
+    clip: str = "",
+    *,
+    dtype: str = "float32",
+    batch_size: int = 5,
+    device: str = "cpu",
+    **options: Any,
 ) -> BlipStage:
     files = {"model": model, **({"clip": clip} if clip else {})}
-    stage = BlipStage(StageSpec("blip", "transformers", files, dtype=dtype, batch_size=batch_size, options=options), device)
+    stage = BlipStage(
+        StageSpec("blip", "transformers", files, dtype=dtype, batch_size=batch_size, options=options), device
+    )
     stage.load()
     return stage
 
@@ -73,13 +81,17 @@ def embed(model: BlipForConditionalGeneration, count: int) -> torch.Tensor:
     """The vision tower's answer to random pixels [count, 3, size, size]."""
     generator = torch.Generator().manual_seed(3)
     size = model.config.vision_config.image_size
-    pixels = torch.randn(count, 3, size, size, generator=generator) + 2 * torch.randn(count, 3, 1, 1, generator=generator)
+    pixels = torch.randn(count, 3, size, size, generator=generator) + 2 * torch.randn(
+        count, 3, 1, 1, generator=generator
+    )
     with torch.inference_mode():
         embeddings: torch.Tensor = model.vision_model(pixel_values=pixels).last_hidden_state
     return embeddings
 
 
-def generate(model: BlipForConditionalGeneration, embeddings: torch.Tensor, prompt: list[int], **limits: int) -> torch.Tensor:
+def generate(
+    model: BlipForConditionalGeneration, embeddings: torch.Tensor, prompt: list[int], **limits: int
+) -> torch.Tensor:
     """transformers' own greedy tokens, padded to the prompt and `max_new_tokens`."""
     text = model.config.text_config
     with torch.inference_mode():
@@ -97,14 +109,18 @@ def generate(model: BlipForConditionalGeneration, embeddings: torch.Tensor, prom
     return torch.nn.functional.pad(tokens, (0, missing), value=text.pad_token_id)
 
 
-def caption(model: BlipForConditionalGeneration, embeddings: torch.Tensor, prompt: list[int], **limits: int) -> torch.Tensor:
+def caption(
+    model: BlipForConditionalGeneration, embeddings: torch.Tensor, prompt: list[int], **limits: int
+) -> torch.Tensor:
     with torch.inference_mode():
         return Captioner(model, prompt=prompt, batch_size=len(embeddings), **limits)(embeddings)
 
 
 @pytest.mark.parametrize("words", [(), (30,), (30, 31, 32)], ids=["no prompt", "a word", "three words"])
 @pytest.mark.parametrize("least", [0, 6, NEW_TOKENS])
-def test_tokens_are_those_of_generate(talker: BlipForConditionalGeneration, words: tuple[int, ...], least: int) -> None:
+def test_tokens_are_those_of_generate(
+    talker: BlipForConditionalGeneration, words: tuple[int, ...], least: int
+) -> None:
     prompt = [talker.config.text_config.bos_token_id, *words]
     embeddings = embed(talker, 24)
     ours = caption(talker, embeddings, prompt, max_new_tokens=NEW_TOKENS, min_new_tokens=least)
@@ -120,14 +136,18 @@ def test_the_captions_compared_differ_and_some_end_early(talker: BlipForConditio
     assert lengths.min() < NEW_TOKENS / 2 < NEW_TOKENS < lengths.max()
 
 
-def test_captions_are_those_of_the_stock_processor_and_generate(talkative: str, pictures: list[Image]) -> None:
+def test_captions_are_those_of_the_stock_processor_and_generate(
+    talkative: str, pictures: list[Image]
+) -> None:
     model = load_model(BlipForConditionalGeneration, talkative, torch.float32, "cpu")
     stock, tokenizer = BlipImageProcessor.from_pretrained(talkative), load_tokenizer(talkative)
     stage = make_stage(talkative)
     ours = run(stage, pictures)
     with torch.inference_mode():
         pixels = stage.prepare(pixels_of(pictures))
-        levels = stock(images=[image.pixels for image in pictures], return_tensors="pt")["pixel_values"] - pixels
+        levels = (
+            stock(images=[image.pixels for image in pictures], return_tensors="pt")["pixel_values"] - pixels
+        )
         tokens = model.generate(pixel_values=pixels, do_sample=False, num_beams=1, max_new_tokens=NEW_TOKENS)
     assert levels.abs().max() * 0.2686 * 255 < 2.5
     assert [answer.text for answer in ours] == tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -182,7 +202,9 @@ def test_a_caption_that_is_too_long_for_the_model_is_refused(talkative: str) -> 
         make_stage(talkative, max_new_tokens=1000)
 
 
-def test_similarity_is_the_cosine_of_clips_embeddings(talkative: str, blank_pack: Pack, pictures: list[Image]) -> None:
+def test_similarity_is_the_cosine_of_clips_embeddings(
+    talkative: str, blank_pack: Pack, pictures: list[Image]
+) -> None:
     images = pictures[:3]
     clip = ClipStage(resolve(blank_pack, "clip"), "cpu")
     clip.load()
@@ -205,7 +227,9 @@ def test_without_clip_there_is_no_similarity(talkative: str, pictures: list[Imag
     assert run(make_stage(talkative), pictures[:1])[0].similarity is None
 
 
-def test_embeddings_of_unlike_models_are_refused(talkative: str, blank_pack: Pack, pictures: list[Image]) -> None:
+def test_embeddings_of_unlike_models_are_refused(
+    talkative: str, blank_pack: Pack, pictures: list[Image]
+) -> None:
     pictures[0].results["clip"] = Clip(Embedding(2, "float16", encode_embedding(torch.ones(2)).base64), [])
     [answer] = make_stage(talkative, resolve(blank_pack, "blip").files["clip"]).run(pictures[:1])
     assert isinstance(answer, ImageError)
@@ -222,7 +246,8 @@ def test_threads_get_the_captions_of_their_own_images(talkative: str, pictures: 
     expected = [run(stage, [image]) for image in pictures[:4]]
     found: dict[int, list[Caption]] = {}
     threads = [
-        threading.Thread(target=lambda place=place: found.update({place: run(stage, [pictures[place]])})) for place in range(4)
+        threading.Thread(target=lambda place=place: found.update({place: run(stage, [pictures[place]])}))
+        for place in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -266,7 +291,9 @@ def test_cuda_graphs_give_the_same_tokens_as_the_plain_step(talker: BlipForCondi
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_writes_the_same_captions_as_a_cpu(talkative: str, blank_pack: Pack, pictures: list[Image]) -> None:
+def test_a_gpu_writes_the_same_captions_as_a_cpu(
+    talkative: str, blank_pack: Pack, pictures: list[Image]
+) -> None:
     expected = [answer.text for answer in run(make_stage(talkative), pictures)]
     for image in pictures:
         assert image.pixels is not None

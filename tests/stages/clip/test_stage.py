@@ -25,7 +25,9 @@ from tests.stages.pictures import draw_image
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 
 
-def make_stage(pack: Pack, *, dtype: str = "float32", batch_size: int = 4, device: str = "cpu", **options: Any) -> ClipStage:
+def make_stage(
+    pack: Pack, *, dtype: str = "float32", batch_size: int = 4, device: str = "cpu", **options: Any
+) -> ClipStage:
     spec = resolve(pack, "clip", {"dtype": dtype, "batch_size": batch_size, "options": options})
     stage = ClipStage(spec, device)
     stage.load()
@@ -38,9 +40,14 @@ def run(stage: ClipStage, images: list[Image]) -> list[Clip]:
     return answers  # type: ignore[return-value]
 
 
-def test_embeddings_are_those_of_the_stock_processor_and_model(blank_pack: Pack, mixed_images: list[Image]) -> None:
+def test_embeddings_are_those_of_the_stock_processor_and_model(
+    blank_pack: Pack, mixed_images: list[Image]
+) -> None:
     folder = resolve(blank_pack, "clip").files["model"]
-    model, stock = load_model(CLIPModel, folder, torch.float32, "cpu"), CLIPImageProcessor.from_pretrained(folder)
+    model, stock = (
+        load_model(CLIPModel, folder, torch.float32, "cpu"),
+        CLIPImageProcessor.from_pretrained(folder),
+    )
     images = [image for image in mixed_images if image.width > 3]  # otherwise it takes the columns for colors
     for image, answer in zip(images, run(make_stage(blank_pack), images), strict=True):
         with torch.inference_mode():
@@ -61,7 +68,9 @@ def test_an_embedding_survives_its_encoding() -> None:
     assert torch.equal(decode_embedding(encode_embedding(vector)), vector)
 
 
-def test_the_numpy_lines_of_the_docs_read_a_sidecars_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numpy_lines_of_the_docs_read_a_sidecars_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unit = F.normalize(torch.arange(-4.0, 5.0), dim=0)
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
@@ -82,15 +91,21 @@ def test_tags_are_the_most_likely_labels(blank_pack: Pack) -> None:
     with torch.inference_mode():
         pixels = CLIPImageProcessor.from_pretrained(folder)(images=[image.pixels], return_tensors="pt")
         expected = model(**texts, **pixels).logits_per_image.softmax(dim=1)[0]
-    assert [tag.label for tag in answer.tags] == [labels[place] for place in expected.argsort(descending=True)]
-    assert [tag.score for tag in answer.tags] == pytest.approx(sorted(expected.tolist(), reverse=True), abs=1e-3)
+    assert [tag.label for tag in answer.tags] == [
+        labels[place] for place in expected.argsort(descending=True)
+    ]
+    assert [tag.score for tag in answer.tags] == pytest.approx(
+        sorted(expected.tolist(), reverse=True), abs=1e-3
+    )
     assert sum(tag.score for tag in answer.tags) == pytest.approx(1, abs=1e-5)
 
 
 def test_only_the_best_tags_are_returned(blank_pack: Pack) -> None:
     image = draw_image(64, 64)
     [everything], [best] = (run(make_stage(blank_pack, top_k=count), [image]) for count in (10**5, 3))
-    assert len(everything.tags) == len(Path(resolve(blank_pack, "clip").files["labels"]).read_text().splitlines())
+    assert len(everything.tags) == len(
+        Path(resolve(blank_pack, "clip").files["labels"]).read_text().splitlines()
+    )
     assert best.tags == everything.tags[:3]
     assert run(make_stage(blank_pack, top_k=0), [image])[0].tags == []
 
@@ -109,10 +124,15 @@ def test_batch_mates_change_no_answer(blank_pack: Pack, mixed_images: list[Image
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_gives_nearly_the_same(blank_pack: Pack, mixed_images: list[Image], dtype: str) -> None:
+def test_half_precision_gives_nearly_the_same(
+    blank_pack: Pack, mixed_images: list[Image], dtype: str
+) -> None:
     exact, half = (run(make_stage(blank_pack, dtype=name), mixed_images) for name in ("float32", dtype))
     for one, other in zip(exact, half, strict=True):
-        assert F.cosine_similarity(decode_embedding(one.embedding), decode_embedding(other.embedding), dim=0) > 0.999
+        assert (
+            F.cosine_similarity(decode_embedding(one.embedding), decode_embedding(other.embedding), dim=0)
+            > 0.999
+        )
 
 
 def test_a_label_that_is_too_long_for_the_model_is_truncated(blank_pack: Pack) -> None:
@@ -125,12 +145,22 @@ def test_padding_changes_no_text_embedding(blank_pack: Pack) -> None:
     tower = TextTower(load_model(CLIPModel, folder, torch.float32, "cpu"), folder)
     with torch.inference_mode():
         alone = tower.embed(tower.tokenize(["a red circle"]))
-        padded = tower.embed(tower.tokenize(["a red circle", "two blue trees and a star on a white background"]))
+        padded = tower.embed(
+            tower.tokenize(["a red circle", "two blue trees and a star on a white background"])
+        )
     assert torch.allclose(alone[0], padded[0], atol=1e-6)
 
 
 def test_a_tokenizer_in_the_hubs_layout_is_read(tmp_path: Path) -> None:
-    vocabulary = {"<|startoftext|>": 0, "<|endoftext|>": 1, "a</w>": 2, "c": 3, "cat</w>": 4, "at</w>": 5, "t</w>": 6}
+    vocabulary = {
+        "<|startoftext|>": 0,
+        "<|endoftext|>": 1,
+        "a</w>": 2,
+        "c": 3,
+        "cat</w>": 4,
+        "at</w>": 5,
+        "t</w>": 6,
+    }
     merges = [("a", "t</w>"), ("c", "at</w>")]
     CLIPTokenizer(vocab={**vocabulary, "a": 7, "t": 8, "c</w>": 9}, merges=merges).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_bytes(msgspec.json.encode({"model_type": "clip"}))
@@ -141,7 +171,10 @@ def test_code_that_lies_beside_weights_is_not_run(tmp_path: Path, blank_pack: Pa
     folder = tmp_path / "clip"
     shutil.copytree(blank_pack.folder / "clip", folder)
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    for name, classes in (("config.json", ("AutoConfig", "AutoModel")), ("tokenizer_config.json", ("AutoTokenizer",))):
+    for name, classes in (
+        ("config.json", ("AutoConfig", "AutoModel")),
+        ("tokenizer_config.json", ("AutoTokenizer",)),
+    ):
         document = msgspec.json.decode((folder / name).read_bytes())
         document["auto_map"] = {
             kind: ["evil.Evil", "evil.Evil"] if kind == "AutoTokenizer" else "evil.Evil" for kind in classes
@@ -176,11 +209,16 @@ def test_weights_of_another_model_are_refused(blank_pack: Pack) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9999), ("bfloat16", 0.999), ("float16", 0.9999)])
-def test_a_gpu_embeds_as_a_cpu_does(blank_pack: Pack, mixed_images: list[Image], dtype: str, least: float) -> None:
+def test_a_gpu_embeds_as_a_cpu_does(
+    blank_pack: Pack, mixed_images: list[Image], dtype: str, least: float
+) -> None:
     expected = run(make_stage(blank_pack), mixed_images)
     for image in mixed_images:
         assert image.pixels is not None
         image.pixels = image.pixels.cuda()
     found = run(make_stage(blank_pack, dtype=dtype, device="cuda:0"), mixed_images)
     for one, other in zip(expected, found, strict=True):
-        assert F.cosine_similarity(decode_embedding(one.embedding), decode_embedding(other.embedding), dim=0) > least
+        assert (
+            F.cosine_similarity(decode_embedding(one.embedding), decode_embedding(other.embedding), dim=0)
+            > least
+        )

@@ -115,7 +115,10 @@ def test_every_input_ends_in_its_state(shared: Decoder, given: Input) -> None:
 PICTURES = [
     given
     for given in ODD
-    if not any(word in given.name for word in ("gray", "1-bit", "1 × 1", "float", "16-bit", "profile", "alpha", "rgba"))
+    if not any(
+        word in given.name
+        for word in ("gray", "1-bit", "1 × 1", "float", "16-bit", "profile", "alpha", "rgba")
+    )
     and given.name not in ("jpeg, arithmetic-coded", "png, palette with transparency", "pbm")
 ] + [Input("jpeg, broken color profile", lambda: jpeg(icc_profile=b"no profile" * 20), None)]
 
@@ -139,7 +142,9 @@ def test_floats_are_stretched_between_their_own_extremes(shared: Decoder) -> Non
     assert shared.decode(*entry(tiff(ramp)))[0, :, 0].tolist() == list(range(256))
 
 
-@pytest.mark.parametrize("name", ["png, rgba", "png, gray and alpha", "png, palette with transparency", "webp, rgba"])
+@pytest.mark.parametrize(
+    "name", ["png, rgba", "png, gray and alpha", "png, palette with transparency", "webp, rgba"]
+)
 def test_transparent_pixels_are_blended_with_white(shared: Decoder, name: str) -> None:
     (make,) = [given.make for given in ODD if given.name == name]
     pixels = shared.decode(*entry(make()))
@@ -192,12 +197,16 @@ def test_a_picture_too_large_for_the_childs_memory_is_refused_and_the_next_decod
     make: Callable[..., Decoder],
 ) -> None:
     decoder = make(Limits(decode_bytes=256 << 20))
-    with pytest.raises(ImageError, match=r'256 MiB of decode_bytes. To allow it, set decode_bytes = "512 MiB"'):
+    with pytest.raises(
+        ImageError, match=r'256 MiB of decode_bytes. To allow it, set decode_bytes = "512 MiB"'
+    ):
         decoder.decode(*entry(png(Image.new("L", (9000, 9000)))))
     assert decoder.decode(*entry(GOOD)).shape == (64, 96, 3)
 
 
-def test_a_child_that_died_while_idle_is_replaced_and_no_image_is_blamed(make: Callable[..., Decoder]) -> None:
+def test_a_child_that_died_while_idle_is_replaced_and_no_image_is_blamed(
+    make: Callable[..., Decoder],
+) -> None:
     decoder = make()
     decoder.decode(*entry(GOOD))
     assert decoder.pid is not None
@@ -207,13 +216,17 @@ def test_a_child_that_died_while_idle_is_replaced_and_no_image_is_blamed(make: C
 
 
 @pytest.mark.parametrize("command", [["/nonexistent"], ["false"]])
-def test_a_decoder_that_cannot_start_is_not_the_images_fault(make: Callable[..., Decoder], command: list[str]) -> None:
+def test_a_decoder_that_cannot_start_is_not_the_images_fault(
+    make: Callable[..., Decoder], command: list[str]
+) -> None:
     with pytest.raises(ImageError, match="no decoder could be started") as failed:
         make(command=command).decode(*entry(GOOD))
     assert failed.value.transient
 
 
-def test_a_child_is_replaced_after_its_lifetime(make: Callable[..., Decoder], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_replaced_after_its_lifetime(
+    make: Callable[..., Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decoder_module, "LIFETIME", 3)
     decoder, pids = make(), []
     for _ in range(5):
@@ -287,11 +300,15 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
     decoder = make()
     decoder.decode(*entry(GOOD))
     child = Path(f"/proc/{decoder.pid}")
-    status = dict(line.split(":\t", 1) for line in (child / "status").read_text().splitlines() if ":\t" in line)
+    status = dict(
+        line.split(":\t", 1) for line in (child / "status").read_text().splitlines() if ":\t" in line
+    )
     assert status["NoNewPrivs"] == "1"
     assert status["Seccomp"] == "2"
     assert int(status["VmRSS"].split()[0]) < 80_000
-    limits = {line[:26].strip(): line[26:].split()[:2] for line in (child / "limits").read_text().splitlines()}
+    limits = {
+        line[:26].strip(): line[26:].split()[:2] for line in (child / "limits").read_text().splitlines()
+    }
     assert limits["Max core file size"] == limits["Max file size"] == ["0", "0"]
     assert limits["Max open files"] == [str(decoder_module.OPEN_FILES)] * 2
     assert limits["Max address space"] == [str(LIMITS.decode_bytes)] * 2
@@ -321,7 +338,9 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
         "os.memfd_create('room beside the limits')",
     ],
 )
-def test_code_that_runs_in_a_decoder_reaches_no_files_network_or_processes(make: Callable[..., Decoder], attempt: str) -> None:
+def test_code_that_runs_in_a_decoder_reaches_no_files_network_or_processes(
+    make: Callable[..., Decoder], attempt: str
+) -> None:
     decoder = make(command=sabotaged(attempt))
     decoder.decode(*entry(GOOD))
     with pytest.raises(ImageError, match="Operation not permitted"):
@@ -371,12 +390,16 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return install
 
 
-def test_a_heif_plug_in_is_used_when_there_is_one(make: Callable[..., Decoder], plug_in: Callable[..., None]) -> None:
+def test_a_heif_plug_in_is_used_when_there_is_one(
+    make: Callable[..., Decoder], plug_in: Callable[..., None]
+) -> None:
     plug_in()
     assert make().decode(memoryview(png()), Header("HEIF", 96, 64, 1))[3, 3].tolist() == [200, 40, 40]
 
 
-def test_a_picture_that_is_smaller_once_decoded_is_refused(make: Callable[..., Decoder], plug_in: Callable[..., None]) -> None:
+def test_a_picture_that_is_smaller_once_decoded_is_refused(
+    make: Callable[..., Decoder], plug_in: Callable[..., None]
+) -> None:
     plug_in("self.im, self._size = self.im.crop((0, 0, 95, 64)), (95, 64)")
     with pytest.raises(ImageError, match="the header says 96×64, the pixels are") as refused:
         make().decode(memoryview(png()), Header("HEIF", 96, 64, 1))

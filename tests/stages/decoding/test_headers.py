@@ -27,7 +27,9 @@ LIMITS = Limits()
 
 
 @pytest.mark.filterwarnings("ignore:(Corrupt|Possibly corrupt) EXIF data")  # according to Pillow
-@pytest.mark.parametrize("odd", [odd for odd in ODD if not odd.name.startswith("png, text")], ids=lambda odd: odd.name)
+@pytest.mark.parametrize(
+    "odd", [odd for odd in ODD if not odd.name.startswith("png, text")], ids=lambda odd: odd.name
+)
 def test_a_header_has_the_size_and_orientation_that_pillow_finds(odd: Input) -> None:
     data = odd.make()
     if odd.name == "heic":
@@ -35,7 +37,8 @@ def test_a_header_has_the_size_and_orientation_that_pillow_finds(odd: Input) -> 
 
         pillow_heif.register_heif_opener()
     image = Image.open(io.BytesIO(data))
-    image.info.pop("xmp", None)  # an orientation in XMP alone counts for Pillow, for browsers and here it does not
+    # an orientation in XMP alone counts for Pillow, for browsers and here it does not
+    image.info.pop("xmp", None)
     upright = ImageOps.exif_transpose(image)
     header = inspect(memoryview(data), LIMITS)
     assert (header.width, header.height, header.pages) == (*upright.size, pages_of(image))
@@ -110,7 +113,11 @@ def box(kind: bytes, data: bytes) -> bytes:
 
 def avif_of(associations: bytes, properties: bytes = box(b"ispe", struct.pack(">III", 0, 96, 64))) -> bytes:
     table = struct.pack(">II", 0, len(associations) // 3) + associations
-    meta = bytes(4) + box(b"pitm", struct.pack(">IH", 0, 1)) + box(b"iprp", box(b"ipco", properties) + box(b"ipma", table))
+    meta = (
+        bytes(4)
+        + box(b"pitm", struct.pack(">IH", 0, 1))
+        + box(b"iprp", box(b"ipco", properties) + box(b"ipma", table))
+    )
     return box(b"ftyp", b"avif" * 3) + box(b"meta", meta)
 
 
@@ -133,9 +140,12 @@ HEIF_SIZES = {  # properties of the primary picture, in order → its upright si
 
 
 @pytest.mark.parametrize(("properties", "size"), HEIF_SIZES.values(), ids=HEIF_SIZES.keys())
-def test_the_size_of_a_heic_follows_from_its_properties(properties: list[bytes], size: tuple[int, int]) -> None:
+def test_the_size_of_a_heic_follows_from_its_properties(
+    properties: list[bytes], size: tuple[int, int]
+) -> None:
     mine = bytes((0, 1, len(properties), *range(1, len(properties) + 1)))
-    data = memoryview(avif_of(mine, b"".join(properties) + clap(1, 1, 1, 1, 0, 1, 0, 1)))  # the last is another picture's
+    # the last is another picture's
+    data = memoryview(avif_of(mine, b"".join(properties) + clap(1, 1, 1, 1, 0, 1, 0, 1)))
     assert read_heif(data) == (*size, 1)
 
 

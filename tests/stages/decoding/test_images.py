@@ -18,11 +18,25 @@ from stages.base import Header, ImageError, Limits, Reason
 from stages.decoding import formats, images
 from stages.decoding.decoder import Decoders
 from stages.decoding.images import Encoded, decode, inspect
-from tests.inputs import CATALOGUE, COLORS, Input, avif_named_heic, encode, huge_png, jpeg, oriented, picture, png, ycck_jpeg
+from tests.inputs import (
+    CATALOGUE,
+    COLORS,
+    Input,
+    avif_named_heic,
+    encode,
+    huge_png,
+    jpeg,
+    oriented,
+    picture,
+    png,
+    ycck_jpeg,
+)
 
 LIMITS = Limits()
 ROOT = Path(__file__).parents[3]
-torchvision_is_deprecated = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
+torchvision_is_deprecated = pytest.mark.filterwarnings(
+    "ignore:The image decoding and encoding:DeprecationWarning"
+)
 
 
 def entry(data: bytes) -> Encoded:
@@ -61,24 +75,35 @@ def test_inspect_finds_every_fault_that_shows_in_the_header_and_no_other(given: 
 
 def test_inspect_needs_neither_torch_nor_pillow_nor_numpy() -> None:
     script = "import sys, stages.decoding.images; print([name for name in ('torch', 'PIL', 'numpy') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_limits_are_inclusive() -> None:
     data = memoryview(png(Image.new("L", (60, 40))))
     assert inspect(data, Limits(max_pixels=2400, max_aspect_ratio=1.5)).width == 60
-    for limits, reason in ((Limits(max_pixels=2399), Reason.PIXELS), (Limits(max_aspect_ratio=1.49), Reason.ASPECT)):
+    for limits, reason in (
+        (Limits(max_pixels=2399), Reason.PIXELS),
+        (Limits(max_aspect_ratio=1.49), Reason.ASPECT),
+    ):
         with pytest.raises(ImageError) as refused:
             inspect(data, limits)
         assert refused.value.reason is reason
 
 
 def test_a_refusal_names_the_size_and_the_setting() -> None:
-    with pytest.raises(ImageError, match=r"30000×30000 is 900,000,000 pixels, max_pixels is 100,000,000\.") as refused:
+    with pytest.raises(
+        ImageError, match=r"30000×30000 is 900,000,000 pixels, max_pixels is 100,000,000\."
+    ) as refused:
         inspect(memoryview(huge_png()), LIMITS)
-    assert 'set max_pixels = 900000000 and decode_bytes = "10752 MiB" under [pipeline]' in refused.value.detail
-    with pytest.raises(ImageError, match=r"max_aspect_ratio = 50 allows. To allow it, set max_aspect_ratio = 67 under"):
+    assert (
+        'set max_pixels = 900000000 and decode_bytes = "10752 MiB" under [pipeline]' in refused.value.detail
+    )
+    with pytest.raises(
+        ImageError, match=r"max_aspect_ratio = 50 allows. To allow it, set max_aspect_ratio = 67 under"
+    ):
         inspect(memoryview(png(Image.new("L", (3, 200)))), LIMITS)
 
 
@@ -94,7 +119,9 @@ def test_an_image_is_allowed_after_the_change_that_its_refusal_names(size: tuple
     assert (inspect(data, limits).width, inspect(data, limits).height) == size
 
 
-def test_the_refusal_of_heic_names_the_plug_in_and_heic_is_read_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_of_heic_names_the_plug_in_and_heic_is_read_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(formats, "heif_is_readable", lambda: False)
     with pytest.raises(ImageError, match=r"pip install 'visiond\[heic\]'"):
         inspect(memoryview(avif_named_heic()), LIMITS)
@@ -181,7 +208,9 @@ def photo() -> Image.Image:
         cells = random.normal(128, spread, (height, width)).clip(0, 255).astype(np.uint8)
         return Image.fromarray(cells).resize((1280, 960), Image.Resampling.BICUBIC)
 
-    image = Image.merge("YCbCr", (blotches(160, 120, 60), blotches(16, 12, 15), blotches(16, 12, 15))).convert("RGB")
+    image = Image.merge(
+        "YCbCr", (blotches(160, 120, 60), blotches(16, 12, 15), blotches(16, 12, 15))
+    ).convert("RGB")
     for left in range(40, 1240, 11):
         image.paste((20, 20, 20), (left, 300 + left % 7, left + 4, 330))
     return image
@@ -193,7 +222,8 @@ def photo() -> Image.Image:
 def test_the_gpu_and_pillow_agree(
     cuda: torch.device, decoders: Decoders, subsampling: str, most: float, progressive: bool
 ) -> None:
-    """In gray levels, mean. nvJPEG does not smooth between subsampled colors as libjpeg does; full ones are equal."""
+    """In gray levels, mean. nvJPEG does not smooth between subsampled colors as libjpeg does;
+    full ones are equal."""
     batch = [entry(jpeg(photo(), subsampling=subsampling, progressive=progressive))]
     (on_gpu,) = decode(batch, cuda, decoders, LIMITS)
     (on_cpu,) = decode(batch, "cpu", decoders, LIMITS)
@@ -220,8 +250,16 @@ def test_the_gpu_applies_the_orientation(cuda: torch.device, decoders: Decoders,
 
 
 @pytest.mark.gpu
-def test_a_bad_jpeg_does_not_affect_the_others_of_its_gpu_batch(cuda: torch.device, decoders: Decoders) -> None:
-    files = [jpeg(), spoil(jpeg()), ycck_jpeg(), encode(picture(), "WEBP", quality=95), jpeg(progressive=True)]
+def test_a_bad_jpeg_does_not_affect_the_others_of_its_gpu_batch(
+    cuda: torch.device, decoders: Decoders
+) -> None:
+    files = [
+        jpeg(),
+        spoil(jpeg()),
+        ycck_jpeg(),
+        encode(picture(), "WEBP", quality=95),
+        jpeg(progressive=True),
+    ]
     first, bad, *others = decode([entry(data) for data in files], cuda, decoders, LIMITS)
     assert isinstance(bad, ImageError)
     assert bad.reason is Reason.DECODER

@@ -22,7 +22,9 @@ def tiff_of(pages: int, *, kind: int = 0, big: bool = False) -> bytes:
     )
 
 
-@pytest.mark.parametrize(("name", "data"), [(name, animation(name)) for name in ("TIFF", "GIF", "WEBP", "PNG")])
+@pytest.mark.parametrize(
+    ("name", "data"), [(name, animation(name)) for name in ("TIFF", "GIF", "WEBP", "PNG")]
+)
 def test_pages_and_frames_are_counted(name: str, data: bytes) -> None:
     assert count_pages(name, memoryview(data)) == 3
 
@@ -41,7 +43,8 @@ def test_a_smaller_copy_or_a_mask_is_not_a_page(kind: int) -> None:
     whole, copies = tiff_of(1)[:-4] + struct.pack("<I", 26), tiff_of(3, kind=kind)[8:]
     chain = [struct.unpack_from("<I", copies, 18 * place + 14)[0] for place in range(3)]
     moved = b"".join(
-        copies[18 * place : 18 * place + 14] + struct.pack("<I", after and after + 18) for place, after in enumerate(chain)
+        copies[18 * place : 18 * place + 14] + struct.pack("<I", after and after + 18)
+        for place, after in enumerate(chain)
     )
     assert count_pages("TIFF", memoryview(whole + moved)) == 1
 

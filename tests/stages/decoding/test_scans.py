@@ -13,7 +13,13 @@ from stages.decoding.images import inspect
 from stages.decoding.scans import find_gap
 from tests.inputs import flat_jpeg, jpeg, without_bytes
 
-SETTINGS = [{}, {"optimize": True}, {"progressive": True}, {"restart_marker_blocks": 7}, {"restart_marker_rows": 1}]
+SETTINGS = [
+    {},
+    {"optimize": True},
+    {"progressive": True},
+    {"restart_marker_blocks": 7},
+    {"restart_marker_rows": 1},
+]
 
 
 def gap_in(data: bytes) -> tuple[int, int] | None:
@@ -84,7 +90,8 @@ def test_the_check_for_zeros_is_fast() -> None:
     started = time.process_time()
     for _ in range(100):
         find_gap(data, start)
-    assert (time.process_time() - started) / 100 / len(data) < 1e-9  # seconds a byte; 0.06e-9 where it was written
+    # seconds a byte; 0.06e-9 where it was written
+    assert (time.process_time() - started) / 100 / len(data) < 1e-9
     flat = flat_jpeg()
     long = memoryview(flat[:-2] + bytes(20_000_000) + flat[-2:])
     started = time.process_time()

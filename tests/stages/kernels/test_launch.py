@@ -1,5 +1,5 @@
-"""Compares the fused kernels with torch's own operations: compiled on a GPU, otherwise in Triton's interpreter
-(conftest.py)."""
+"""Compares the fused kernels with torch's own operations: compiled on a GPU,
+otherwise in Triton's interpreter (conftest.py)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_a_convolution_has_bias_relu_and_stride_and_takes_bytes() -> None:
 
 
 @torch.inference_mode()
-def test_a_convolution_with_an_even_kernel_keeps_the_maps_size_and_is_concatenated_with_a_max_pooling() -> None:
+def test_a_convolution_with_an_even_kernel_keeps_the_maps_size_and_is_concatenated_with_a_max_pooling() -> (
+    None
+):
     module, widths = nn.Conv2d(12, 24, 2).to(DEVICE), torch.tensor([4, 7], device=DEVICE)
     pixels, others = draw(2, 5, 7, 12), draw(2, 5, 7, 24).abs()
     ours, _ = launch.conv2d(layers.Convolution.of(module, padding=(0, 0)), pixels, widths, pooled=others)
@@ -59,13 +61,20 @@ def test_a_convolution_with_an_even_kernel_keeps_the_maps_size_and_is_concatenat
 def test_columns_beyond_an_images_width_count_as_zero() -> None:
     widths = torch.tensor([3, 8], device=DEVICE)
     pixels = draw(2, 4, 8, 48)
-    full, narrow = nn.Conv2d(48, 24, 3, padding=1).to(DEVICE), nn.Conv2d(48, 48, 3, padding=1, groups=48).to(DEVICE)
+    full, narrow = (
+        nn.Conv2d(48, 24, 3, padding=1).to(DEVICE),
+        nn.Conv2d(48, 48, 3, padding=1, groups=48).to(DEVICE),
+    )
     blanked = blank_right_of(as_images(pixels), widths)
     agree(launch.conv2d(layers.Convolution.of(full), pixels, widths, relu=False)[0], full(blanked))
-    filtered, sums = launch.depthwise_conv2d(layers.DepthwiseConvolution.of(narrow), pixels, widths, return_sums=True)
+    filtered, sums = launch.depthwise_conv2d(
+        layers.DepthwiseConvolution.of(narrow), pixels, widths, return_sums=True
+    )
     agree(filtered, narrow(blanked))
     assert sums is not None
-    torch.testing.assert_close(sums.sum(dim=1), blank_right_of(narrow(blanked), widths).sum(dim=(2, 3)), atol=0.1, rtol=1e-2)
+    torch.testing.assert_close(
+        sums.sum(dim=1), blank_right_of(narrow(blanked), widths).sum(dim=(2, 3)), atol=0.1, rtol=1e-2
+    )
 
 
 @pytest.mark.parametrize("kernel", [(7, 7), (1, 7), (3, 3)])
@@ -73,7 +82,9 @@ def test_columns_beyond_an_images_width_count_as_zero() -> None:
 def test_a_depthwise_convolution_of_any_kernel_size(kernel: tuple[int, int]) -> None:
     module = nn.Conv2d(40, 40, kernel, padding=(kernel[0] // 2, kernel[1] // 2), groups=40).to(DEVICE)
     pixels = draw(1, 9, 17, 40)
-    agree(launch.depthwise_conv2d(layers.DepthwiseConvolution.of(module), pixels)[0], module(as_images(pixels)))
+    agree(
+        launch.depthwise_conv2d(layers.DepthwiseConvolution.of(module), pixels)[0], module(as_images(pixels))
+    )
 
 
 @torch.inference_mode()
@@ -81,8 +92,12 @@ def test_squeeze_and_excitation_uses_the_means_of_a_layers_output() -> None:
     module, first, second = nn.Conv2d(48, 48, 1), nn.Conv2d(48, 6, 1), nn.Conv2d(6, 48, 1)
     for part in (module, first, second):
         part.to(DEVICE)
-    made, sums = launch.conv2d(layers.Convolution.of(module), draw(2, 9, 30, 48), relu=False, return_sums=True)
-    gates = launch.squeeze_excitation(layers.SqueezeExcitation.of(first, second, 0.2, residual=True), sums, (9, 30))
+    made, sums = launch.conv2d(
+        layers.Convolution.of(module), draw(2, 9, 30, 48), relu=False, return_sums=True
+    )
+    gates = launch.squeeze_excitation(
+        layers.SqueezeExcitation.of(first, second, 0.2, residual=True), sums, (9, 30)
+    )
     means = as_images(made).mean(dim=(2, 3), keepdim=True)
     theirs = (0.2 * second(F.relu(first(means))) + 0.5).clamp(0, 1) + 1
     torch.testing.assert_close(gates, theirs[:, :, 0, 0], atol=1e-3, rtol=1e-3)
@@ -96,7 +111,9 @@ def test_a_pointwise_mlp_is_two_convolutions_with_a_gelu(inputs: int, outputs: i
     pixels, gates = draw(2, 3, 5, inputs), torch.rand(2, inputs, device=DEVICE)
     gated = as_images(pixels) * gates[:, :, None, None]
     theirs = second(F.gelu(first(gated)))
-    ours = launch.pointwise_mlp(layers.PointwiseMlp.of(first, second, residual=inputs == outputs), pixels, gates)
+    ours = launch.pointwise_mlp(
+        layers.PointwiseMlp.of(first, second, residual=inputs == outputs), pixels, gates
+    )
     agree(ours, theirs + gated if inputs == outputs else theirs)
 
 
@@ -104,7 +121,9 @@ def test_a_pointwise_mlp_is_two_convolutions_with_a_gelu(inputs: int, outputs: i
 def test_a_coarser_map_is_upsampled_and_added_to_a_gated_one() -> None:
     pixels, gates, coarser = draw(2, 4, 6, 24), torch.rand(2, 24, device=DEVICE), draw(2, 2, 3, 24)
     gated = as_images(pixels) * gates[:, :, None, None]
-    agree(launch.upsample_add(pixels, gates, coarser), gated + F.interpolate(as_images(coarser), scale_factor=2))
+    agree(
+        launch.upsample_add(pixels, gates, coarser), gated + F.interpolate(as_images(coarser), scale_factor=2)
+    )
     agree(launch.upsample_add(pixels, gates, None), gated)
 
 
@@ -112,14 +131,18 @@ def test_a_coarser_map_is_upsampled_and_added_to_a_gated_one() -> None:
 def test_maps_of_four_sizes_are_upsampled_and_concatenated() -> None:
     parts = [(draw(2, size, 2 * size, 24), torch.rand(2, 24, device=DEVICE)) for size in (1, 2, 4, 8)]
     theirs = [
-        F.interpolate(as_images(pixels) * gates[:, :, None, None], scale_factor=8 // pixels.shape[1]) for pixels, gates in parts
+        F.interpolate(as_images(pixels) * gates[:, :, None, None], scale_factor=8 // pixels.shape[1])
+        for pixels, gates in parts
     ]
     agree(launch.upsample_concat(parts), torch.cat(theirs, dim=1))
 
 
 @torch.inference_mode()
 def test_the_deconvolution_head_makes_sixteen_probabilities_from_each_pixel() -> None:
-    first, second = nn.ConvTranspose2d(24, 24, 2, stride=2).to(DEVICE), nn.ConvTranspose2d(24, 1, 2, stride=2).to(DEVICE)
+    first, second = (
+        nn.ConvTranspose2d(24, 24, 2, stride=2).to(DEVICE),
+        nn.ConvTranspose2d(24, 1, 2, stride=2).to(DEVICE),
+    )
     pixels = 3 * draw(2, 3, 5, 24)
     ours = launch.deconv_head(layers.DeconvHead.of(first, second), pixels)
     theirs = torch.sigmoid(second(F.relu(first(as_images(pixels)))))[:, 0]

@@ -20,7 +20,8 @@ RAPID = DBPostProcess(thresh=0.3, box_thresh=0.5, unclip_ratio=1.6, use_dilation
 
 
 def draw_map(seed: int, *shape: int) -> Array:
-    """Bars of text at all angles and brightnesses, some cut by the edge, some too small or too faint to count."""
+    """Bars of text at all angles and brightnesses, some cut by the edge,
+    some too small or too faint to count."""
     random = np.random.default_rng(seed)
     height, width = shape or 32 * random.integers(4, 24, 2)
     bars = np.zeros((height, width), np.float32)
@@ -59,7 +60,9 @@ def test_a_box_grows_to_clippers_outline(slant: float) -> None:
         corners = cv2.boxPoints((center.tolist(), size.tolist(), random.uniform(-slant, slant)))
         ours = cv2.convexHull(grow(order_corners(corners[None]), 1.6)[0])
         theirs = cv2.convexHull(RAPID.unclip(corners).astype(np.int32))
-        assert {tuple(point) for point in ours[:, 0].tolist()} == {tuple(point) for point in theirs[:, 0].tolist()}
+        assert {tuple(point) for point in ours[:, 0].tolist()} == {
+            tuple(point) for point in theirs[:, 0].tolist()
+        }
 
 
 def test_probabilities_as_bytes_find_the_same_boxes() -> None:

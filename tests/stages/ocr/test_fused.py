@@ -1,4 +1,5 @@
-"""Compares the fused networks with the plain ones, with their weights: compiled on a GPU, otherwise in Triton's interpreter."""
+"""Compares the fused networks with the plain ones, with their weights: compiled on a GPU,
+otherwise in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(count: int, height: int, width: int) -> Tensor:
     """Noise with a dark bar and a light one on it."""
-    levels = torch.randint(0, 256, (count, height, width, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    levels = torch.randint(
+        0, 256, (count, height, width, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     levels[:, height // 4 : -height // 4, 8:-12] = 20
     levels[:, height // 3 : -height // 3, 12:20] = 240
     return levels.to(DEVICE)

@@ -18,8 +18,8 @@ FILES = {role: str(path) for role, path in weight_files().items()}
 
 
 class Loader(NetworkLoader):
-    """Compiles until `compiled` is set; then makes other plain networks, as there is no GPU, or raises its errors one by
-    one."""
+    """Compiles until `compiled` is set; then makes other plain networks, as there is no GPU,
+    or raises its errors one by one."""
 
     def __init__(self, *errors: Exception) -> None:
         self.compiled, self.errors = threading.Event(), list(errors)
@@ -41,7 +41,9 @@ class Loader(NetworkLoader):
 
 
 @pytest.mark.parametrize("errors", [[], [OutOfMemory("for now")]], ids=["at once", "when there is room"])
-def test_plain_networks_read_until_the_kernels_are_compiled(errors: list[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_networks_read_until_the_kernels_are_compiled(
+    errors: list[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("stages.ocr.networks.RETRY_SECONDS", 0.0)
     loader = Loader(*errors)
     assert loader.latest() is loader.latest() is loader.plain
@@ -105,6 +107,12 @@ print(fused, len(texts) > 4)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_reads_while_its_kernels_are_compiled_and_the_next_start_has_them(tmp_path: Path) -> None:
-    command, environment = [sys.executable, "-W", "ignore", "-c", PROGRAM], os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    outputs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    command, environment = (
+        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
+    )
+    outputs = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
     assert outputs == ["[False] True\n", "[True] True\n"]

@@ -39,7 +39,9 @@ def run_onnx(role: str, rgb: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("size", [(96, 320), (352, 256)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_detector_is_the_onnx_file(detector: Detector, size: tuple[int, int], layout: torch.memory_format) -> None:
+def test_the_detector_is_the_onnx_file(
+    detector: Detector, size: tuple[int, int], layout: torch.memory_format
+) -> None:
     pixels = draw_noise(2, 3, *size)
     with torch.inference_mode():
         ours = detector.to(memory_format=layout)(pixels.contiguous(memory_format=layout))
@@ -119,5 +121,7 @@ def test_finding_the_weights_imports_neither_torch_nor_rapidocr() -> None:
         "import json, sys; from stages.ocr.onnxfile import weight_files;"
         "print(json.dumps([sorted(weight_files()), [m for m in ('torch', 'rapidocr', 'onnx') if m in sys.modules]]))"
     )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     assert json.loads(printed) == [["det", "rec"], []]

@@ -24,8 +24,21 @@ from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.stage import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, plan_lines
 from tests.stages.pictures import read_photo, wrap_pixels
 
-PHOTOS = [Path(str(find_spec("ultralytics").origin)).parent / "assets" / name for name in ("bus.jpg", "zidane.jpg")]
-SIZES = [(640, 480), (420, 300), (800, 600), (480, 640), (1280, 960), (300, 700), (960, 100), (2200, 700), (700, 700), (90, 60)]
+PHOTOS = [
+    Path(str(find_spec("ultralytics").origin)).parent / "assets" / name for name in ("bus.jpg", "zidane.jpg")
+]
+SIZES = [
+    (640, 480),
+    (420, 300),
+    (800, 600),
+    (480, 640),
+    (1280, 960),
+    (300, 700),
+    (960, 100),
+    (2200, 700),
+    (700, 700),
+    (90, 60),
+]
 PHRASE = (
     "Invoice Total amount due 1,204.50 EUR shipping to Berlin please return this form before March 14th Chapter 7: methods "
     "& results fig. 3-b temperature 21.5 C ISO 9001 first class ticket platform 12 departs 08:45 no smoking open daily"
@@ -37,15 +50,27 @@ def draw_page(seed: int) -> Image:
     """Lines of words in several sizes on a page of one of SIZES, every other one turned by a few degrees."""
     pick = random.Random(seed)
     width, height = SIZES[seed % len(SIZES)]
-    page = Pillow.new("RGB", (width, height), (paper := pick.randint(200, 255), paper, pick.randint(200, 255)))
+    page = Pillow.new(
+        "RGB", (width, height), (paper := pick.randint(200, 255), paper, pick.randint(200, 255))
+    )
     pen, y = ImageDraw.Draw(page), pick.randint(4, 30)
     while y < height - 16:
         size = pick.choice([14, 18, 24, 36, 48])
         text = " ".join(pick.choices(WORDS, k=pick.randint(1, 9)))
-        pen.text((pick.randint(4, width // 5), y), text, fill=(pick.randint(0, 90),) * 3, font=ImageFont.load_default(size))
+        pen.text(
+            (pick.randint(4, width // 5), y),
+            text,
+            fill=(pick.randint(0, 90),) * 3,
+            font=ImageFont.load_default(size),
+        )
         y += int(size * pick.uniform(1.5, 3))
     if seed // len(SIZES) and width < 5 * height:
-        page = page.rotate(pick.choice([2, -3, 5, -1.5]), resample=Pillow.Resampling.BICUBIC, expand=True, fillcolor=(230,) * 3)
+        page = page.rotate(
+            pick.choice([2, -3, 5, -1.5]),
+            resample=Pillow.Resampling.BICUBIC,
+            expand=True,
+            fillcolor=(230,) * 3,
+        )
     return wrap_pixels(np.array(page))
 
 
@@ -103,14 +128,19 @@ def test_pages_hold_text(stage: OcrStage) -> None:
 
 def test_the_page_that_a_worker_warms_up_with_has_lines(stage: OcrStage) -> None:
     page = wrap_pixels(np.array(Pillow.open(io.BytesIO(chain.draw_page(Limits())))))
-    assert [line.text for line in read(stage, page)[0].lines] == ["A page to rehearse on", "and a second line"]
+    assert [line.text for line in read(stage, page)[0].lines] == [
+        "A page to rehearse on",
+        "and a second line",
+    ]
 
 
 def test_batch_mates_change_no_answer(stage: OcrStage) -> None:
     images = [draw_page(seed) for seed in (0, 1, 5, 9, 11, 15)]
     for together, image in zip(read(stage, *images), images, strict=True):
         alone = read(stage, image)[0]
-        assert [(line.text, line.box) for line in together.lines] == [(line.text, line.box) for line in alone.lines]
+        assert [(line.text, line.box) for line in together.lines] == [
+            (line.text, line.box) for line in alone.lines
+        ]
 
 
 def test_lines_in_a_gpus_buckets_read_the_same(stage: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +148,12 @@ def test_lines_in_a_gpus_buckets_read_the_same(stage: OcrStage, monkeypatch: pyt
     exact = read(stage, *images)
     monkeypatch.setattr(stage, "on_cpu", False)  # batches, widths and masks as on a GPU
     for ours, theirs in zip(read(stage, *images), exact, strict=True):
-        assert [(line.text, line.box) for line in ours.lines] == [(line.text, line.box) for line in theirs.lines]
-        assert [line.score for line in ours.lines] == pytest.approx([line.score for line in theirs.lines], abs=1e-4)
+        assert [(line.text, line.box) for line in ours.lines] == [
+            (line.text, line.box) for line in theirs.lines
+        ]
+        assert [line.score for line in ours.lines] == pytest.approx(
+            [line.score for line in theirs.lines], abs=1e-4
+        )
 
 
 def test_a_blank_page_gives_no_lines_and_no_nan(stage: OcrStage) -> None:
@@ -133,7 +167,8 @@ def test_an_extreme_shape_costs_seconds_at_most(size: tuple[int, int], stage: Oc
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     started = time.process_time()
     read(stage, wrap_pixels(noise))
-    assert time.process_time() - started < 30  # of CPU time, on any machine; rapidocr takes 29 s and 7.5 GB for 500×1
+    # of CPU time, on any machine; rapidocr takes 29 s and 7.5 GB for 500×1
+    assert time.process_time() - started < 30
 
 
 @given(st.integers(1, 12_000), st.integers(1, 12_000))
@@ -182,7 +217,9 @@ def test_repeats_and_blanks_are_left_out() -> None:
         ([3, 1, 3, 0, 3], [0.9, 0.9, 0.9, 1.0, 0.9], True),  # spaces around words that were left out
     ],
 )
-def test_a_line_is_guessed_by_its_doubts(classes: list[int], probabilities: list[float], guessed: bool) -> None:
+def test_a_line_is_guessed_by_its_doubts(
+    classes: list[int], probabilities: list[float], guessed: bool
+) -> None:
     rows = np.array([classes, classes]), np.array([probabilities, probabilities], dtype=np.float32)
     assert [reading.guessed for reading in decode(*rows, ["", "a", "b", " "])] == [guessed] * 2
 
@@ -225,7 +262,9 @@ def turning() -> OcrStage:
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_turned_page_has_the_same_text_in_the_same_order(turns: int, stage: OcrStage, turning: OcrStage) -> None:
+def test_a_turned_page_has_the_same_text_in_the_same_order(
+    turns: int, stage: OcrStage, turning: OcrStage
+) -> None:
     upright, page = draw_lines(READ), draw_lines(READ, turns)
     answer = read(turning, page)[0]
     assert [line.text for line in answer.lines] == READ
@@ -234,12 +273,15 @@ def test_a_turned_page_has_the_same_text_in_the_same_order(turns: int, stage: Oc
     for _ in range(turns):
         centers = np.stack([height - centers[:, 1], centers[:, 0]], axis=1)
         height, width = width, height
-    assert np.abs(np.mean([line.box for line in answer.lines], axis=1) - centers).max() < 5  # pixels of the image as it is
+    # pixels of the image as it is
+    assert np.abs(np.mean([line.box for line in answer.lines], axis=1) - centers).max() < 5
 
 
 def test_pages_of_all_orientations_do_not_affect_each_other(turning: OcrStage) -> None:
     together = read(
-        turning, *[draw_lines(READ, turns) for turns in (2, 0, 3, 1)], wrap_pixels(np.full((99, 99, 3), 255, np.uint8))
+        turning,
+        *[draw_lines(READ, turns) for turns in (2, 0, 3, 1)],
+        wrap_pixels(np.full((99, 99, 3), 255, np.uint8)),
     )
     assert [[line.text for line in answer.lines] for answer in together] == [READ] * 4 + [[]]
 
@@ -282,14 +324,20 @@ def cpu_pairs(stage: OcrStage) -> list[tuple[Image, Ocr]]:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
     ("dtype", "equal", "pixels"),
-    [("float32", 1.0, 1), ("float16", 0.99, 2), ("bfloat16", 0.98, 3)],  # of bfloat16's 8 bits boxes lose a pixel more
+    # of bfloat16's 8 bits boxes lose a pixel more
+    [("float32", 1.0, 1), ("float16", 0.99, 2), ("bfloat16", 0.98, 3)],
 )
-def test_a_gpu_reads_what_the_cpu_reads(dtype: str, equal: float, pixels: int, cpu_pairs: list[tuple[Image, Ocr]]) -> None:
+def test_a_gpu_reads_what_the_cpu_reads(
+    dtype: str, equal: float, pixels: int, cpu_pairs: list[tuple[Image, Ocr]]
+) -> None:
     answers = read(build_stage("cuda", dtype), *[to_cuda(image) for image, _ in cpu_pairs])
     pairs = [(ours, theirs) for ours, (_, theirs) in zip(answers, cpu_pairs, strict=True)]
     lines = [pair for ours, theirs in pairs for pair in zip(ours.lines, theirs.lines, strict=True)]
     assert sum(ours.text == theirs.text for ours, theirs in lines) >= equal * len(lines)
-    assert np.abs(np.array([ours.box for ours, _ in lines]) - [theirs.box for _, theirs in lines]).max() <= pixels
+    assert (
+        np.abs(np.array([ours.box for ours, _ in lines]) - [theirs.box for _, theirs in lines]).max()
+        <= pixels
+    )
 
 
 @pytest.mark.gpu
@@ -298,7 +346,9 @@ def test_batch_mates_change_no_answer_on_a_gpu() -> None:
     stage, images = build_stage("cuda"), [to_cuda(draw_page(seed)) for seed in range(8)]
     for together, image in zip(read(stage, *images), images, strict=True):
         alone = read(stage, image)[0]
-        assert [(line.text, line.box) for line in together.lines] == [(line.text, line.box) for line in alone.lines]
+        assert [(line.text, line.box) for line in together.lines] == [
+            (line.text, line.box) for line in alone.lines
+        ]
 
 
 @pytest.mark.gpu

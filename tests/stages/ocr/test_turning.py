@@ -7,7 +7,9 @@ from stages.ocr.dbpost import order_corners
 from stages.ocr.turning import guess_turns, is_sure, order_lines, score_reading, turn_corners
 
 SIZES = np.array([[90, 9], [35, 10], [30, 10]])
-LINES = np.array([[[0, 0]], [[5, 30]], [[50, 32]]]) + np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * SIZES[:, None]
+LINES = (
+    np.array([[[0, 0]], [[5, 30]], [[50, 32]]]) + np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * SIZES[:, None]
+)
 
 
 def turn(quads: np.ndarray, way: int, degrees: float = 0.0) -> np.ndarray:

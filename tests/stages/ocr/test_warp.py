@@ -38,10 +38,14 @@ def place_line(x: float, y: float, width: float, height: float, degrees: float) 
 
 
 def plan_slanted_lines(scale: float = 1.0) -> Lines:
-    """Lines on two pages: upright, slanted, one that runs down, one shrunk, one that is partly outside the page."""
+    """Lines on two pages: upright, slanted, one that runs down, one shrunk,
+    one that is partly outside the page."""
     first = [(30, 20, 200, 40, 0), (40, 90, 180, 25, 4), (300, 20, 30, 200, 0)]
     second = [(20, 30, 300, 90, -3), (430 / scale, 250 / scale, 120, 60, 20), (100, 150, 160, 12, 30)]
-    quads = [[place_line(*(scale * side for side in sides), degrees) for *sides, degrees in page] for page in (first, second)]
+    quads = [
+        [place_line(*(scale * side for side in sides), degrees) for *sides, degrees in page]
+        for page in (first, second)
+    ]
     lines = concatenate([plan_lines(page, np.array(corners)) for page, corners in enumerate(quads)])
     return replace(lines, resized=np.minimum(lines.resized, 380))
 
@@ -96,5 +100,7 @@ def test_an_upright_box_is_cropped_as_by_the_warp() -> None:
     page = draw_page(500, 300, 0).numpy()
     corners = place_line(30, 20, 200, 40, 0)
     warp = cv2.getPerspectiveTransform(corners, frame(200, 40))
-    warped = cv2.warpPerspective(page, warp, (200, 40), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+    warped = cv2.warpPerspective(
+        page, warp, (200, 40), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
+    )
     assert np.array_equal(crop_quad(page, corners, 200, 40), warped)

@@ -1,4 +1,5 @@
-"""Compares the kernels that make a network's input with cv2 and torch on the CPU: compiled on a GPU, otherwise interpreted."""
+"""Compares the kernels that make a network's input with cv2 and torch on the CPU: compiled on a GPU,
+otherwise interpreted."""
 
 from __future__ import annotations
 
@@ -42,10 +43,15 @@ def draw_pictures() -> list[Tensor]:
 
 @pytest.mark.parametrize(
     "settings",
-    [CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=KEPT), BlipImageProcessor(size={"height": 24, "width": 24})],
+    [
+        CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=KEPT),
+        BlipImageProcessor(size={"height": 24, "width": 24}),
+    ],
     ids=["clip", "blip"],
 )
-def test_pixels_are_those_of_torchs_own_resize_of_bytes(monkeypatch: pytest.MonkeyPatch, settings: CLIPImageProcessor) -> None:
+def test_pixels_are_those_of_torchs_own_resize_of_bytes(
+    monkeypatch: pytest.MonkeyPatch, settings: CLIPImageProcessor
+) -> None:
     pictures = draw_pictures()
     theirs = ImageProcessor(settings, "cpu", torch.float16)(pictures)
     with_kernels(monkeypatch)
@@ -56,8 +62,8 @@ def test_pixels_are_those_of_torchs_own_resize_of_bytes(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("size", [(48, 64), (96, 128), (31, 40), (1, 7)])
 def test_canvases_are_those_of_cv2(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
-    """A picture that fits, one of twice its size, where cv2 averages four pixels, and pictures that shrink or grow by any
-    ratio."""
+    """A picture that fits, one of twice its size, where cv2 averages four pixels,
+    and pictures that shrink or grow by any ratio."""
     pictures = pixels_of([draw_noise(*size), draw_noise(size[0] * 2, size[1] * 2, 1)])
     boxes = [Letterbox.fit(*picture.shape[1:], 64, 32) for picture in pictures]
     theirs = fill_canvases(pictures, boxes, torch.float16)

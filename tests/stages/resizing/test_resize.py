@@ -25,7 +25,9 @@ def tap_by_tap(settings: CLIPImageProcessor) -> ImageProcessor:
 
 
 @pytest.mark.parametrize("settings", [CLIPImageProcessor(), BlipImageProcessor()], ids=["clip", "blip"])
-def test_pixels_are_those_of_the_stock_processor(settings: CLIPImageProcessor, mixed_images: list[Image]) -> None:
+def test_pixels_are_those_of_the_stock_processor(
+    settings: CLIPImageProcessor, mixed_images: list[Image]
+) -> None:
     images = [image for image in mixed_images if image.width > 3]  # otherwise it takes the columns for colors
     ours = ImageProcessor(settings, "cpu", torch.float32)(pixels_of(images))
     others = tap_by_tap(settings)(pixels_of(images))
@@ -46,7 +48,9 @@ def test_integer_weights_are_torchs(height: int, width: int) -> None:
     assert torch.equal(resize_in_torch(pixels, *axes), theirs)
 
 
-@pytest.mark.parametrize("make", [tap_by_tap, lambda settings: ImageProcessor(settings, "cpu", torch.float32)])
+@pytest.mark.parametrize(
+    "make", [tap_by_tap, lambda settings: ImageProcessor(settings, "cpu", torch.float32)]
+)
 def test_batch_mates_change_no_pixel(make: Callable[..., ImageProcessor], mixed_images: list[Image]) -> None:
     prepare = make(CLIPImageProcessor())
     together = prepare(pixels_of(mixed_images))
@@ -86,7 +90,13 @@ def test_an_unsupported_image_processor_is_refused(settings: CLIPImageProcessor)
 
 
 def test_the_image_processor_settings_of_the_published_clip_are_supported(tmp_path: Path) -> None:
-    published = {"size": 224, "crop_size": 224, "do_center_crop": True, "resample": 3, "feature_extractor_type": "x"}
+    published = {
+        "size": 224,
+        "crop_size": 224,
+        "do_center_crop": True,
+        "resample": 3,
+        "feature_extractor_type": "x",
+    }
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(published))
     prepare = ImageProcessor(CLIPImageProcessor.from_pretrained(tmp_path), "cpu", torch.float32)
     assert prepare([torch.zeros(3, 300, 500, dtype=torch.uint8)]).shape == (1, 3, 224, 224)

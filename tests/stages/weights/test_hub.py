@@ -31,7 +31,9 @@ class FolderHub:
 
     def describe(self, repository: str) -> tuple[str, list[str]]:
         folder = self.root / repository
-        return f"commit of {repository}", [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+        return f"commit of {repository}", [
+            str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()
+        ]
 
     def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
         assert commit == f"commit of {repository}"
@@ -60,7 +62,9 @@ def hub(tmp_path: Path, blank_pack: Pack) -> FolderHub:
 def test_a_pulled_pack_runs_and_remembers_where_it_came_from(tmp_path: Path, hub: FolderHub) -> None:
     progress: list[str] = []
     pack = pull_standard(tmp_path / "models", progress.append, hub)
-    assert pack.manifest.revision == {repository: f"commit of {repository}" for repository in SOURCES.values()}
+    assert pack.manifest.revision == {
+        repository: f"commit of {repository}" for repository in SOURCES.values()
+    }
     assert list_packs(tmp_path / "models") == ["mini", "standard"]
     verify(pack)
     image = draw_image(80, 80)
@@ -76,13 +80,17 @@ def test_a_pulled_pack_runs_and_remembers_where_it_came_from(tmp_path: Path, hub
     assert progress[-1].endswith("standard is ready.")
 
 
-def test_no_pickle_is_left_and_the_weights_are_the_same(tmp_path: Path, hub: FolderHub, blank_pack: Pack) -> None:
+def test_no_pickle_is_left_and_the_weights_are_the_same(
+    tmp_path: Path, hub: FolderHub, blank_pack: Pack
+) -> None:
     pull_standard(tmp_path / "models", lambda _: None, hub)
     folder = tmp_path / "models" / "standard"
     assert not [*folder.rglob("*.bin"), *folder.rglob("*.pt"), *folder.rglob("README.md")]
     for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):
         pulled = load_model(kind, str(folder / stage), torch.float32, "cpu").state_dict()
-        for name, tensor in load_model(kind, str(blank_pack.folder / stage), torch.float32, "cpu").state_dict().items():
+        for name, tensor in (
+            load_model(kind, str(blank_pack.folder / stage), torch.float32, "cpu").state_dict().items()
+        ):
             assert torch.equal(pulled[name], tensor), name
 
 
@@ -119,7 +127,9 @@ class Bomb:
         return (Path.touch, (Path("bomb"),))
 
 
-def test_weights_that_would_run_code_are_refused(tmp_path: Path, hub: FolderHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_would_run_code_are_refused(
+    tmp_path: Path, hub: FolderHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Bomb()}, hub.root / SOURCES["clip"] / "pytorch_model.bin")
     with pytest.raises(PackError, match=r"pytorch_model\.bin"):
@@ -130,7 +140,10 @@ def test_weights_that_would_run_code_are_refused(tmp_path: Path, hub: FolderHub,
 @pytest.mark.parametrize(
     ("there", "chosen"),
     [
-        (["config.json", "model.safetensors", "pytorch_model.bin", "x.h5"], ["config.json", "model.safetensors"]),
+        (
+            ["config.json", "model.safetensors", "pytorch_model.bin", "x.h5"],
+            ["config.json", "model.safetensors"],
+        ),
         (
             ["config.json", "pytorch_model.bin", "sub/a.json", "merges.txt"],
             ["config.json", "merges.txt", "pytorch_model.bin"],
@@ -151,7 +164,10 @@ def test_a_repository_without_weights_is_named(tmp_path: Path, hub: FolderHub) -
 
 @pytest.mark.parametrize(
     "error",
-    [OfflineModeIsEnabled("Cannot reach the hub: offline mode."), HfHubHTTPError.__bases__[0]("No route to host")],
+    [
+        OfflineModeIsEnabled("Cannot reach the hub: offline mode."),
+        HfHubHTTPError.__bases__[0]("No route to host"),
+    ],
 )
 def test_without_a_network_the_message_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

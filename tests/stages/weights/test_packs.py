@@ -12,7 +12,16 @@ import pytest
 
 from stages import registry
 from stages.descriptor import Backend, Descriptor
-from stages.manifest import MANIFEST, Manifest, NotPulled, PackError, StageEntry, digest_folder, read_manifest, write_manifest
+from stages.manifest import (
+    MANIFEST,
+    Manifest,
+    NotPulled,
+    PackError,
+    StageEntry,
+    digest_folder,
+    read_manifest,
+    write_manifest,
+)
 from stages.ocr.descriptor import bundled_weights
 from stages.options import FakeOptions
 from stages.registry import ORDER, UnknownName
@@ -41,11 +50,16 @@ def pack(tmp_path: Path) -> Pack:
     for name, text in (("yolo.safetensors", "yolo"), ("yolo.json", YOLO_JSON), ("labels.txt", "a label")):
         write(folder / name, text)
     stages = {
-        "yolo": StageEntry("ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"}, {"conf": 0.4}),
+        "yolo": StageEntry(
+            "ultralytics", {"weights": "yolo.safetensors", "config": "yolo.json"}, {"conf": 0.4}
+        ),
         "clip": StageEntry("transformers", {"model": "clip", "labels": "labels.txt"}),
         "blip": StageEntry("transformers", {"model": "blip", "clip": "clip"}, dtype="float16"),
     }
-    write_manifest(folder / MANIFEST, Manifest(name="small", notice="made up", stages=stages, digests=digest_folder(folder)))
+    write_manifest(
+        folder / MANIFEST,
+        Manifest(name="small", notice="made up", stages=stages, digests=digest_folder(folder)),
+    )
     return open_pack("small", tmp_path / "models")
 
 
@@ -71,7 +85,9 @@ def test_the_pack_inside_the_package_is_whole_and_small(tmp_path: Path) -> None:
 def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> None:
     with pytest.raises(UnknownName, match='there is no pack "smal"; did you mean "small"'):
         open_pack("smal", pack.models_folder)
-    with pytest.raises(UnknownName, match=r'there is no pack "folder"; choose one of mini, .*must have a slash in its path'):
+    with pytest.raises(
+        UnknownName, match=r'there is no pack "folder"; choose one of mini, .*must have a slash in its path'
+    ):
         open_pack("folder", pack.models_folder)
     with pytest.raises(PackError, match=r"there is no folder \./nowhere"):
         open_pack("./nowhere", pack.models_folder)
@@ -107,7 +123,10 @@ def test_a_file_without_a_recorded_digest_is_refused(pack: Pack) -> None:
 
 def test_a_spec_has_files_options_dtype_and_a_fingerprint(pack: Pack) -> None:
     spec = resolve(pack, "yolo", {"options": {"iou": 0.5}, "batch_size": 8, "dtype": "auto", "backend": ""})
-    assert spec.files == {"weights": str(pack.folder / "yolo.safetensors"), "config": str(pack.folder / "yolo.json")}
+    assert spec.files == {
+        "weights": str(pack.folder / "yolo.safetensors"),
+        "config": str(pack.folder / "yolo.json"),
+    }
     assert (spec.backend, spec.dtype, spec.batch_size) == ("ultralytics", "float32", 8)
     assert spec.options == {"conf": 0.4, "iou": 0.5}
     assert resolve(pack, "blip").dtype == "float16"
@@ -125,17 +144,25 @@ def test_a_spec_has_files_options_dtype_and_a_fingerprint(pack: Pack) -> None:
         ({"backend": "fake"}, True),
     ],
 )
-def test_a_fingerprint_changes_with_what_changes_answers(pack: Pack, overrides: dict[str, Any], changes: bool) -> None:
+def test_a_fingerprint_changes_with_what_changes_answers(
+    pack: Pack, overrides: dict[str, Any], changes: bool
+) -> None:
     assert (resolve(pack, "yolo").fingerprint != resolve(pack, "yolo", overrides).fingerprint) == changes
 
 
 def test_a_fingerprint_depends_on_contents_not_on_places(pack: Pack, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere" / "other"
     shutil.copytree(pack.folder, moved)
-    assert resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint == resolve(pack, "clip").fingerprint
+    assert (
+        resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint
+        == resolve(pack, "clip").fingerprint
+    )
     write(moved / "clip/model.safetensors", "other weights")
     (moved / "manifest.json").unlink()
-    assert resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint != resolve(pack, "clip").fingerprint
+    assert (
+        resolve(open_pack(moved, tmp_path / "models"), "clip").fingerprint
+        != resolve(pack, "clip").fingerprint
+    )
 
 
 # From ledgers that are in use. If one changes, every image of every user is processed again.
@@ -146,7 +173,9 @@ FINGERPRINTS = {
 
 
 @pytest.mark.parametrize("backend", FINGERPRINTS)
-def test_the_fingerprints_of_the_mini_pack_and_of_fakes_are_those_of_ledgers_in_use(backend: str, tmp_path: Path) -> None:
+def test_the_fingerprints_of_the_mini_pack_and_of_fakes_are_those_of_ledgers_in_use(
+    backend: str, tmp_path: Path
+) -> None:
     overrides = {stage: {"backend": backend} for stage in ORDER}
     specs = resolve_all(open_pack("mini", tmp_path), ORDER, overrides)
     assert [spec.fingerprint for spec in specs] == [f"sha256:{digits}" for digits in FINGERPRINTS[backend]]
@@ -178,7 +207,9 @@ def second_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """YOLO has another backend, which takes other files than the first."""
     yolo = registry.STAGES["yolo"]
     onnx = Backend(place="nowhere:Stage", options=FakeOptions, find=find_onnx)
-    monkeypatch.setitem(registry.STAGES, "yolo", dataclasses.replace(yolo, backends={**yolo.backends, "onnx": onnx}))
+    monkeypatch.setitem(
+        registry.STAGES, "yolo", dataclasses.replace(yolo, backends={**yolo.backends, "onnx": onnx})
+    )
 
 
 @pytest.mark.usefixtures("second_backend")
@@ -194,9 +225,14 @@ def test_a_backend_that_is_named_takes_its_own_weights(pack: Pack) -> None:
         assert (
             specs[1].files
             == specs[2].files
-            == {role: str(found.folder / Path(file).name) for role, file in resolve(pack, "yolo").files.items()}
+            == {
+                role: str(found.folder / Path(file).name)
+                for role, file in resolve(pack, "yolo").files.items()
+            }
         )
-    assert resolve(pack, "yolo", {"model": str(plain), "backend": "onnx"}).files == {"weights": str(plain / "yolo.onnx")}
+    assert resolve(pack, "yolo", {"model": str(plain), "backend": "onnx"}).files == {
+        "weights": str(plain / "yolo.onnx")
+    }
     (plain / "yolo.onnx").write_text("changed")
     with pytest.raises(PackError, match=r"yolo\.onnx is altered"):
         resolve(open_pack(plain, pack.models_folder), "yolo", {"backend": "onnx"})
@@ -211,7 +247,9 @@ def test_a_backend_that_is_named_is_not_judged_by_the_first_ones_rule(pack: Pack
     (plain / "yolo.json").write_text("{}")
     with pytest.raises(PackError, match=r"yolo\.safetensors is cut short"):
         resolve(pack, "yolo", {"model": str(plain)})
-    assert resolve(pack, "yolo", {"model": str(plain), "backend": "onnx"}).files == {"weights": str(plain / "yolo.onnx")}
+    assert resolve(pack, "yolo", {"model": str(plain), "backend": "onnx"}).files == {
+        "weights": str(plain / "yolo.onnx")
+    }
 
 
 @pytest.mark.usefixtures("second_backend")
@@ -224,7 +262,9 @@ def fail(*_: object, **__: object) -> dict[str, str]:
     raise RuntimeError("a bug of the plug-in")
 
 
-@pytest.mark.parametrize("rules", [{"find": fail}, {"find": lambda path: {"weights": "yolo.json"}, "check": fail}])
+@pytest.mark.parametrize(
+    "rules", [{"find": fail}, {"find": lambda path: {"weights": "yolo.json"}, "check": fail}]
+)
 def test_a_plug_in_that_fails_on_a_folder_is_named_and_stops_nothing_else(
     pack: Pack, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
 ) -> None:
@@ -264,7 +304,9 @@ def test_a_folder_in_the_hubs_layout_is_recognized_and_its_digests_kept(pack: Pa
     assert resolve(found, "clip").fingerprint == resolve(pack, "clip").fingerprint
     assert not (plain / "manifest.json").exists()
     (plain / "clip/model.safetensors").write_text("changed")
-    with pytest.raises(PackError, match=r"clip/model.safetensors is altered.*if you changed it yourself, delete .*locks"):
+    with pytest.raises(
+        PackError, match=r"clip/model.safetensors is altered.*if you changed it yourself, delete .*locks"
+    ):
         resolve(open_pack(plain, pack.models_folder), "clip")
 
 
@@ -345,7 +387,10 @@ def test_each_stage_has_the_notice_of_the_weights_it_runs_on(pack: Pack, tmp_pat
 
     def notices(weights: Path, **models: Path) -> dict[str, str]:
         overrides = {stage: {"model": str(model)} for stage, model in models.items()}
-        return {spec.name: spec.notice for spec in resolve_all(open_pack(weights, pack.models_folder), ORDER, overrides)}
+        return {
+            spec.name: spec.notice
+            for spec in resolve_all(open_pack(weights, pack.models_folder), ORDER, overrides)
+        }
 
     made_up = dict.fromkeys(("yolo", "clip", "blip"), "made up")
     assert notices(pack.folder) == {"ocr": ""} | made_up
@@ -363,4 +408,8 @@ def test_a_stage_of_a_pack_may_have_its_own_notice(pack: Pack) -> None:
     stages = manifest.stages | {"yolo": msgspec.structs.replace(manifest.stages["yolo"], notice="a toy")}
     write_manifest(pack.record, msgspec.structs.replace(manifest, notice="", stages=stages))
     found = open_pack("small", pack.models_folder)
-    assert (found.notice, resolve(found, "yolo").notice, resolve(found, "clip").notice) == ("a toy", "a toy", "")
+    assert (found.notice, resolve(found, "yolo").notice, resolve(found, "clip").notice) == (
+        "a toy",
+        "a toy",
+        "",
+    )

@@ -19,7 +19,13 @@ from stages.weights.packs import Pack, resolve
 from stages.yolo import letterbox
 from stages.yolo.descriptor import Objects
 from stages.yolo.letterbox import Letterbox, fill_canvases
-from stages.yolo.network import build_network, convert_checkpoint, decode_in_float32, load_network, save_network
+from stages.yolo.network import (
+    build_network,
+    convert_checkpoint,
+    decode_in_float32,
+    load_network,
+    save_network,
+)
 from stages.yolo.stage import YoloStage
 from tests.stages.pictures import draw_image, draw_noise, read_photo
 
@@ -38,7 +44,8 @@ def read_asset(name: str) -> Image:
 
 
 def make_sure_of_itself(model: Any, photo: Image, size: int) -> None:
-    """Give a random network the statistics of a photograph, so that scores spread from 0 to 1 and boxes differ."""
+    """Give a random network the statistics of a photograph,
+    so that scores spread from 0 to 1 and boxes differ."""
     for norm in [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]:
         norm.momentum = 1.0
         norm.train()
@@ -68,7 +75,9 @@ def sure_weights(tmp_path_factory: pytest.TempPathFactory) -> SureWeights:
     return make
 
 
-def make_stage(files: dict[str, str], *, dtype: str = "float32", batch_size: int = 4, **options: Any) -> YoloStage:
+def make_stage(
+    files: dict[str, str], *, dtype: str = "float32", batch_size: int = 4, **options: Any
+) -> YoloStage:
     spec = StageSpec("yolo", "ultralytics", files, dtype=dtype, batch_size=batch_size, options=options)
     stage = YoloStage(spec, "cpu")
     stage.load()
@@ -94,7 +103,9 @@ def predict(files: dict[str, str], path: Path) -> Any:
         ("yolo26n.yaml", 320, "bus.jpg"),
     ],
 )
-def test_answers_are_those_of_ultralytics(sure_weights: SureWeights, name: str, size: int, photo: str) -> None:
+def test_answers_are_those_of_ultralytics(
+    sure_weights: SureWeights, name: str, size: int, photo: str
+) -> None:
     files = sure_weights(name, size, photo)
     theirs = predict(files, asset(photo))
     [ours] = make_stage(files, conf=0.5).run([read_asset(photo)])
@@ -105,7 +116,9 @@ def test_answers_are_those_of_ultralytics(sure_weights: SureWeights, name: str, 
     same, partners = (overlaps * (labels == theirs.cls)).max(dim=1)
     assert same.min() > 0.99
     assert len(set(partners.tolist())) == ours.count
-    assert [found.score for found in ours.detections] == pytest.approx(theirs.conf[partners].tolist(), abs=1e-4)
+    assert [found.score for found in ours.detections] == pytest.approx(
+        theirs.conf[partners].tolist(), abs=1e-4
+    )
 
 
 def test_batch_mates_change_no_answer(sure_weights: SureWeights, mixed_images: list[Image]) -> None:
@@ -130,7 +143,10 @@ def test_half_precision_finds_boxes_to_the_pixel(blank_pack: Pack) -> None:
     torch.manual_seed(0)
     features = [torch.zeros(1, 8, size, size) for size in (80, 40, 20)]
     anchors = sum(feature.shape[2] ** 2 for feature in features)
-    boxes, scores = torch.randn(1, 64, anchors).bfloat16(), torch.randn(1, len(model.names), anchors).bfloat16()
+    boxes, scores = (
+        torch.randn(1, 64, anchors).bfloat16(),
+        torch.randn(1, len(model.names), anchors).bfloat16(),
+    )
     exact = model.model[-1]._inference({"boxes": boxes.float(), "scores": scores.float(), "feats": features})
     head = model.to(torch.bfloat16).model[-1]
     raw = {"boxes": boxes, "scores": scores, "feats": [feature.bfloat16() for feature in features]}
@@ -157,7 +173,9 @@ def test_the_mini_architecture_answers(blank_pack: Pack, mixed_images: list[Imag
 
 
 @pytest.mark.parametrize("way", [resize, resize_in_torch])
-@pytest.mark.parametrize("size", [(1080, 810), (720, 1280), (1280, 960), (1, 3000), (641, 639), (32, 32), (7, 5)])
+@pytest.mark.parametrize(
+    "size", [(1080, 810), (720, 1280), (1280, 960), (1, 3000), (641, 639), (32, 32), (7, 5)]
+)
 def test_a_letterbox_is_that_of_ultralytics(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], way: Callable[..., torch.Tensor]
 ) -> None:
@@ -253,7 +271,8 @@ def test_threads_get_the_answers_of_their_own_images(sure_weights: SureWeights) 
     expected = [stage.run([image]) for image in photos]
     found: dict[int, Any] = {}
     threads = [
-        threading.Thread(target=lambda place=place: found.update({place: stage.run([photos[place % 2]])})) for place in range(4)
+        threading.Thread(target=lambda place=place: found.update({place: stage.run([photos[place % 2]])}))
+        for place in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -275,5 +294,7 @@ def test_a_gpu_finds_what_a_cpu_finds(sure_weights: SureWeights) -> None:
     [found] = stage.run([bus])
     assert isinstance(expected, Objects)
     assert isinstance(found, Objects)
-    near = box_iou(*(torch.tensor([one.box for one in answer.detections[:30]]) for answer in (expected, found)))
+    near = box_iou(
+        *(torch.tensor([one.box for one in answer.detections[:30]]) for answer in (expected, found))
+    )
     assert near.amax(1).median() > 0.95

@@ -14,11 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from stages.training.composition import Arranger, Draft, choose_members
-from stages.training.drawing import COLORS
-from stages.training.scenes import Scene, choose_recipe, encode_scene, make_scene, make_standard, standard_job, write_samples
-from stages.training.shapes import LABELS, Finish, Sprite, draw_object
-from stages.training.truth import (
+from stages.scenes.composition import Arranger, Draft, choose_members
+from stages.scenes.drawing import COLORS
+from stages.scenes.generator import (
+    Scene,
+    choose_recipe,
+    encode_scene,
+    make_scene,
+    make_standard,
+    standard_job,
+    write_samples,
+)
+from stages.scenes.shapes import LABELS, Finish, Sprite, draw_object
+from stages.scenes.truth import (
     TAGS,
     TEXT_KINDS,
     TRUTH,
@@ -63,12 +71,17 @@ def test_a_scene_does_not_depend_on_those_made_before() -> None:
 
 
 def test_other_seeds_and_indices_give_other_scenes() -> None:
-    files = {encode_scene(make_scene(seed, index))[1] for seed, index in itertools.product(range(3), range(8))}
+    files = {
+        encode_scene(make_scene(seed, index))[1] for seed, index in itertools.product(range(3), range(8))
+    }
     assert len(files) == 24
 
 
 def test_models_learn_from_more_crowded_scenes_than_samples_have() -> None:
-    shares = [sum(choose_recipe(5, index, lesson=lesson).lessons > 1 for index in range(1000)) for lesson in (False, True)]
+    shares = [
+        sum(choose_recipe(5, index, lesson=lesson).lessons > 1 for index in range(1000))
+        for lesson in (False, True)
+    ]
     assert shares == pytest.approx([161, 400], abs=5)
 
 
@@ -95,7 +108,7 @@ def test_only_the_pixels_of_the_mask_are_drawn(label: str) -> None:
 @pytest.mark.parametrize("label", LABELS)
 def test_a_box_is_tight_round_its_object(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pixels that painting the object changed are those in its box, to one pixel."""
-    monkeypatch.setattr("stages.training.composition.choose_finish", lambda _: PLAIN)
+    monkeypatch.setattr("stages.scenes.composition.choose_finish", lambda _: PLAIN)
     draft = Draft(random.Random(label), 640, 480, scale=0.75)
     draft.paint_backdrop(("yellow",))
     before = draft.pixels.copy()
@@ -162,7 +175,9 @@ def draw_mask(sprite: Sprite) -> np.ndarray:
 
 
 def measure_dispersion(truth: Truth) -> float:
-    centers = np.array([((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in (thing.box for thing in truth.objects)])
+    centers = np.array(
+        [((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in (thing.box for thing in truth.objects)]
+    )
     return float(np.prod(np.ptp(centers, axis=0))) / (truth.width * truth.height) if len(centers) else 0.0
 
 
@@ -231,7 +246,9 @@ def test_the_captions_are_all_true_captions_of_the_grammar(truths: list[Truth]) 
 
 
 def test_a_caption_is_judged_by_its_meaning_and_not_by_order_case_or_spacing() -> None:
-    truth = next(truth for index in range(99) if len(count_groups(truth := make_scene(5, index, 64).truth)) == 3)
+    truth = next(
+        truth for index in range(99) if len(count_groups(truth := make_scene(5, index, 64).truth)) == 3
+    )
     for caption in truth.captions:
         assert caption_is_true(caption.replace(",", " ,").upper(), truth)
     main = truth.captions[0]
@@ -245,10 +262,16 @@ def test_a_caption_is_judged_by_its_meaning_and_not_by_order_case_or_spacing() -
 @pytest.mark.parametrize(
     ("caption", "groups"),
     [
-        ("two red circles and a blue star on a green background", {(2, "red", "circle"), (1, "blue", "star")}),
+        (
+            "two red circles and a blue star on a green background",
+            {(2, "red", "circle"), (1, "blue", "star")},
+        ),
         ("an orange fish in a night sky", {(1, "orange", "fish")}),
         ("nine red fish on a wooden table", {(9, "red", "fish")}),
-        ("a red cup, a blue cup, a pink cup and more in a meadow", {(1, c, "cup") for c in ("red", "blue", "pink")}),
+        (
+            "a red cup, a blue cup, a pink cup and more in a meadow",
+            {(1, c, "cup") for c in ("red", "blue", "pink")},
+        ),
         ("an empty brick wall", set()),
         ("a receipt", set()),
     ],
@@ -350,7 +373,7 @@ def test_a_second_run_adds_to_the_truth_and_repeats_nothing(tmp_path: Path) -> N
 
 def test_several_processes_write_what_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_samples(tmp_path / "one", 6, seed=5)
-    monkeypatch.setattr("stages.training.scenes.WORTH_A_PROCESS", 3)
+    monkeypatch.setattr("stages.scenes.generator.WORTH_A_PROCESS", 3)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     write_samples(tmp_path / "two", 6, seed=5)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from stages.training.drawing import Pixels, Points, Rgb, blend, fill_plain, vary
+from stages.scenes.drawing import Pixels, Points, Rgb, blend, fill_plain, vary
 
 
 def list_words(text: str) -> tuple[str, ...]:
@@ -58,15 +58,26 @@ NAMES = list_words(
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 INK: Rgb = (28, 30, 36)
 PAPER: Rgb = (250, 250, 247)
-FACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSansMono", "STIXGeneral", "Aileron")
+FACES = (
+    "DejaVuSans",
+    "DejaVuSans-Bold",
+    "DejaVuSerif",
+    "DejaVuSerif-Bold",
+    "DejaVuSansMono",
+    "STIXGeneral",
+    "Aileron",
+)
 
 
 @functools.cache
 def _font_folder() -> Path:
-    """The folder of matplotlib's fonts, found without importing matplotlib: that would be slow and write caches."""
+    """The folder of matplotlib's fonts, found without
+    importing matplotlib: that would be slow and write caches."""
     spec = importlib.util.find_spec("matplotlib")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("text scenes use the fonts of matplotlib, which is not installed: pip install matplotlib")
+        raise FileNotFoundError(
+            "text scenes use the fonts of matplotlib, which is not installed: pip install matplotlib"
+        )
     return Path(spec.submodule_search_locations[0], "mpl-data", "fonts", "ttf")
 
 
@@ -116,7 +127,9 @@ class Sheet:
         x0, y0 = round(x - align * (right - left)), round(y) + top
         window = self.pixels[y0 : y0 + bottom - top, x0 : x0 + right - left]
         if x0 < 0 or y0 < 0 or window.shape[:2] != ink.shape:
-            raise ValueError(f"{text!r} at {x0}, {y0} does not fit on a sheet of {self.width}×{self.height} pixels")
+            raise ValueError(
+                f"{text!r} at {x0}, {y0} does not fit on a sheet of {self.width}×{self.height} pixels"
+            )
         window[:] = blend(window, fill_plain(right - left, bottom - top, color), ink)
         u, v, w, h = cv2.boundingRect(ink)
         u, v = u + x0, v + y0
@@ -174,7 +187,9 @@ def compose_item(rng: Random) -> str:
     if dice < 0.05:
         return rng.choice(NAMES)
     if dice < 0.09:
-        return rng.choice((str(rng.randint(10, 999)), str(rng.randint(1950, 2030)), f"{rng.randint(10, 95)}%"))
+        return rng.choice(
+            (str(rng.randint(10, 999)), str(rng.randint(1950, 2030)), f"{rng.randint(10, 95)}%")
+        )
     return rng.choice(WORDS)
 
 
@@ -185,4 +200,6 @@ def compose_title(rng: Random, font: Font, width: float, most: int = 4) -> str:
 
 def compose_date(rng: Random) -> str:
     day, month, year = rng.randint(10, 28), rng.randint(1, 12), rng.randint(2015, 2029)
-    return rng.choice((f"{day} {MONTHS[month - 1]} {year}", f"{year}-{month:02}-{day}", f"{day}.{month:02}.{year}"))
+    return rng.choice(
+        (f"{day} {MONTHS[month - 1]} {year}", f"{year}-{month:02}-{day}", f"{day}.{month:02}.{year}")
+    )

@@ -82,8 +82,8 @@ def blend(under: Pixels, over: Pixels, mask: Pixels) -> Pixels:
     return mixed
 
 
-# Noise. Random numbers for every pixel would take longer than everything else, so scenes use random windows of two banks that
-# are made once in a process.
+# Noise. Random numbers for every pixel would take longer than everything else,
+# so scenes use random windows of two banks that are made once in a process.
 
 
 @functools.cache
@@ -141,7 +141,8 @@ def add_light(canvas: Pixels, rng: Random) -> None:
 
 
 def add_camera(canvas: Pixels, rng: Random, scale: float, *, keep_text: bool) -> Pixels:
-    """Blur, noise and the artifacts of an earlier JPEG, each in some images; weaker where text must stay legible."""
+    """Blur, noise and the artifacts of an earlier JPEG, each in some images;
+    weaker where text must stay legible."""
     sigma = scale * rng.uniform(0.4, 0.6 if keep_text else 1.5)
     if rng.random() < 0.3 and sigma > 0.3:
         canvas = cv2.GaussianBlur(canvas, (0, 0), sigma)
@@ -192,18 +193,24 @@ def _draw_ridge(canvas: Pixels, rng: Random, level: float, swing: float, color: 
     """Fill everything below a wavy line at `level` (a fraction of the height)."""
     height, width = canvas.shape[:2]
     x = np.linspace(0, 1, 40)
-    wave = np.sin(x * rng.uniform(2, 7) + rng.uniform(0, 6)) + 0.5 * np.sin(x * rng.uniform(7, 14) + rng.uniform(0, 6))
+    wave = np.sin(x * rng.uniform(2, 7) + rng.uniform(0, 6)) + 0.5 * np.sin(
+        x * rng.uniform(7, 14) + rng.uniform(0, 6)
+    )
     ridge = np.stack([x * width, (level - swing * wave) * height], axis=1)
     corners = [[width, height + 1], [0, height + 1]]
     cv2.fillPoly(canvas, [np.vstack([ridge, corners]).round().astype(np.int32)], color, cv2.LINE_AA)
 
 
-def _draw_ground(width: int, height: int, rng: Random, far: Rgb, near: Rgb, hills: int, cells: tuple[int, int]) -> Pixels:
+def _draw_ground(
+    width: int, height: int, rng: Random, far: Rgb, near: Rgb, hills: int, cells: tuple[int, int]
+) -> Pixels:
     """A sky above ground, with hills at the horizon."""
     canvas = _draw_sky(width, height, rng)
     level = rng.uniform(0.22, 0.42)
     for hill in range(hills):
-        _draw_ridge(canvas, rng, level + 0.05 * hill, 0.03, vary(mix(far, (190, 210, 225), 0.45 - 0.2 * hill), rng))
+        _draw_ridge(
+            canvas, rng, level + 0.05 * hill, 0.03, vary(mix(far, (190, 210, 225), 0.45 - 0.2 * hill), rng)
+        )
     top = int((level + 0.05 * hills) * height)
     ground = fill_gradient(width, height - top, vary(far, rng), vary(near, rng))
     add_texture(ground, rng, rng.uniform(0.15, 0.3), *cells)
@@ -234,7 +241,9 @@ def _draw_night(width: int, height: int, rng: Random) -> Pixels:
     for _ in range(rng.randint(60, 140)):
         spot = (rng.randrange(width), rng.randrange(height))
         glow = rng.randint(120, 255)
-        cv2.circle(canvas, spot, max(0, round(short * rng.uniform(0, 0.003))), (glow, glow, glow), -1, cv2.LINE_AA)
+        cv2.circle(
+            canvas, spot, max(0, round(short * rng.uniform(0, 0.003))), (glow, glow, glow), -1, cv2.LINE_AA
+        )
     return canvas
 
 
@@ -272,7 +281,8 @@ def _draw_planks(width: int, height: int, rng: Random) -> Pixels:
 
 @dataclass(frozen=True)
 class Backdrop:
-    """noun: its name in a caption. preposition: how objects stand to it. hides: colors that are not visible on it."""
+    """noun: its name in a caption. preposition: how objects stand to it.
+    hides: colors that are not visible on it."""
 
     noun: str
     preposition: str

@@ -13,11 +13,11 @@ import cv2
 import numpy as np
 
 from stages.binning import measure_dispersion
-from stages.training import pages
-from stages.training.drawing import COLORS, Backdrop, Pixels, Points, list_backdrops, vary
-from stages.training.shapes import LABELS, LEAN, Sprite, choose_finish, draw_object, fixed_point
-from stages.training.sheets import Sheet, blank_sheet
-from stages.training.truth import Box, TrueObject
+from stages.scenes import pages
+from stages.scenes.drawing import COLORS, Backdrop, Pixels, Points, list_backdrops, vary
+from stages.scenes.shapes import LABELS, LEAN, Sprite, choose_finish, draw_object, fixed_point
+from stages.scenes.sheets import Sheet, blank_sheet
+from stages.scenes.truth import Box, TrueObject
 
 LEGIBLE_PX = 22  # to the em: capitals of 16 px
 DRAWABLE_PX = 8  # to the em: below that, fonts' hinting makes lines too long
@@ -44,7 +44,8 @@ class Draft:
         return round(self.width * self.scale), round(self.height * self.scale)
 
     def choose_em(self) -> float:
-        """The smallest size of text: LEGIBLE_PX or more even when the short side is brought down to PP-OCR's 736."""
+        """The smallest size of text: LEGIBLE_PX or more even
+        when the short side is brought down to PP-OCR's 736."""
         return self._legible_px * self.rng.uniform(1, 1.25) * self.scale
 
     @property
@@ -80,12 +81,23 @@ class Draft:
 
     def blank_sheet(self, width: float = 1.0, height: float = 1.0) -> Sheet:
         """A sheet of these fractions of the image."""
-        return blank_sheet(round(self.size[0] * width), round(self.size[1] * height), self.choose_em(), self.rng)
+        return blank_sheet(
+            round(self.size[0] * width), round(self.size[1] * height), self.choose_em(), self.rng
+        )
 
     def cut_strip(self, start: float, stop: float, edge: float) -> Box:
         """The part of the full-size image from start to stop along its long side, `edge` off the other sides."""
-        x, y = ((start, stop), (edge, 1 - edge)) if self.width >= self.height else ((edge, 1 - edge), (start, stop))
-        return round(x[0] * self.width), round(y[0] * self.height), round(x[1] * self.width), round(y[1] * self.height)
+        x, y = (
+            ((start, stop), (edge, 1 - edge))
+            if self.width >= self.height
+            else ((edge, 1 - edge), (start, stop))
+        )
+        return (
+            round(x[0] * self.width),
+            round(y[0] * self.height),
+            round(x[1] * self.width),
+            round(y[1] * self.height),
+        )
 
     def show(self, sheet: Sheet) -> None:
         """The sheet as a scan if it is as large as the image, otherwise photographed on a backdrop."""
@@ -104,7 +116,8 @@ def _shrink_object(thing: TrueObject, ratio: float, size: tuple[int, int]) -> Tr
 # Arranging objects.
 
 MOST_HIDDEN = 0.18  # share of an object that others may hide
-RADII = ((0.13, 0.34), (0.1, 0.2), (0.085, 0.15), (0.085, 0.14), (0.075, 0.12), (0.075, 0.11), (0.068, 0.1))  # by count
+# by count
+RADII = ((0.13, 0.34), (0.1, 0.2), (0.085, 0.15), (0.085, 0.14), (0.075, 0.12), (0.075, 0.11), (0.068, 0.1))
 
 
 def choose_members(rng: Random, count: int, groups: int, *, distinct: bool = False) -> list[Member]:
@@ -129,7 +142,9 @@ class Arranger:
     height: int
     bounds: Box
 
-    def arrange(self, members: Sequence[Member], areas: tuple[float, float], *, anchored: bool = False) -> list[Sprite]:
+    def arrange(
+        self, members: Sequence[Member], areas: tuple[float, float], *, anchored: bool = False
+    ) -> list[Sprite]:
         """Centers are in a window of areas[0]..areas[1] of the bounds; objects shrink until they fit.
 
         anchored: the first two stand at opposite corners of the window, which makes it the dispersion.
@@ -153,7 +168,11 @@ class Arranger:
         return x0 + x * width, y0 + y * height, x0 + (x + sides[0]) * width, y0 + (y + sides[1]) * height
 
     def _fill_window(
-        self, members: Sequence[Member], window: tuple[float, float, float, float], anchored: bool, shrink: float
+        self,
+        members: Sequence[Member],
+        window: tuple[float, float, float, float],
+        anchored: bool,
+        shrink: float,
     ) -> list[Sprite]:
         """All objects, or none if one does not fit."""
         x0, y0, x1, y1 = window
@@ -205,7 +224,9 @@ class Crowd:
         owners = np.where(mask, np.uint8(len(self.sprites) + 1), self.owners)
         visible = np.bincount(owners.ravel(), minlength=len(self.sprites) + 2)[1:-1]
         for other, size, here, left in zip(self.sprites, self.sizes, covered, visible, strict=True):
-            if left < (1 - MOST_HIDDEN) * size or (here and (other.label, other.color) == (sprite.label, sprite.color)):
+            if left < (1 - MOST_HIDDEN) * size or (
+                here and (other.label, other.color) == (sprite.label, sprite.color)
+            ):
                 return False
         self.owners = owners
         self.sprites.append(sprite)
@@ -216,7 +237,9 @@ class Crowd:
 # Composing.
 
 
-def compose_photo(draft: Draft, members: Sequence[Member], areas: tuple[float, float], *, anchored: bool = False) -> None:
+def compose_photo(
+    draft: Draft, members: Sequence[Member], areas: tuple[float, float], *, anchored: bool = False
+) -> None:
     arranger = Arranger(draft.rng, draft.width, draft.height, (0, 0, draft.width, draft.height))
     sprites = arranger.arrange(members, areas, anchored=anchored)
     draft.paint_backdrop(color for _, color in members)
@@ -315,7 +338,8 @@ def compose_poster(draft: Draft, rows: int | None = None) -> None:
 class Recipe:
     """A way to compose a scene. weight: about how many of a hundred samples.
 
-    lessons: how many times as often a model learns from it, compared with other recipes: what is hard to learn needs more.
+    lessons: how many times as often a model learns from it,
+    compared with other recipes: what is hard to learn needs more.
     """
 
     kind: str

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from stages.training.drawing import Pixels, Points, Rgb, blend, fill_plain, luminance, mix
+from stages.scenes.drawing import Pixels, Points, Rgb, blend, fill_plain, luminance, mix
 
 # A shape is a list of layers in its own coordinates: x right, y down, radius about 1.
 # The first number of a layer is its tone: how far its color goes to white (1) or to black (-1).
@@ -19,7 +19,9 @@ from stages.training.drawing import Pixels, Points, Rgb, blend, fill_plain, lumi
 Layer = tuple[float, tuple[Points, ...]]
 
 
-def _ellipse(x: float, y: float, rx: float, ry: float | None = None, start: float = 0, stop: float = 360) -> Points:
+def _ellipse(
+    x: float, y: float, rx: float, ry: float | None = None, start: float = 0, stop: float = 360
+) -> Points:
     angles = np.radians(np.linspace(start, stop, 73))
     return np.stack([x + rx * np.cos(angles), y + (ry or rx) * np.sin(angles)], axis=1)
 
@@ -61,7 +63,16 @@ SHAPES: Mapping[str, tuple[Layer, ...]] = {
     "triangle": ((0, (_polygon((0, -0.95), (0.9, 0.65), (-0.9, 0.65)),)),),
     "star": ((0, (_star(),)),),
     "heart": ((0, (_heart(),)),),
-    "arrow": ((0, (_polygon((1, 0), (0.25, -0.7), (0.25, -0.26), (-1, -0.26), (-1, 0.26), (0.25, 0.26), (0.25, 0.7)),)),),
+    "arrow": (
+        (
+            0,
+            (
+                _polygon(
+                    (1, 0), (0.25, -0.7), (0.25, -0.26), (-1, -0.26), (-1, 0.26), (0.25, 0.26), (0.25, 0.7)
+                ),
+            ),
+        ),
+    ),
     "cross": ((0, (_cross(),)),),
     "ring": ((0, (_ellipse(0, 0, 0.95), _ellipse(0, 0, 0.56))),),
     "moon": ((0, (_moon(),)),),
@@ -100,7 +111,10 @@ SHAPES: Mapping[str, tuple[Layer, ...]] = {
         (-0.85, (_ellipse(-0.65, -0.1, 0.09),)),
     ),
     "flower": (
-        *((0, (_ellipse(0.58 * math.cos(k * math.pi / 3), 0.58 * math.sin(k * math.pi / 3), 0.37),)) for k in range(6)),
+        *(
+            (0, (_ellipse(0.58 * math.cos(k * math.pi / 3), 0.58 * math.sin(k * math.pi / 3), 0.37),))
+            for k in range(6)
+        ),
         (-0.5, (_ellipse(0, 0, 0.33),)),
     ),
     "boat": (
@@ -114,7 +128,15 @@ SHAPES: Mapping[str, tuple[Layer, ...]] = {
 LABELS: tuple[str, ...] = tuple(SHAPES)
 
 # Most degrees that an object may lean; others may have any angle.
-LEAN: Mapping[str, float] = {"heart": 25, "house": 10, "tree": 10, "car": 12, "cup": 14, "fish": 25, "boat": 12}
+LEAN: Mapping[str, float] = {
+    "heart": 25,
+    "house": 10,
+    "tree": 10,
+    "car": 12,
+    "cup": 14,
+    "fish": 25,
+    "boat": 12,
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +157,11 @@ class Sprite:
     def layers(self, scale: float = 1.0) -> list[Layer]:
         """Its layers in the image's coordinates, times `scale`."""
         turn = math.radians(self.angle)
-        matrix = np.array([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]]) * self.radius * scale
+        matrix = (
+            np.array([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]])
+            * self.radius
+            * scale
+        )
         matrix[0] *= self.stretch
         center = np.array((self.x, self.y)) * scale
         return [(tone, tuple(part @ matrix + center for part in parts)) for tone, parts in SHAPES[self.label]]
@@ -147,7 +173,9 @@ class Sprite:
         return float(x0), float(y0), float(x1), float(y1)
 
 
-def fixed_point(parts: tuple[Points, ...], shift: tuple[float, float] = (0, 0)) -> list[npt.NDArray[np.int32]]:
+def fixed_point(
+    parts: tuple[Points, ...], shift: tuple[float, float] = (0, 0)
+) -> list[npt.NDArray[np.int32]]:
     """Contours for OpenCV's drawing with shift=4; pixel centers are at half pixels here."""
     return [((part - shift - 0.5) * 16).round().astype(np.int32) for part in parts]
 
@@ -182,7 +210,11 @@ def choose_finish(rng: Random) -> Finish:
 
 def _light_patch(patch: Pixels, finish: Finish) -> None:
     y, x = np.mgrid[-1:1:9j, -1:1:9j]
-    bright = np.exp(-((x + 0.35) ** 2 + (y + 0.4) ** 2) / 0.5) - 0.35 if finish.round_gloss else -0.6 * x * 0.5 - 0.6 * y
+    bright = (
+        np.exp(-((x + 0.35) ** 2 + (y + 0.4) ** 2) / 0.5) - 0.35
+        if finish.round_gloss
+        else -0.6 * x * 0.5 - 0.6 * y
+    )
     small = (200 * (1 + finish.gloss * bright)).clip(0, 255).astype(np.uint8)
     light = cv2.resize(cv2.cvtColor(small, cv2.COLOR_GRAY2RGB), (patch.shape[1], patch.shape[0]))
     cv2.multiply(patch, light, dst=patch, scale=1 / 200)
@@ -207,7 +239,9 @@ def _paint_patch(
     return patch, mask
 
 
-def draw_object(canvas: Pixels, owners: Pixels, number: int, sprite: Sprite, color: Rgb, finish: Finish) -> None:
+def draw_object(
+    canvas: Pixels, owners: Pixels, number: int, sprite: Sprite, color: Rgb, finish: Finish
+) -> None:
     """Draw the object with its shadow, and write `number` into `owners` [height, width] where it covers."""
     height, width = canvas.shape[:2]
     x0, y0, x1, y1 = sprite.extent()

@@ -1,7 +1,7 @@
 """Scenes that are text: pages, receipts, slides, signs, posters and charts.
 
-Sizes depend on `em`, the smallest text size of the scene in pixels, so that a small scene for training is the large one in
-miniature.
+Sizes depend on `em`, the smallest text size of the scene in pixels,
+so that a small scene for training is the large one in miniature.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from random import Random
 import cv2
 import numpy as np
 
-from stages.training.drawing import COLORS, Pixels, Rgb, fill_plain, luminance, mix
-from stages.training.sheets import (
+from stages.scenes.drawing import COLORS, Pixels, Rgb, fill_plain, luminance, mix
+from stages.scenes.sheets import (
     INK,
     MONTHS,
     NAMES,
@@ -31,7 +31,17 @@ from stages.training.sheets import (
     load_font,
 )
 
-SHOPS = ("Market", "Bakery", "Coffee House", "Book Shop", "Garden Center", "Hardware", "Pharmacy", "Grocery", "Bistro")
+SHOPS = (
+    "Market",
+    "Bakery",
+    "Coffee House",
+    "Book Shop",
+    "Garden Center",
+    "Hardware",
+    "Pharmacy",
+    "Grocery",
+    "Bistro",
+)
 GOODS = list_words(
     """Apples Bread Butter Carrots Cheese Coffee Cookies Eggs Flour Grapes Honey Juice Lemons Milk Noodles Olives Onions
     Pasta Pepper Potatoes Rice Salad Soup Sugar Tea Tomatoes Water Yogurt Batteries Candles Notebook Pencils"""
@@ -42,8 +52,12 @@ SIGN_WORDS = list_words(
     """OPEN CLOSED PARKING EXIT ENTRANCE BAKERY STATION MUSEUM LIBRARY WELCOME CAUTION SLOW MARKET HARBOUR THEATRE
     PHARMACY TICKETS REPAIR GARDEN PLATFORM HOTEL COFFEE HOSPITAL SCHOOL AIRPORT"""
 )
-CHART_COLORS = [COLORS[name] for name in ("red", "orange", "green", "blue", "purple", "brown", "pink", "grey")]
-ACCENTS = tuple(mix(COLORS[name], (0, 0, 0), 0.15) for name in ("red", "green", "blue", "purple", "orange", "brown"))
+CHART_COLORS = [
+    COLORS[name] for name in ("red", "orange", "green", "blue", "purple", "brown", "pink", "grey")
+]
+ACCENTS = tuple(
+    mix(COLORS[name], (0, 0, 0), 0.15) for name in ("red", "green", "blue", "purple", "orange", "brown")
+)
 
 # Pages, receipts, slides.
 
@@ -52,7 +66,10 @@ def draw_page(sheet: Sheet) -> None:
     """A heading and paragraphs, sometimes a date above and a number below."""
     rng, em, margin = sheet.rng, sheet.em, sheet.width * 0.08
     face = rng.choice(("DejaVuSans", "DejaVuSerif", "STIXGeneral", "Aileron"))
-    body, bold = load_font(face, em), load_font(rng.choice(("DejaVuSans-Bold", "DejaVuSerif-Bold")), em * 1.35)
+    body, bold = (
+        load_font(face, em),
+        load_font(rng.choice(("DejaVuSans-Bold", "DejaVuSerif-Bold")), em * 1.35),
+    )
     width, leading = sheet.width - 2 * margin, em * rng.uniform(1.5, 1.75)
     y, bottom = max(margin, 1.6 * em), sheet.height - max(margin, 1.6 * em)
     if rng.random() < 0.4:
@@ -116,12 +133,16 @@ def draw_slide(sheet: Sheet) -> None:
     title, body = load_font("DejaVuSans-Bold", em * 1.6), load_font(face, em * 1.1)
     _draw_slide_bar(sheet, accent)
     y = sheet.height * 0.1
-    sheet.write(compose_title(rng, title, sheet.width - 2.5 * margin, 5), margin, y, title, mix(accent, ink, 0.5))
+    sheet.write(
+        compose_title(rng, title, sheet.width - 2.5 * margin, 5), margin, y, title, mix(accent, ink, 0.5)
+    )
     leading = em * rng.uniform(1.9, 2.4)
     y += em * 3.4
     for _ in range(min(8, int((sheet.height - y - 1.2 * em) / leading))):
         spot = (round(margin + em * 0.3), round(y + body.size * 0.6))
-        cv2.circle(sheet.pixels, spot, max(1, round(em * 0.16)), accent if ink is INK else ink, -1, cv2.LINE_AA)
+        cv2.circle(
+            sheet.pixels, spot, max(1, round(em * 0.16)), accent if ink is INK else ink, -1, cv2.LINE_AA
+        )
         text = compose_text(rng, body, sheet.width - 3.2 * margin - em, rng.randint(3, 8)).capitalize()
         sheet.write(text, margin + em, y, body, ink)
         y += leading
@@ -147,15 +168,20 @@ def _measure_rows(rows: Sequence[str], em: float) -> float:
 
 
 def draw_board(rows: Sequence[str], em: float, rng: Random, room: tuple[float, float]) -> Sheet:
-    """The board of a sign: a frame and centered rows, larger than em if the room (width, height) is large enough."""
+    """The board of a sign: a frame and centered rows, larger than em if the room (width,
+    height) is large enough."""
     ground = rng.choice((*ACCENTS[:4], PAPER, (248, 214, 60), INK))
     ink = INK if luminance(ground) > 120 else PAPER
     widest = _measure_rows(rows, em)
     grow = max(1.0, min(room[0] / widest, room[1] / (em * (1.45 * len(rows) + 1)), rng.uniform(1.2, 3.5)))
     em, font, leading = em * grow, load_font("DejaVuSans-Bold", em * grow), em * grow * 1.45
-    sheet = blank_sheet(round(_measure_rows(rows, em) + 2 * em), round(leading * len(rows) + em), em, rng, ground)
+    sheet = blank_sheet(
+        round(_measure_rows(rows, em) + 2 * em), round(leading * len(rows) + em), em, rng, ground
+    )
     inset, thick = round(em * 0.2), max(1, round(em * 0.09))
-    cv2.rectangle(sheet.pixels, (inset, inset), (sheet.width - 1 - inset, sheet.height - 1 - inset), ink, thick)
+    cv2.rectangle(
+        sheet.pixels, (inset, inset), (sheet.width - 1 - inset, sheet.height - 1 - inset), ink, thick
+    )
     for number, row in enumerate(rows):
         sheet.write(row, sheet.width / 2, em * 0.62 + number * leading, font, ink, align=0.5)
     return sheet
@@ -165,7 +191,10 @@ def compose_notice(rng: Random) -> list[str]:
     """Five or more short rows: opening hours, or a heading and details."""
     if rng.random() < 0.5:
         days = DAYS[: rng.randint(4, 6)]
-        return ["OPENING HOURS", *(f"{day} {rng.randint(7, 9)}:30 - {rng.randint(15, 20)}:00" for day in days)]
+        return [
+            "OPENING HOURS",
+            *(f"{day} {rng.randint(7, 9)}:30 - {rng.randint(15, 20)}:00" for day in days),
+        ]
     rows = [" ".join(rng.sample(WORDS, 2)).upper() for _ in range(rng.randint(4, 6))]
     return [rng.choice(SIGN_WORDS), *rows]
 
@@ -262,7 +291,9 @@ def _draw_bars(sheet: Sheet, plot: Plot, colors: list[Rgb]) -> None:
     several = rng.random() < 0.4
     for k, x in enumerate(plot.columns):
         corner = (round(x - half), round(plot.y(rng.uniform(0.12, 1))))
-        cv2.rectangle(sheet.pixels, corner, (round(x + half), round(plot.bottom)), colors[k % 6 if several else 0], -1)
+        cv2.rectangle(
+            sheet.pixels, corner, (round(x + half), round(plot.bottom)), colors[k % 6 if several else 0], -1
+        )
 
 
 def _draw_curves(sheet: Sheet, plot: Plot, colors: list[Rgb]) -> None:
@@ -304,7 +335,9 @@ def _write_key(sheet: Sheet, place: tuple[float, float, float], color: Rgb, name
     sheet.write(value, x + width, y, font, align=1)
 
 
-def _draw_slice(sheet: Sheet, middle: tuple[float, float], radius: float, span: tuple[float, float], color: Rgb) -> None:
+def _draw_slice(
+    sheet: Sheet, middle: tuple[float, float], radius: float, span: tuple[float, float], color: Rgb
+) -> None:
     angles = np.radians(np.linspace(*span, 40))
     arc = np.stack([middle[0] + radius * np.cos(angles), middle[1] + radius * np.sin(angles)], axis=1)
     contour = [(np.vstack([middle, arc]) * 16).round().astype(np.int32)]

@@ -3,9 +3,9 @@
     scene = make_scene(seed=1, index=0)        # pixels and truth
     write_samples(Path("inbox"), 200, seed=1)  # files, and .truth.jsonl beside them
 
-The same seed and index give the same scene on the same library versions, whatever else is made before or at the same time.
-Every scene keeps a distance from the thresholds of the binning rule, so that
-a few pixels never decide its bin.
+The same seed and index give the same scene on the same library versions, whatever else is made before or at
+the same time. Every scene keeps a distance from the thresholds of the binning rule, so that a few pixels
+never decide its bin.
 """
 
 from __future__ import annotations
@@ -27,14 +27,23 @@ import cv2
 import msgspec
 from PIL import ExifTags, Image
 
-from stages.training.composition import RECIPES, Draft, Recipe, compose_poster
-from stages.training.drawing import Pixels, add_camera, add_grain, add_light
-from stages.training.truth import TEXT_KINDS, TRUTH, TrueLine, Truth, choose_bin, describe_photo, describe_text
+from stages.scenes.composition import RECIPES, Draft, Recipe, compose_poster
+from stages.scenes.drawing import Pixels, add_camera, add_grain, add_light
+from stages.scenes.truth import (
+    TEXT_KINDS,
+    TRUTH,
+    TrueLine,
+    Truth,
+    choose_bin,
+    describe_photo,
+    describe_text,
+)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """pixels: upright, uint8 [height, width, 3], RGB. format ("JPEG", "PNG", "WEBP") and quality: for the file."""
+    """pixels: upright, uint8 [height, width, 3], RGB. format ("JPEG", "PNG",
+    "WEBP") and quality: for the file."""
 
     pixels: Pixels
     truth: Truth
@@ -76,7 +85,8 @@ def choose_format(rng: Random, kind: str, pixels: int) -> tuple[str, int]:
 
 
 def make_scene(seed: int, index: int, max_side: int | None = None, *, lesson: bool = False) -> Scene:
-    """The scene of this seed and index; with max_side, in miniature (for training), with the truth of that size.
+    """The scene of this seed and index; with max_side, in miniature (for training),
+    with the truth of that size.
 
     lesson: use the mixture of recipes for training, not that of the samples.
     """
@@ -108,7 +118,10 @@ def make_standard(seed: int, index: int) -> Scene:
 
 def tell_truth(draft: Draft, name: str, kind: str, orientation: int) -> Truth:
     height, width = draft.pixels.shape[:2]
-    lines = [TrueLine(text, tuple((round(x, 1), round(y, 1)) for x, y in box.tolist())) for text, box in draft.lines]
+    lines = [
+        TrueLine(text, tuple((round(x, 1), round(y, 1)) for x, y in box.tolist()))
+        for text, box in draft.lines
+    ]
     if kind in TEXT_KINDS or draft.backdrop is None:
         captions, tags = describe_text(kind, draft.objects)
     else:
@@ -172,7 +185,9 @@ def _write_scenes(make: Make, folder: Path, count: int, seed: int, progress: Pro
     file = folder / TRUTH
     old = file.read_bytes().splitlines() if file.exists() else []
     truths = {msgspec.json.decode(line, type=_Name).file: line for line in old}
-    for done, (name, line) in enumerate(_map_processes(functools.partial(_write_scene, make, folder, seed), count), 1):
+    for done, (name, line) in enumerate(
+        _map_processes(functools.partial(_write_scene, make, folder, seed), count), 1
+    ):
         truths[name] = line
         if progress:
             progress(done)

@@ -20,8 +20,8 @@ from typing import TypeVar
 import msgspec
 
 from stages.binning import measure_area, measure_dispersion
-from stages.training.drawing import BACKDROPS, COLORS, Backdrop
-from stages.training.shapes import LABELS
+from stages.scenes.drawing import BACKDROPS, COLORS, Backdrop
+from stages.scenes.shapes import LABELS
 
 Box = tuple[int, int, int, int]
 Group = tuple[int, str, str]  # count, color, label
@@ -89,7 +89,9 @@ def _add_article(noun: str) -> str:
 
 def _name_group(group: Group) -> str:
     count, color, label = group
-    return _add_article(f"{color} {label}") if count == 1 else f"{NUMBERS[count - 1]} {color} {PLURALS[label]}"
+    return (
+        _add_article(f"{color} {label}") if count == 1 else f"{NUMBERS[count - 1]} {color} {PLURALS[label]}"
+    )
 
 
 def _name_place(backdrop: Backdrop) -> str:
@@ -109,8 +111,8 @@ def describe_text(kind: str, objects: Sequence[TrueObject]) -> tuple[list[str], 
 def describe_photo(objects: Sequence[TrueObject], backdrop: Backdrop) -> tuple[list[str], list[str]]:
     """Captions and tags of objects on a backdrop, or of the backdrop alone.
 
-    The first caption names the largest groups first: by count, then by area. Of four groups or more, any three
-    are named. The first tag is the label with the largest area.
+    The first caption names the largest groups first: by count, then by area. Of four groups or more,
+    any three are named. The first tag is the label with the largest area.
     """
     labels = _rank_by_area((thing.label, thing.box) for thing in objects)
     if not objects:
@@ -136,12 +138,20 @@ def _rank_by_area(boxes: Iterable[tuple[Name, Box]]) -> list[Name]:
 
 _GROUPS = {_name_group(group): group for group in itertools.product(range(1, 10), COLORS, LABELS)}
 _PLACES = {_name_place(backdrop): backdrop for backdrop in BACKDROPS}
-_WITHOUT_OBJECTS = {_add_article(kind) for kind in TEXT_KINDS} | {f"an empty {backdrop.noun}" for backdrop in BACKDROPS}
+_WITHOUT_OBJECTS = {_add_article(kind) for kind in TEXT_KINDS} | {
+    f"an empty {backdrop.noun}" for backdrop in BACKDROPS
+}
 
 
 # Every word of the grammar, for its tokenizer; the only other token is the comma.
 VOCABULARY: tuple[str, ...] = tuple(
-    sorted({word for sentence in (*_GROUPS, *_PLACES, *_WITHOUT_OBJECTS, "and more") for word in sentence.split()})
+    sorted(
+        {
+            word
+            for sentence in (*_GROUPS, *_PLACES, *_WITHOUT_OBJECTS, "and more")
+            for word in sentence.split()
+        }
+    )
 )
 
 

@@ -1,0 +1,73 @@
+"""The kinds of values in daemon.toml: sizes, names, addresses and devices; each is checked as it is read."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+LEAST_SLAB_BYTES = 1 << 20
+OUT_OF_RANGE = "out_of_range"  # error type, for refusal.py
+MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # largest value, by suffix of the key
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def _parse_bytes(value: object) -> object:
+    """Accept 268435456, "256 MiB" and "0.5GB"."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower().removesuffix("b").strip()
+    number = text.rstrip("kmgi").strip()
+    try:
+        return int(float(number) * _UNITS[text[len(number) :].strip()])
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(
+            f'"{value}" is not a size; write a number of bytes or, for example, "256 MiB"'
+        ) from None
+
+
+def check_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]*", name):
+        raise ValueError(
+            f'"{name}" is not a valid name; write letters, digits, - and _, for example "scans-2"'
+        )
+    return name
+
+
+def check_address(text: str) -> str:
+    """Accept a host or [IPv6 address], a colon and a port; or ""."""
+    if text and not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):\d{1,5}", text):
+        raise ValueError(
+            f'"{text}" is not an address; write a host and a port, for example "127.0.0.1:9464", or "" for no pages'
+        )
+    if text and int(text.rpartition(":")[2]) > 65535:
+        raise ValueError(f'"{text}": the largest port is 65535')
+    return text
+
+
+def check_slab(count: int) -> int:
+    if 0 != count < LEAST_SLAB_BYTES:
+        raise ValueError("write 0 or at least 1 MiB; images larger than the slab are refused")
+    return count
+
+
+def _canonical_device(name: str) -> str:
+    """Return the one name of a device that the code compares: "cpu", or "cuda:" and its number."""
+    found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,6}))?", name, re.ASCII)
+    if not found:
+        raise ValueError(
+            f'"{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists it, for example "cuda:0"'
+        )
+    return "cpu" if found[1] == "cpu" else f"cuda:{int(found[2] or 0)}"
+
+
+def most_of(name: str) -> int:
+    """The largest value of a key with this name."""
+    return next(most for unit, most in MOST.items() if name.endswith(unit))
+
+
+ByteCount = Annotated[int, BeforeValidator(_parse_bytes), Field(le=1 << 53)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Device = Annotated[str, AfterValidator(_canonical_device)]

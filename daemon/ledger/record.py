@@ -1,0 +1,144 @@
+"""An image as the ledger knows it, with its results: what its sidecar is written from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from daemon.jobs import Ending, JobStatus, Version, reason_of
+from daemon.ledger import checksums
+from daemon.messages import Output
+from daemon.sidecar import SCHEMA, describe_source, timestamp
+from stages.registry import BUILT_IN
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model that gave a stage's result."""
+
+    stage: str
+    fingerprint: str
+    notice: str
+
+
+BUILT_IN_KEYS = {stage.name: stage.key for stage in BUILT_IN}  # in the order of the results in a sidecar
+UNKNOWN = Model("an unknown stage", "", "")
+
+
+@dataclass(frozen=True)
+class Record:
+    """An image's row with its results: everything that is known about it,
+    and everything that a sidecar needs."""
+
+    id: int
+    inbox: int
+    inbox_path: bytes
+    path: bytes  # relative to the inbox
+    location: bytes  # absolute: where the file is now
+    version: Version
+    status: JobStatus
+    attempts: int
+    seen_at: float
+    finished_at: float | None
+    digest: bytes
+    format: str
+    width: int
+    height: int
+    outputs: dict[str, Output]
+    models: list[Model]
+    bin: str
+    criteria: bytes
+    reason: str
+    detail: str
+    pages: int = 1  # pictures in the file; only the first was read
+    damage: str = ""  # which parts of it are damaged in the ledger; such a record is not published
+
+    @classmethod
+    def of(cls, ending: Ending, inbox_path: bytes, models: list[Model]) -> Record:
+        """The record of an ending, without reading it from the ledger. models: those that gave its results."""
+        job = ending.job
+        reason, detail = reason_of(ending.failure)
+        return cls(
+            id=job.id,
+            inbox=job.inbox,
+            inbox_path=inbox_path,
+            path=job.path,
+            location=job.location or os.path.join(inbox_path, job.path),
+            version=job.version,
+            status=ending.status,
+            attempts=ending.attempts,
+            seen_at=job.seen_at,
+            finished_at=ending.at,
+            digest=job.digest,
+            format=job.format,
+            width=job.width,
+            height=job.height,
+            pages=job.pages,
+            outputs=job.outputs,
+            models=models if ending.status is JobStatus.DONE else [],
+            bin=ending.bin,
+            criteria=ending.criteria,
+            reason=reason or "",
+            detail=detail or "",
+        )
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the daemon has moved the file out of its inbox."""
+        return self.location != os.path.join(self.inbox_path, self.path)
+
+    @property
+    def summary(self) -> str:
+        """Its bin, or in one line why it has none."""
+        damage = f"damaged in the ledger: {self.damage}" if self.damage else ""
+        return damage or self.bin or ": ".join(filter(None, (self.reason, self.detail)))
+
+    def document(self) -> dict[str, Any]:
+        """The record as in its sidecar; for an image without a result, with the reason instead."""
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "id": self.id,
+            "source": describe_source(self.inbox_path, self),
+        }
+        if notices := sorted({model.notice for model in self.models if model.notice}):
+            document["notice"] = " ".join(notices)
+        if self.status is JobStatus.DONE:
+            # Plug-ins are in the order of the stored models: the
+            # sidecar must not change when one is uninstalled.
+            for stage in (*BUILT_IN_KEYS, *(stage for stage in self.outputs if stage not in BUILT_IN_KEYS)):
+                if output := self.outputs.get(stage):
+                    document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
+            document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
+            document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
+            document["models"] = {model.stage: model.fingerprint for model in self.models}
+        else:
+            document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
+        document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
+        document["finished_at"] = timestamp(self.finished_at) if self.finished_at else None
+        return document
+
+    @cached_property
+    def sidecar(self) -> bytes:
+        """One JSON object and a newline, encoded once for the sidecar and the sinks."""
+        return msgspec.json.encode(self.document()) + b"\n"
+
+    @property
+    def checksum(self) -> int:
+        """The checksum of what a sidecar has from the image's own row.
+        Results and sizes have their own checksums."""
+        image = checksums.Image(
+            self.id,
+            self.inbox_path,
+            self.path,
+            self.version.size,
+            self.seen_at,
+            self.finished_at,
+            self.digest,
+        )
+        if self.status is JobStatus.DONE:
+            return checksums.of_done(image, self.models, self.bin, self.criteria or b"{}")
+        return checksums.of_failed(image, self.reason, self.detail, self.attempts)

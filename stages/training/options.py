@@ -1,0 +1,139 @@
+"""The options of `visiond train mini`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages.manifest import MANIFEST, PackError
+
+KINDS = ("yolo", "clip", "blip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """out: the pack's folder. workdir: scenes, checkpoints, logs. report: a folder for the pack as one file,
+    and logs.
+
+    seconds, epochs: limits of each training; 0 is no limit. data_seconds: when to stop making scenes.
+    only: the models to train; the others are taken from the pack at `out`.
+    processes: GPUs for CLIP and for BLIP. read: number of scenes for OCR and bins; None: all that are scored.
+    """
+
+    out: Path
+    workdir: Path
+    report: Path | None = None
+    scenes: int = 240_000
+    data_seconds: float = 240
+    seconds: Mapping[str, float] = field(default_factory=lambda: {"yolo": 280, "clip": 280, "blip": 600})
+    epochs: float = 0
+    only: tuple[str, ...] = KINDS
+    resume: bool = False
+    score: int = 2000
+    read: int | None = None
+    seed: int = 1
+    processes: int = 1
+    workers: int = 9
+    batch_sizes: Mapping[str, int] = field(default_factory=lambda: {"yolo": 256, "clip": 1024, "blip": 512})
+
+
+def parse_options(description: str | None, arguments: Sequence[str] | None = None) -> Options:
+    defaults = Options(out=Path(), workdir=Path())
+    parser = argparse.ArgumentParser(
+        prog="visiond train mini",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the folder of the pack; an existing pack is replaced"
+    )
+    parser.add_argument(
+        "--workdir", type=Path, help="folder for scenes, checkpoints and logs (default: OUT-work)"
+    )
+    parser.add_argument(
+        "--report", type=Path, help="folder for a report: the pack as one file, its log and its curves"
+    )
+    parser.add_argument("--scenes", type=parse_count, default=defaults.scenes)
+    parser.add_argument(
+        "--data-seconds",
+        type=float,
+        default=defaults.data_seconds,
+        help="stop making scenes after this time; 0: no limit",
+    )
+    parser.add_argument(
+        "--epochs", type=float, default=defaults.epochs, help="limit of each training; 0: no limit"
+    )
+    parser.add_argument(
+        "--only",
+        choices=KINDS,
+        action="append",
+        help="train only this model, and update the pack at --out; may be repeated",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue with the scenes and checkpoints in the workdir"
+    )
+    parser.add_argument(
+        "--score",
+        type=int,
+        default=defaults.score,
+        help="number of unseen scenes to score on; 0: do not score",
+    )
+    parser.add_argument("--read", type=int, help="number of these scenes for OCR and bins (default: all)")
+    parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument(
+        "--processes", type=parse_count, default=defaults.processes, help="GPUs for CLIP and for BLIP each"
+    )
+    parser.add_argument(
+        "--workers",
+        type=parse_count,
+        default=defaults.workers,
+        help="processes that read images for the detector",
+    )
+    add_limits(parser, defaults)
+    given = vars(parser.parse_args(arguments))
+    options = _gather(given)
+    try:
+        check_place(options.out)
+    except PackError as error:
+        parser.error(f"argument --out: {error}")
+    return options
+
+
+def add_limits(parser: argparse.ArgumentParser, defaults: Options) -> None:
+    """Two options for each model."""
+    for kind in KINDS:
+        parser.add_argument(
+            f"--{kind}-seconds",
+            type=float,
+            default=defaults.seconds[kind],
+            help="time limit of its training; 0: no limit",
+        )
+        parser.add_argument(
+            f"--{kind}-batch", type=parse_count, default=defaults.batch_sizes[kind], help="images in one step"
+        )
+
+
+def _gather(given: dict[str, Any]) -> Options:
+    given["seconds"] = {kind: given.pop(f"{kind}_seconds") for kind in KINDS}
+    given["batch_sizes"] = {kind: given.pop(f"{kind}_batch") for kind in KINDS}
+    given["only"] = tuple(given["only"] or KINDS)
+    given["workdir"] = given["workdir"] or given["out"].with_name(f"{given['out'].name}-work")
+    return Options(**given)
+
+
+def parse_count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError("it must be 1 or more")
+    return count
+
+
+def check_place(out: Path) -> None:
+    """Raises PackError if the folder contains something other than a pack."""
+    empty = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not empty and not (out / MANIFEST).is_file():
+        raise PackError(
+            f"{out} is not a pack and would be replaced: name a new folder, or the folder of a pack."
+        )
