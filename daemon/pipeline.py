@@ -276,28 +276,26 @@ class Pipeline:
         while True:
             groups = [await self._published.get(), *drain(self._published)]
             await self.publisher.confirm([group.publication for group in groups])
+            self._finished_at = time.monotonic()
             for group in groups:
-                for ending in group.endings:
-                    replaced = ending.status is not JobStatus.PENDING and ending.job.id not in group.ended
-                    self._leave(ending, replaced=replaced)
+                self._leave(group)
             self._landed.set()
             self._admitted.set()
 
-    def _leave(self, ending: Ending, *, replaced: bool) -> None:
-        job = ending.job
-        self._finished_at = time.monotonic()
-        self._forget(job)
-        if self.limit:
-            self.limit.leave(ending)
-        if replaced:
-            return
-        self.metrics.finished(ending)
-        if ending.failure and not ending.failure.away:  # reported once for its whole inbox
-            log.warning(
-                "image failed" if ending.status is JobStatus.FAILED else "image not done",
-                inbox=os.fsdecode(self._roots[job.inbox]),
-                path=os.fsdecode(job.path),
-                outcome=ending.status.name,
-                reason=ending.failure.reason.value,
-                detail=ending.failure.detail,
-            )
+    def _leave(self, group: Published) -> None:
+        for ending in group.endings:
+            self._forget(ending.job)
+            if self.limit:
+                self.limit.leave(ending)
+        lasting = [e for e in group.endings if e.status is JobStatus.PENDING or e.job.id in group.ended]
+        self.metrics.finished(lasting)
+        for ending in lasting:
+            if (failure := ending.failure) and not failure.away:  # reported once for its whole inbox
+                log.warning(
+                    "image failed" if ending.status is JobStatus.FAILED else "image not done",
+                    inbox=os.fsdecode(self._roots[ending.job.inbox]),
+                    path=os.fsdecode(ending.job.path),
+                    outcome=ending.status.name,
+                    reason=failure.reason.value,
+                    detail=failure.detail,
+                )

@@ -6,9 +6,10 @@ Label values come from closed sets only, never from a path or the text of an err
 
 from __future__ import annotations
 
+import collections
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 
@@ -216,19 +217,27 @@ class Metrics:
         if reply.out_of_memory:
             self.out_of_memory.labels(device).inc(reply.out_of_memory)
 
-    def finished(self, ending: Ending) -> None:
-        self.counts.finished(ending)
-        reason = ending.failure.reason.value if ending.failure else ""
-        if ending.status is JobStatus.PENDING:
-            self.retries.labels(reason).inc()
-            return
-        if ending.keeps_result:
-            return
-        self.images.labels(ending.status.name.lower(), reason).inc()
-        if ending.status is JobStatus.DONE:
-            self.bins.labels(ending.bin if ending.bin in ("A", "B", "C") else "other").inc()
-            self.image_seconds.observe(time.monotonic() - ending.job.fed_at)
-            self.last_success.set(ending.at)
+    def finished(self, endings: Sequence[Ending]) -> None:
+        """Count a group of images: a label is looked up once for all that share it."""
+        now = time.monotonic()
+        reasons: collections.Counter[tuple[JobStatus, str]] = collections.Counter()
+        bins: collections.Counter[str] = collections.Counter()
+        for ending in endings:
+            self.counts.finished(ending)
+            if ending.keeps_result:
+                continue
+            reasons[ending.status, ending.failure.reason.value if ending.failure else ""] += 1
+            if ending.status is JobStatus.DONE:
+                bins[ending.bin if ending.bin in ("A", "B", "C") else "other"] += 1
+                self.image_seconds.observe(now - ending.job.fed_at)
+                self.last_success.set(ending.at)
+        for (status, reason), count in reasons.items():
+            if status is JobStatus.PENDING:
+                self.retries.labels(reason).inc(count)
+            else:
+                self.images.labels(status.name.lower(), reason).inc(count)
+        for name, count in bins.items():
+            self.bins.labels(name).inc(count)
 
     def value(self, name: str, **labels: str) -> float:
         """The current value of a sample; 0 if it has none yet."""

@@ -177,16 +177,12 @@ class Station:
         """Take over a worker's reply."""
         self._metrics.replied(lane.name, device, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
-            job.format, job.width, job.height, job.pages = (
-                outcome.format,
-                outcome.width,
-                outcome.height,
-                outcome.pages,
-            )
+            job.format, job.pages = outcome.format, outcome.pages
+            job.width, job.height = outcome.width, outcome.height
             job.outputs |= outcome.outputs
             if outcome.reason:
                 job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
-        if onward := [job for job in jobs if self._next_lane(job)]:
+        if len(self.lanes) > 1 and (onward := [job for job in jobs if self._next_lane(job)]):
             await self._coordinator.keep(onward)  # after a crash, work resumes at the next segment
         for job in jobs:
             await self._pass_on(job)

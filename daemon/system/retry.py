@@ -3,6 +3,7 @@ pauses the daemon and loses nothing."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
@@ -28,6 +29,7 @@ class Retry:
 
     def __init__(self) -> None:
         self.failing: dict[str, str] = {}  # what is read or written → why that fails, as a sentence
+        self._waiting: Counter[str] = Counter()  # what is read or written → calls that have failed so far
         # set by a drain, which does not wait for a disk: the next daemon writes the rest
         self.hurried = False
 
@@ -44,23 +46,27 @@ class Retry:
         Raises Hurried if it fails and there is no time to wait.
         """
         failed = False
-        while True:
-            try:
-                answer = await function(*args, **kwargs)
-            except OSError as error:
-                why = SCARCE.get(error.errno or 0) or f"{what} cannot be written: {error}"
-                if what not in self.failing:
-                    log.error("paused", trouble=why)
-                self.failing[what] = why
-                if self.hurried:
-                    raise Hurried from error
-                failed = True
-                await anyio.sleep(PAUSE_SECONDS)
-            else:
-                if failed and (why := self.failing.pop(what, "")):
-                    # only the same call proves that it works again
-                    log.info("resumed", after=why)
-                return answer
+        try:
+            while True:
+                try:
+                    answer = await function(*args, **kwargs)
+                    break
+                except OSError as error:
+                    why = SCARCE.get(error.errno or 0) or f"{what} cannot be written: {error}"
+                    if what not in self.failing:
+                        log.error("paused", trouble=why)
+                    self.failing[what] = why
+                    if self.hurried:
+                        raise Hurried from error
+                    self._waiting[what] += not failed
+                    failed = True
+                    await anyio.sleep(PAUSE_SECONDS)
+        finally:
+            self._waiting[what] -= failed
+        # A call that succeeds proves little while others still fail: it may have had nothing to write.
+        if not self._waiting[what] and (why := self.failing.pop(what, "")):
+            log.info("resumed", after=why)
+        return answer
 
     async def in_thread(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same with a function that blocks, in a thread."""

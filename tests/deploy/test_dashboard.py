@@ -57,7 +57,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         "ocr", "cuda:0", Reply(1, [Outcome("JPEG", 8, 8, {})], [StageRun("ocr", 1, 0.1)], out_of_memory=1)
     )
     for ending in (done(job), failed(make_job(), Reason.TRUNCATED), postponed(make_job(), 1.0)):
-        metrics.finished(ending)
+        metrics.finished([ending])
     metrics.scan_seconds.observe(0.1)
     metrics.reconcile_found.inc()
     metrics.watch_overflows.inc()
