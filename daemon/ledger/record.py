@@ -29,7 +29,7 @@ BUILT_IN_KEYS = {stage.name: stage.key for stage in BUILT_IN}  # in the order of
 UNKNOWN = Model("an unknown stage", "", "")
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: that would take twice the time to make one for each image
 class Record:
     """An image's row with its results: everything that is known about it,
     and everything that a sidecar needs."""

@@ -22,6 +22,7 @@ from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
+from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.snapshot import TASKS, SinkState
 from daemon.system import lines
 from daemon.system.gpus import list_gpus
@@ -55,16 +56,17 @@ class Metrics:
         registry = self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=SECONDS)
+        distribution = partial(Distribution, registry=registry, buckets=SECONDS)
 
         self.images = counter("visiond_images", "Finished images.", ["outcome", "reason"])
         self.retries = counter("visiond_retries", "Failed attempts that are repeated.", ["reason"])
         self.bins = counter(
             "visiond_bins", "Finished images by bin (A, B, C; other: bins of a custom rule).", ["bin"]
         )
-        self.image_seconds = histogram(
+        self.image_seconds = distribution(
             "visiond_image_duration_seconds", "Time from reading an image to its durable result."
         )
-        self.wait_seconds = histogram(
+        self.wait_seconds = distribution(
             "visiond_image_wait_seconds", "Time from seeing an image to reading it.", buckets=LONG_SECONDS
         )
         self.in_flight = gauge("visiond_images_in_flight", "Images read and not finished yet.")
