@@ -112,7 +112,8 @@ class Job:
     deaths: int = 0  # workers that died while they ran only this image
     has_result: bool = False  # kept until there is a new one
     fed_at: float = 0.0  # monotonic seconds
-    extent: Extent | None = None  # where its bytes are in the slab
+    extent: Extent | None = None  # where its bytes are in the slab of its station
+    reserved: bool = False  # whether there was room for its bytes
     digest: bytes = b""
     format: str = ""
     width: int = 0  # pixels, upright

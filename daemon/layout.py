@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -69,12 +69,17 @@ class Layout:
         """The notice of each stage whose weights have one."""
         return {spec.name: spec.notice for spec in self.specs.values() if spec.notice}
 
-    def open_lane(self, segment: Segment, slab: Slab, metrics: Metrics) -> Lane:
-        """A segment with its queue and its pool of workers, not started yet."""
+    def open_lane(
+        self, segment: Segment, slab: Slab, metrics: Metrics, workers: Collection[int] | None = None
+    ) -> Lane:
+        """A segment with its queue and its pool of workers, not started yet.
+        workers: their numbers; None: all of the segment."""
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
         seats = []
         for number, device in enumerate(segment.devices):
+            if workers is not None and number not in workers:
+                continue
             setup, environment = self.set_up(segment, number, slab.size)
             environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
             seats.append(Seat(setup, device, environment, servers.get(device)))

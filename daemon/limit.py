@@ -36,6 +36,10 @@ class Limit:
         self._taken |= taken
         self.postponed -= taken
 
+    def take_back(self, job: Job) -> None:
+        """It is taken once more later, or another in its place."""
+        self._taken.discard(job.id)
+
     def leave(self, ending: Ending) -> None:
         if ending.status is JobStatus.PENDING:
             self.postponed.add(ending.job.id)

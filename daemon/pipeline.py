@@ -27,10 +27,12 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.limit import Limit
 from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import StationState
 from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
+from daemon.stations.remote import RemoteStation
 from daemon.stations.station import Published, Station
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
@@ -49,7 +51,7 @@ class Pipeline:
         self,
         ledger: Ledger,
         watcher: Watcher,
-        stations: Sequence[Station],
+        stations: Sequence[Station | RemoteStation],
         judge: Judge,
         destinations: Mapping[int, Destination],
         metrics: Metrics,
@@ -75,6 +77,7 @@ class Pipeline:
         self._finished_at = time.monotonic()  # when an image was last finished
         self._recovered: set[int] = set()  # inboxes
         self._paths: set[tuple[int, bytes]] = set()  # of the jobs in flight
+        self._owed: set[tuple[int, bytes]] = set()  # of those that a lost station may not have published
         self._deferred: list[Job] = []  # while another version of their file is in flight or being published
         self._handing_out = anyio.Lock()
         self._handed_out = anyio.Event()
@@ -124,16 +127,19 @@ class Pipeline:
         for station in self.stations:
             station.drain()
 
+    def states(self) -> list[StationState]:
+        return [station.state() for station in self.stations]
+
     @property
     def progressed_at(self) -> float:
         """When a batch last began or ended, or an image was last finished. Monotonic seconds."""
-        return max([self._finished_at, *(station.progressed_at for station in self.stations)])
+        return max([self._finished_at, *(state.progressed_at for state in self.states())])
 
     def blocked(self) -> list[str]:
         """Why nothing can be read or written: for example, the disk is full."""
         reasons = [
             *self.retry.blocked(),
-            *(reason for station in self.stations for reason in station.retry.blocked()),
+            *(reason for state in self.states() for reason in state.blocked),
         ]
         return list(dict.fromkeys(reasons))
 
@@ -142,10 +148,12 @@ class Pipeline:
         self._admitted.set()
 
     async def recover(self, inboxes: set[int]) -> None:
-        """Publish what the last daemon left in the ledger without publishing it,
+        """Publish what the last daemon, or a station that was lost, left in the ledger without publishing it,
         before anything else of the same inbox."""
+        owed = {path for path in self._owed if path[0] in inboxes}
         await self.publisher.publish_owed(inboxes)
-        self._recovered |= inboxes
+        self._owed -= owed
+        self._recovered |= inboxes - {inbox for inbox, _ in self._owed}
 
     # 1. A file appears and is complete.
 
@@ -188,7 +196,8 @@ class Pipeline:
         return True
 
     def _must_wait(self, job: Job) -> bool:
-        return self._is_busy(job.inbox, job.path) or self.publisher.is_busy(job.inbox, job.path)
+        path = (job.inbox, job.path)
+        return path in self._owed or self._is_busy(*path) or self.publisher.is_busy(*path)
 
     def _is_busy(self, inbox: int, path: bytes) -> bool:
         """Whether a version of this file is in flight."""
@@ -209,7 +218,7 @@ class Pipeline:
             if jobs := await self._next_of(answering, complete):
                 return jobs
             nothing_waits = pause is None and not self.absences.resting() - lasting
-            in_hand = self.in_flight or self._deferred
+            in_hand = self.in_flight or self._deferred or self._owed
             if complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over)):
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
@@ -239,7 +248,7 @@ class Pipeline:
     # 3. The station asks and reports what concerns the ledger, in groups.
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
-        self.absences.note([job for job in jobs if job.extent])
+        self.absences.note([job for job in jobs if job.reserved])
         if self._reuse_results:
             await self.retry("ledger", self.ledger.recall, [job for job in jobs if job.digest])
 
@@ -258,6 +267,20 @@ class Pipeline:
     async def note_published(self, group: Published) -> None:
         self.publisher.note(group.publication)
         await self._published.put(group)
+
+    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
+        """A station was lost. Its jobs are handed out again; what it had committed is published here."""
+        owed = {(e.job.inbox, e.job.path) for e in endings if e.job.id in ended}
+        self._owed |= owed
+        self._recovered -= {inbox for inbox, _ in owed}
+        self._leave(endings, ended)
+        for job in jobs:
+            self._forget(job)
+            if self.limit:
+                self.limit.take_back(job)
+        self.ledger.read_again()
+        self._landed.set()
+        self._admitted.set()
 
     def let_go(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -278,16 +301,16 @@ class Pipeline:
             await self.publisher.confirm([group.publication for group in groups])
             self._finished_at = time.monotonic()
             for group in groups:
-                self._leave(group)
+                self._leave(group.endings, group.ended)
             self._landed.set()
             self._admitted.set()
 
-    def _leave(self, group: Published) -> None:
-        for ending in group.endings:
+    def _leave(self, endings: Sequence[Ending], ended: set[int]) -> None:
+        for ending in endings:
             self._forget(ending.job)
             if self.limit:
                 self.limit.leave(ending)
-        lasting = [e for e in group.endings if e.status is JobStatus.PENDING or e.job.id in group.ended]
+        lasting = [e for e in endings if e.status is JobStatus.PENDING or e.job.id in ended]
         self.metrics.finished(lasting)
         for ending in lasting:
             if (failure := ending.failure) and not failure.away:  # reported once for its whole inbox

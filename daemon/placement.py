@@ -79,6 +79,26 @@ def plan(
     return Placement((Segment(stages, held),), f"{why}; workers: {counts}")
 
 
+def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:
+    """For each station, and for each segment, the numbers of its workers there.
+
+    stations: how many are wanted; 0: one for each device. A GPU's workers stay together if there are enough
+    GPUs, and the segments of a pipelined chain always do.
+    """
+    devices = placement.segments[0].devices
+    unique = list(dict.fromkeys(devices))
+    wanted = min(stations or len(unique), len(devices))
+    if len(placement.segments) > 1 or wanted <= 1:
+        return [[list(range(len(segment.devices))) for segment in placement.segments]]
+    numbers = range(len(devices))
+    if wanted > len(unique):
+        return [[[number for number in numbers if number % wanted == place]] for place in range(wanted)]
+    return [
+        [[number for number in numbers if unique.index(devices[number]) % wanted == place]]
+        for place in range(wanted)
+    ]
+
+
 def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -> tuple[str, str]:
     """used: the GPUs among the devices."""
     if mode != "auto":

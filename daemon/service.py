@@ -24,7 +24,7 @@ from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import JobStatus
-from daemon.layout import Layout, digest_settings, judge_of, open_slab
+from daemon.layout import Layout, digest_settings, judge_of
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
@@ -38,7 +38,7 @@ from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
-from daemon.stations.station import Station
+from daemon.stations.opening import open_stations
 from daemon.system import lines, signals
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
@@ -46,7 +46,6 @@ from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import serve
 from daemon.web.status import Status
-from daemon.workers.pool import Pool
 from stages.registry import PROBLEMS
 
 log = structlog.get_logger()
@@ -84,12 +83,12 @@ class Service:
     async def run(self) -> None:
         """Start up, work until SIGTERM, SIGINT or SIGHUP (with once: until all is done), shut down.
         Raises VisiondError."""
-        async with self._open() as (pipeline, pools, status):
+        async with self._open() as (pipeline, status):
             self.pipeline = pipeline
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._obey, orders, pipeline, status)
-                    tasks.start_soon(self._load_models, tasks, pools)
+                    tasks.start_soon(self._load_models, tasks, pipeline)
                     tasks.start_soon(self._report, pipeline, status)
                     files = OpenFiles(pipeline.ledger.path)
                     tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)
@@ -102,8 +101,8 @@ class Service:
                         leave_within(LEAVE_SECONDS)
                     # results in a ledger file that is gone are lost: fail
                     await to_thread.run_sync(files.check)
-                    for pool in pools:
-                        pool.stop()
+                    for station in pipeline.stations:
+                        station.stop()
                     tasks.cancel_scope.cancel()
             if self.show:
                 self.show(status.snapshot())
@@ -142,13 +141,12 @@ class Service:
             raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager
-    async def _open(self) -> AsyncIterator[tuple[Pipeline, list[Pool], Status]]:
+    async def _open(self) -> AsyncIterator[tuple[Pipeline, Status]]:
         """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
         await to_thread.run_sync(check_inboxes, config)
         with contextlib.ExitStack() as stack:
             layout = await to_thread.run_sync(Layout.of, config)
-            segments = layout.placement.segments
             announce(layout)
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
@@ -166,24 +164,20 @@ class Service:
             self.outdated = (
                 await to_thread.run_sync(reader.count_made_by_others, layout.models()) if self.once else 0
             )
-            slab = open_slab(config, layout.gpus)
-            stack.callback(slab.close)
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
             destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
             retry = Retry()
             longest = {number: destination.longest_path for number, destination in destinations.items()}
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest, retry)
-            lanes = [layout.open_lane(segment, slab, metrics) for segment in segments]
             outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.changed)
             judge = judge_of(
                 config, {number: destination.inbox for number, destination in destinations.items()}
             )
-            station = Station(slab, lanes, judge, destinations, metrics)
             pipeline = Pipeline(
                 ledger,
                 watcher,
-                [station],
+                open_stations(stack, layout, metrics, judge, destinations, numbers, bins),
                 judge,
                 destinations,
                 metrics,
@@ -199,16 +193,17 @@ class Service:
             async with serve(
                 config, status, metrics, ledger, control, pages_matter=not self.once
             ) as self.url:
-                yield pipeline, [lane.pool for lane in lanes], status
+                yield pipeline, status
 
-    async def _load_models(self, tasks: anyio.abc.TaskGroup, pools: list[Pool]) -> None:
-        """Start all pools at once, and report READY when all workers have loaded their models."""
+    async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
+        """Start all workers at once, and report READY when all have loaded their models."""
         async with anyio.create_task_group() as starting:
-            for pool in pools:
-                starting.start_soon(tasks.start, pool.run)
+            for station in pipeline.stations:
+                starting.start_soon(tasks.start, station.staff)
         self.loaded = True
         self.notifier.ready()
-        log.info("ready", workers=sum(len(pool.seats) for pool in pools), once=self.once, pages=self.url)
+        workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
+        log.info("ready", workers=workers, once=self.once, pages=self.url)
 
     async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline, status: Status) -> None:
         """The first signal drains. The second one, or the end of drain_seconds, stops at once."""

@@ -208,6 +208,14 @@ class PipelineSection(Section):
         description="Whether the workers of a GPU share it by NVIDIA's Multi-Process Service (MPS), if "
         "nvidia-cuda-mps-control is installed: a fifth faster than in turns. After the first lost worker they take turns.",
     )
+    stations: int = Field(
+        1,
+        ge=0,
+        le=256,
+        description="Processes that read images, feed the workers and write results; each has a part of the workers, "
+        "and all have one ledger. 1: the daemon itself. 0: one for each GPU, for machines with three or more. "
+        "A pipelined placement always has one.",
+    )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches that a worker processes at once.")
     decoders_per_worker: int = Field(
         0, ge=0, le=256, description="Decoder processes of each worker. 0: chosen by the number of cores."

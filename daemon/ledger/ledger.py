@@ -169,6 +169,10 @@ class Ledger:
         self._cursors |= cursors
         return [job_of(row) for row in rows]
 
+    def read_again(self) -> None:
+        """`next_jobs` begins with the first row again: jobs that it has returned were lost."""
+        self._cursors = dict.fromkeys(self._cursors, 0)
+
     async def seconds_to_next_try(self, without: Collection[int] = ()) -> float | None:
         """Seconds until the next postponed job is due; None if there is none. without: inboxes to leave out."""
         now, wanted = steady_seconds(), self._configured

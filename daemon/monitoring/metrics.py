@@ -23,6 +23,7 @@ from daemon.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.distribution import Distribution
+from daemon.monitoring.samples import Sum, add
 from daemon.monitoring.snapshot import TASKS, SinkState
 from daemon.system import lines
 from daemon.system.gpus import list_gpus
@@ -54,6 +55,7 @@ class Metrics:
     def __init__(self, counts: Counts | None = None) -> None:
         self.counts = counts or Counts()
         registry = self.registry = CollectorRegistry()
+        self.stations = Sum()  # of those in other processes
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=SECONDS)
         distribution = partial(Distribution, registry=registry, buckets=SECONDS)
@@ -241,9 +243,22 @@ class Metrics:
         for name, count in bins.items():
             self.bins.labels(name).inc(count)
 
+    def of_stations(self) -> list[Collector]:
+        """Those that a station updates."""
+        return [
+            *(self.wait_seconds, self.reused, self.batch_images, self.stage_seconds, self.stage_images),
+            *(self.out_of_memory, self.worker_restarts, self.model_load_seconds),
+            *(self.worker_memory, self.worker_gpu_memory),
+        ]
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, with those of the stations in other processes added."""
+        return add(self.registry.collect(), self.stations.total())
+
     def value(self, name: str, **labels: str) -> float:
         """The current value of a sample; 0 if it has none yet."""
-        return self.registry.get_sample_value(name, labels) or 0.0
+        found = (sample for family in self.collect() for sample in family.samples)
+        return next((s.value for s in found if (s.name, s.labels) == (name, labels)), 0.0)
 
 
 class _Process(Collector):

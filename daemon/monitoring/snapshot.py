@@ -36,6 +36,25 @@ def describe_loading(stages: list[str], loaded: Collection[str]) -> str:
     return "; ".join([*parts, f"{', '.join(left)} to go" if left else "first test run"])
 
 
+class LaneState(msgspec.Struct, frozen=True):
+    """A segment at work in a station. queued: images that wait for a worker."""
+
+    name: str
+    queued: int
+    workers: list[WorkerState]
+
+
+class StationState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a station knows of itself. The slab in bytes; progressed_at: when a batch last began or ended,
+    in monotonic seconds; blocked: why nothing can be read or written."""
+
+    lanes: list[LaneState]
+    slab_used: int
+    slab_size: int
+    progressed_at: float
+    blocked: list[str] = []
+
+
 class Chore(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of an upkeep task. Times are Unix seconds; None: never."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
+import anyio.abc
 from anyio import to_thread
 
 from daemon.errors import WorkerLost
@@ -22,6 +23,7 @@ from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger.record import Record
 from daemon.messages import Reply
 from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import LaneState, StationState
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.results.judge import Judge
 from daemon.system.queues import drain
@@ -71,6 +73,10 @@ class Coordinator(Protocol):
     def let_go(self, jobs: Sequence[Job]) -> None:
         """These jobs stay PENDING for the next daemon."""
 
+    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
+        """The station was lost with these jobs, and with others whose endings were committed, but perhaps not
+        published. ended: as `end` has returned it."""
+
 
 class Station:
     """Its parts are passed in; it owns none of them."""
@@ -111,10 +117,37 @@ class Station:
             for job in lane.empty():
                 self._let_go(job)
 
-    @property
-    def progressed_at(self) -> float:
-        """When a batch last began or ended. Monotonic seconds."""
-        return max(lane.progressed_at for lane in self.lanes)
+    async def staff(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Run the workers until `stop`. Reports as started when all have loaded their models.
+        Raises NoWorkersLeft, ModelsUnusable."""
+        async with anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as starting:
+                for lane in self.lanes:
+                    starting.start_soon(tasks.start, lane.pool.run)
+            task_status.started()
+
+    def stop(self) -> None:
+        """No more batches will come: the workers end."""
+        for lane in self.lanes:
+            lane.pool.stop()
+
+    def state(self) -> StationState:
+        return StationState(
+            lanes=[LaneState(lane.name, lane.queued(), lane.pool.health()) for lane in self.lanes],
+            slab_used=self.slab.used,
+            slab_size=self.slab.size,
+            progressed_at=max(lane.progressed_at for lane in self.lanes),
+            blocked=self.retry.blocked(),
+        )
+
+    def measure(self) -> None:
+        """Update the gauges of the workers' memory."""
+        for seat in [seat for lane in self.lanes for seat in lane.pool.seats]:
+            if seat.worker and seat.worker.loaded:
+                beat, name = seat.worker.beat, seat.setup.name
+                self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
+                self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
+                self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
 
     # 1. The bytes of jobs come into the slab, once.
 
@@ -136,6 +169,7 @@ class Station:
         job.fed_at = time.monotonic()
         if self.slab.fits(job.version.size):
             job.extent = self.slab.try_reserve(job.version.size)
+            job.reserved = True
             return job.extent is not None
         problem = f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
         fix = f"{advise(f'slab_bytes = {job.version.size}')}; this much shared memory is reserved for images"

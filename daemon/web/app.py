@@ -160,7 +160,7 @@ class Pages:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
         except TypeError:  # from the library, for a version that is not a number
             return Response("no such version of the format\n", 406)
-        body = await to_thread.run_sync(encode, self._metrics.registry)
+        body = await to_thread.run_sync(encode, self._metrics)
         return Response(body, headers={"content-type": content_type})
 
     async def healthz(self, _request: Request) -> Response:

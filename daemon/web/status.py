@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 
 import anyio
 
@@ -11,10 +12,9 @@ from daemon.inbox.walk import SHOWN, count_unread
 from daemon.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.snapshot import Snapshot, WorkerState
+from daemon.monitoring.snapshot import LaneState, Snapshot, WorkerState
 from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
-from daemon.workers.lane import Lane
 
 RATE_SECONDS = 30.0  # over which the rate is measured
 ASK_SECONDS = 0.5  # a scrape's wait for the ledger, whose thread may be busy with VACUUM
@@ -46,18 +46,18 @@ class Status:
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
         metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
-        metrics.slab_size.set(sum(station.slab.size for station in pipeline.stations))
-        metrics.slab_used.set_function(lambda: sum(station.slab.used for station in pipeline.stations))
+        metrics.slab_size.set_function(lambda: sum(state.slab_size for state in pipeline.states()))
+        metrics.slab_used.set_function(lambda: sum(state.slab_used for state in pipeline.states()))
         for delivery in pipeline.outbox.deliveries:
             metrics.follow_sink(delivery.name, delivery.state)
-        for lane in self._lanes():
-            metrics.queue_depth.labels(lane.name).set_function(lane.queued)
+        for name in self._lanes():
+            metrics.queue_depth.labels(name).set_function(partial(self._queued, name))
 
     def snapshot(self) -> Snapshot:
         pipeline, counts = self._pipeline, self._counts
         pending = counts.of(JobStatus.PENDING)
         left = min(pending, pipeline.limit.left) if pipeline.limit else pending
-        rate, workers = self._rate(), self._workers()
+        rate, workers, states = self._rate(), self._workers(), pipeline.states()
         return Snapshot(
             running=True,
             pending=pending,
@@ -73,8 +73,8 @@ class Status:
             obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
-            slab_used_bytes=sum(station.slab.used for station in pipeline.stations),
-            slab_size_bytes=sum(station.slab.size for station in pipeline.stations),
+            slab_used_bytes=sum(state.slab_used for state in states),
+            slab_size_bytes=sum(state.slab_size for state in states),
             sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
             workers=workers,
             notices=self._notices,
@@ -90,18 +90,14 @@ class Status:
         oldest = self._oldest
         # the clock may have been set back
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
-        for lane in self._lanes():
-            workers = lane.pool.health()
+        for name, lanes in self._lanes().items():
+            workers = [worker for lane in lanes for worker in lane.workers]
             states = [worker.state for worker in workers]
             for state in ("loading", "ready", "silent", "waiting", "closed"):
-                self._metrics.workers.labels(lane.name, state).set(states.count(state))
-            self._metrics.workers_sharing.labels(lane.name).set(sum(worker.shared for worker in workers))
-            for seat in lane.pool.seats:
-                if seat.worker and seat.worker.loaded:
-                    beat, name = seat.worker.beat, seat.setup.name
-                    self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
-                    self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
-                    self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
+                self._metrics.workers.labels(name, state).set(states.count(state))
+            self._metrics.workers_sharing.labels(name).set(sum(worker.shared for worker in workers))
+        for station in self._pipeline.stations:
+            station.measure()
 
     def unhealthy(self) -> list[str]:
         """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
@@ -115,8 +111,8 @@ class Status:
     def is_dead(self) -> bool:
         """Whether a segment has no worker left, not even one that is still loading."""
         return any(
-            all(worker.state not in ("ready", "loading") for worker in lane.pool.health())
-            for lane in self._lanes()
+            all(worker.state not in ("ready", "loading") for lane in lanes for worker in lane.workers)
+            for lanes in self._lanes().values()
         )
 
     def put_back(self, status: JobStatus, images: int) -> None:
@@ -131,9 +127,9 @@ class Status:
     def blocked(self) -> list[str]:
         """What blocks the images in flight. An inbox that cannot be read does not."""
         stuck = [
-            f"no worker of {lane.name} is ready"
-            for lane in self._lanes()
-            if not any(seat.healthy for seat in lane.pool.seats)
+            f"no worker of {name} is ready"
+            for name, lanes in self._lanes().items()
+            if not any(worker.state == "ready" for lane in lanes for worker in lane.workers)
         ]
         return stuck + self._pipeline.blocked()
 
@@ -148,11 +144,18 @@ class Status:
     def _sink_problems(self) -> list[str]:
         return self._pipeline.outbox.problems()
 
-    def _lanes(self) -> list[Lane]:
-        return [lane for station in self._pipeline.stations for lane in station.lanes]
+    def _lanes(self) -> dict[str, list[LaneState]]:
+        """By segment: its part in each station."""
+        lanes: dict[str, list[LaneState]] = {}
+        for lane in [lane for state in self._pipeline.states() for lane in state.lanes]:
+            lanes.setdefault(lane.name, []).append(lane)
+        return lanes
+
+    def _queued(self, name: str) -> int:
+        return sum(lane.queued for lane in self._lanes()[name])
 
     def _workers(self) -> list[WorkerState]:
-        return [worker for lane in self._lanes() for worker in lane.pool.health()]
+        return [worker for lanes in self._lanes().values() for lane in lanes for worker in lane.workers]
 
     def _rate(self) -> float:
         ended = self._counts.ended

@@ -18,6 +18,7 @@ from daemon.placement import (
     Segment,
     choose_batch,
     plan,
+    share_out,
 )
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
@@ -217,3 +218,26 @@ def test_explicit_segments_are_used_unchanged() -> None:
         ),
         "set by the [[pipeline.segment]] tables",
     )
+
+
+@pytest.mark.parametrize(
+    ("devices", "stations", "parts"),
+    [
+        ("aabb", 0, ["aa", "bb"]),
+        ("abab", 0, ["aa", "bb"]),
+        ("abab", 1, ["abab"]),
+        ("abcabc", 2, ["acac", "bb"]),
+        ("aa", 4, ["a", "a"]),
+        ("a", 0, ["a"]),
+    ],
+)
+def test_the_workers_of_a_gpu_are_in_one_station(devices: str, stations: int, parts: list[str]) -> None:
+    placement = Placement((Segment(tuple(ORDER), tuple(devices)),), "")
+    shares = share_out(placement, stations)
+    assert ["".join(devices[number] for number in part[0]) for part in shares] == parts
+    assert sorted(number for part in shares for number in part[0]) == list(range(len(devices)))
+
+
+def test_a_pipelined_chain_has_one_station() -> None:
+    placement = Placement((Segment(("ocr",), ("a", "b")), Segment(("yolo",), ("c",))), "")
+    assert share_out(placement, 3) == [[[0, 1], [0]]]

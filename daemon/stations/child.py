@@ -1,0 +1,210 @@
+"""The process of a station: `python -m daemon.stations.child SOCKET_FD PARENT_PID`. remote.py starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+import anyio
+import msgspec
+import structlog
+
+from daemon.config.loading import Config
+from daemon.errors import VisiondError
+from daemon.jobs import Ending, Job
+from daemon.layout import Layout, judge_of
+from daemon.ledger.record import Model, Record
+from daemon.monitoring.counts import Counts
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.samples import read_samples
+from daemon.placement import Placement, Segment
+from daemon.results.destinations import Destination
+from daemon.stations import wire
+from daemon.stations.station import Published, Station
+from daemon.system.gpus import list_gpus
+from daemon.system.lines import written_aside
+from daemon.system.log import set_up
+from daemon.system.retry import Hurried
+from daemon.system.stray import catch
+from daemon.workers.slab import Slab
+from stages.processes import die_with
+
+log = structlog.get_logger()
+
+REPORT_SECONDS = 1.0
+
+
+class RemoteCoordinator:
+    """The coordinator, in the eyes of the station: each call is a message and its answer."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, models: Mapping[str, Model]
+    ) -> None:
+        """models: by stage."""
+        self._reader, self._writer = reader, writer
+        self._models = models
+        self._roots: Mapping[int, bytes] = {}
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[wire.Answer]] = {}
+
+    async def listen(self, station: Station) -> None:
+        """Take messages until the daemon says stop or is gone."""
+        while True:
+            match message := wire.decode_to_station(await wire.receive(self._reader)):
+                case wire.Drain():
+                    station.drain()
+                case wire.Stop():
+                    return
+                case wire.Jobs() | wire.Known() | wire.Done() | wire.Ended():
+                    self._calls.pop(message.number).set_result(message)
+
+    def serve(self, roots: Mapping[int, bytes]) -> None:
+        """roots: the folders of the inboxes, by number."""
+        self._roots = roots
+
+    async def _call(self, message: wire.Call) -> wire.Answer:
+        future = self._calls[message.number] = asyncio.get_running_loop().create_future()
+        wire.send(self._writer, message)
+        answer: wire.Answer = await future
+        return answer
+
+    async def next_jobs(self) -> list[Job]:
+        answer = await self._call(wire.NextJobs(next(self._numbers)))
+        assert isinstance(answer, wire.Jobs)
+        return answer.jobs
+
+    async def note_read(self, jobs: Sequence[Job]) -> None:
+        looked = [wire.Looked(j.id, j.extent is not None, j.digest, j.failure, j.gone) for j in jobs]
+        answer = await self._call(wire.NoteRead(next(self._numbers), looked))
+        assert isinstance(answer, wire.Known)
+        known = {content.id: content for content in answer.contents}
+        for job in [job for job in jobs if job.id in known]:
+            known[job.id].tell(job)
+
+    async def keep(self, jobs: Sequence[Job]) -> None:
+        await self._call(wire.Keep(next(self._numbers), [wire.Content.of(job) for job in jobs]))
+
+    async def blame(self, job: Job) -> None:
+        await self._call(wire.Blame(next(self._numbers), job.id, job.deaths))
+
+    async def end(self, endings: list[Ending]) -> set[int]:
+        verdicts = [wire.Verdict.of(ending) for ending in endings]
+        answer = await self._call(wire.End(next(self._numbers), verdicts))
+        assert isinstance(answer, wire.Ended)
+        changed = {verdict.content.id: verdict for verdict in answer.changed}
+        endings[:] = [changed[e.job.id].about(e.job) if e.job.id in changed else e for e in endings]
+        return set(answer.ended)
+
+    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
+        return [
+            Record.of(e, self._roots[e.job.inbox], [self._models[stage] for stage in e.job.outputs])
+            for e in endings
+        ]
+
+    async def note_published(self, group: Published) -> None:
+        publication = group.publication
+        await self._call(
+            wire.NotePublished(
+                next(self._numbers),
+                [ending.job.id for ending in group.endings],
+                sorted(group.ended),
+                publication.placed,
+                publication.held,
+                sorted(publication.folders),
+            )
+        )
+
+    def let_go(self, jobs: Sequence[Job]) -> None:
+        wire.send(self._writer, wire.LetGo([job.id for job in jobs]))
+
+    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
+        raise NotImplementedError("only the daemon takes back the jobs of a station")
+
+    def report(self, station: Station, metrics: Metrics) -> None:
+        station.measure()
+        wire.send(self._writer, wire.Report(station.state(), read_samples(metrics.of_stations())))
+
+    def say(self, message: wire.Staffed | wire.Farewell) -> None:
+        wire.send(self._writer, message)
+
+
+async def work(connection: socket.socket) -> None:
+    """Work as the daemon's first message says, until the daemon says stop or is gone."""
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    setup = wire.decode_to_station(await wire.receive(reader))
+    assert isinstance(setup, wire.Setup)
+    config = Config.model_validate(msgspec.json.decode(setup.config))
+    set_up(config.log.level, config.log.format)
+    models = {spec.name: Model(spec.name, spec.fingerprint, spec.notice) for spec in setup.specs}
+    coordinator = RemoteCoordinator(reader, writer, models)
+    try:
+        await _serve(setup, config, coordinator)
+    except* EOFError:
+        os._exit(os.EX_UNAVAILABLE)  # the daemon is gone; the kernel ends the workers
+    except* (VisiondError, Hurried) as group:
+        error = group.exceptions[0]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        coordinator.say(wire.Farewell(type(error).__name__, str(error)))
+    await writer.drain()
+    writer.close()
+
+
+async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinator) -> None:
+    segments = tuple(Segment(tuple(stages), tuple(devices)) for stages, devices in setup.segments)
+    specs = {spec.name: spec for spec in setup.specs}
+    layout = Layout(config, list_gpus(), specs, Placement(segments, ""))
+    metrics = Metrics(Counts())
+    slab = Slab(setup.slab_bytes)
+    inboxes = dict(zip(setup.inboxes, config.inbox, strict=True))
+    destinations = {number: Destination.of(inbox, config, setup.bins) for number, inbox in inboxes.items()}
+    roots = {number: destination.inbox for number, destination in destinations.items()}
+    coordinator.serve(roots)
+    lanes = [
+        layout.open_lane(segment, slab, metrics, share.workers)
+        for segment, share in zip(segments, setup.shares, strict=True)
+    ]
+    station = Station(slab, lanes, judge_of(config, roots), destinations, metrics)
+
+    async def staff() -> None:
+        async with anyio.create_task_group() as workers:
+            await workers.start(station.staff)
+            coordinator.say(wire.Staffed())
+
+    async def report() -> None:
+        while True:
+            coordinator.report(station, metrics)
+            await anyio.sleep(REPORT_SECONDS)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(report)
+        async with anyio.create_task_group() as working:
+            working.start_soon(staff)
+            working.start_soon(station.run, coordinator)
+            await coordinator.listen(station)
+            station.stop()
+            working.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
+
+
+def main() -> None:
+    connection, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        # a terminal sends them to the whole group, but only the daemon obeys
+        signal.signal(number, signal.SIG_IGN)
+    with written_aside():
+        set_up()
+        catch()
+        ours = socket.socket(fileno=connection)
+        ours.setblocking(False)
+        anyio.run(work, ours, backend_options={"use_uvloop": True})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The stations of this daemon: one in its own process, or several, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from daemon.layout import Layout, open_slab, size_slab
+from daemon.monitoring.metrics import Metrics
+from daemon.placement import share_out
+from daemon.results.destinations import Destination
+from daemon.results.judge import Judge
+from daemon.stations import wire
+from daemon.stations.remote import RemoteStation
+from daemon.stations.station import Station
+
+
+def open_stations(
+    stack: contextlib.ExitStack,
+    layout: Layout,
+    metrics: Metrics,
+    judge: Judge,
+    destinations: Mapping[int, Destination],
+    numbers: Sequence[int],
+    bins: Iterable[str],
+) -> list[Station] | list[RemoteStation]:
+    """The stations, not started yet. numbers: of the inboxes, in the order of the configuration. bins: those
+    that a rule has named before now."""
+    parts = share_out(layout.placement, layout.config.pipeline.stations)
+    if len(parts) == 1:
+        slab = open_slab(layout.config, layout.gpus)
+        stack.callback(slab.close)
+        lanes = [layout.open_lane(segment, slab, metrics) for segment in layout.placement.segments]
+        return [Station(slab, lanes, judge, destinations, metrics)]
+    for segment in layout.placement.segments:
+        metrics.begin_segment(segment.name, segment.stages, segment.devices)
+    stations: list[RemoteStation] = []
+    for number, part in enumerate(parts):
+        setup = describe(layout, f"station {number}", part, len(parts), numbers, bins)
+        stations.append(RemoteStation(setup, metrics, stations))
+    return stations
+
+
+def describe(
+    layout: Layout,
+    name: str,
+    part: Sequence[list[int]],
+    parts: int,
+    numbers: Sequence[int],
+    bins: Iterable[str],
+) -> wire.Setup:
+    """What a station needs to know. part: for each segment, the numbers of its workers there."""
+    segments = layout.placement.segments
+    return wire.Setup(
+        name=name,
+        config=layout.config.model_dump_json().encode(),
+        specs=list(layout.specs.values()),
+        segments=[(list(segment.stages), list(segment.devices)) for segment in segments],
+        shares=[wire.Share(list(s.stages), workers) for s, workers in zip(segments, part, strict=True)],
+        inboxes=list(numbers),
+        bins=list(bins),
+        slab_bytes=size_slab(layout.config, layout.gpus) // parts,
+    )

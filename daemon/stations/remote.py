@@ -1,0 +1,290 @@
+"""The coordinator's side of a station in another process; the process itself runs child.py.
+
+A station that dies, or reports nothing for too long, is replaced. Its jobs are handed out again, unless their
+endings were committed: those are published by the daemon itself, as after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+import anyio
+import anyio.abc
+import structlog
+
+from daemon.errors import ModelsUnusable, NoWorkersLeft
+from daemon.jobs import Ending, Job
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
+from daemon.results.destinations import Publication
+from daemon.stations import wire
+from daemon.stations.station import Coordinator, Published
+from daemon.system.retry import Hurried
+from daemon.workers.worker import TERM_SECONDS, end
+from stages import processes
+
+log = structlog.get_logger()
+
+SILENCE_SECONDS = 30.0  # without a report, after which a station is replaced
+QUICK_LOSSES = 5  # in a row, without a published image, before a station is closed
+BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
+EXIT_SECONDS = 1.0  # for a station that is gone to have an exit status
+LEAVE_SECONDS = 20.0  # for a station to end its workers, after it was told to stop
+
+
+class RemoteStation:
+    """A station in a process of its own, in the eyes of the daemon."""
+
+    def __init__(self, setup: wire.Setup, metrics: Metrics, siblings: Sequence[RemoteStation] = ()) -> None:
+        """siblings: all stations of this daemon, which fails when none of them is left."""
+        self.name = setup.name
+        self._setup = setup
+        self._metrics = metrics
+        self._siblings = siblings
+        self._coordinator: Coordinator | None = None
+        self._begun = anyio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self._jobs: dict[int, Job] = {}  # those it has
+        self._endings: dict[int, Ending] = {}  # of those that are committed and not yet published
+        self._ended: set[int] = set()  # those of them that no newer version has replaced
+        self._stopping = self._draining = self.closed = False
+        self._losses = 0
+        self._cause = ""
+        self._state = self._loading_state()
+
+    # What the pipeline and the service do with a station.
+
+    async def run(self, coordinator: Coordinator) -> None:
+        """Work until cancelled."""
+        self._coordinator = coordinator
+        self._begun.set()
+        await anyio.sleep_forever()
+
+    def drain(self) -> None:
+        self._draining = True
+        self._send(wire.Drain())
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._send(wire.Stop())
+
+    def state(self) -> StationState:
+        return self._state
+
+    def measure(self) -> None:
+        """It reports its gauges by itself."""
+
+    async def staff(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keep the process running until `stop`. Reports as started when its workers have loaded their models.
+        Raises ModelsUnusable, NoWorkersLeft, Hurried."""
+        staffed = False
+
+        def note_staffed() -> None:
+            nonlocal staffed
+            if not staffed:
+                staffed = True
+                task_status.started()
+
+        while not self._stopping and self._losses < QUICK_LOSSES:
+            if self._losses:
+                await anyio.sleep(BACKOFF_SECONDS * 2 ** (self._losses - 1))
+            self._losses += 1  # until it has published something
+            try:
+                await self._live(note_staffed)
+            finally:
+                self._metrics.stations.keep(self)
+                self._state = self._loading_state()
+            if not self._stopping:
+                log.warning("station lost", station=self.name, cause=self._cause, images=len(self._jobs))
+                await self._return_jobs()
+        if self._stopping:
+            return
+        self.closed = True
+        self._state = self._loading_state("closed")
+        log.error("station closed: its processes keep ending", station=self.name, cause=self._cause)
+        note_staffed()
+        if all(station.closed for station in self._siblings):
+            raise NoWorkersLeft(f"No station is left: {self._cause}.")
+
+    # The life of one process.
+
+    async def _live(self, note_staffed: Callable[[], None]) -> None:
+        process, connection = await self._start()
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        self._cause, self._writer = "", writer
+        try:
+            wire.send(writer, self._setup)
+            async with anyio.create_task_group() as tasks:
+                handing_out = anyio.CancelScope()
+                try:
+                    while message := await self._next_message(reader):
+                        if isinstance(message, wire.Staffed):
+                            note_staffed()
+                        elif isinstance(message, wire.NextJobs):
+                            tasks.start_soon(self._hand_out, message, handing_out)
+                        else:
+                            self._take(message, tasks)
+                finally:
+                    handing_out.cancel()  # the other calls are finished: what they commit is committed
+        finally:
+            self._writer = None
+            with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(LEAVE_SECONDS if self._stopping else EXIT_SECONDS):
+                    await process.wait()
+                await end(process, TERM_SECONDS)
+            writer.close()
+            status = process.returncode or 0
+            self._cause = self._cause or (
+                f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+            )
+
+    async def _start(self) -> tuple[anyio.abc.Process, socket.socket]:
+        ours, theirs = socket.socketpair()
+        command = processes.python("-m", "daemon.stations.child", str(theirs.fileno()), str(os.getpid()))
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            process = await anyio.open_process(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=None,
+                stderr=None,  # both have one log
+                env=processes.environment(),
+                pass_fds=(theirs.fileno(),),
+            )
+            undo.pop_all()
+        ours.setblocking(False)
+        return process, ours
+
+    async def _next_message(self, reader: asyncio.StreamReader) -> wire.FromStation | None:
+        """None when it is gone, or silent for too long. Raises what it ended with."""
+        try:
+            with anyio.fail_after(SILENCE_SECONDS):
+                message = wire.decode_from_station(await wire.receive(reader))
+        except EOFError:
+            return None
+        except TimeoutError:
+            self._cause = f"it reported nothing for {SILENCE_SECONDS:g} s"
+            return None
+        if isinstance(message, wire.Farewell):
+            if message.error == ModelsUnusable.__name__:
+                raise ModelsUnusable(message.text)
+            if message.error == Hurried.__name__:
+                raise Hurried
+            self._cause = message.text
+            if message.error == NoWorkersLeft.__name__:
+                self._losses = QUICK_LOSSES  # its workers were started often enough
+            return None
+        return message
+
+    def _take(self, message: wire.FromStation, tasks: anyio.abc.TaskGroup) -> None:
+        match message:
+            case wire.Report(state, samples):
+                self._state = state
+                self._metrics.stations.take(self, samples)
+            case wire.LetGo(numbers):
+                self._of_pipeline().let_go([self._jobs.pop(number) for number in numbers])
+            case wire.NoteRead():
+                tasks.start_soon(self._note_read, message)
+            case wire.Keep(number, contents):
+                tasks.start_soon(self._keep, number, contents)
+            case wire.Blame(number, job, deaths):
+                tasks.start_soon(self._blame, number, job, deaths)
+            case wire.End(number, verdicts):
+                tasks.start_soon(self._end, number, verdicts)
+            case wire.NotePublished():
+                tasks.start_soon(self._note_published, message)
+
+    # Its calls of the coordinator.
+
+    async def _hand_out(self, call: wire.NextJobs, scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._begun.wait()
+            jobs = await self._of_pipeline().next_jobs()
+            now = time.monotonic()
+            for job in jobs:
+                job.fed_at = now
+                self._jobs[job.id] = job
+            self._send(wire.Jobs(call.number, jobs))
+            if self._draining:
+                self._send(wire.Drain())
+
+    async def _note_read(self, call: wire.NoteRead) -> None:
+        jobs = []
+        for looked in call.jobs:
+            job = self._jobs[looked.id]
+            job.digest, job.failure, job.gone = looked.digest, looked.failure, looked.gone
+            job.reserved = looked.reserved
+            jobs.append(job)
+        await self._of_pipeline().note_read(jobs)
+        self._send(wire.Known(call.number, [wire.Content.of(job) for job in jobs if job.outputs]))
+
+    async def _keep(self, number: int, contents: Sequence[wire.Content]) -> None:
+        await self._of_pipeline().keep([self._told(content) for content in contents])
+        self._send(wire.Done(number))
+
+    async def _blame(self, number: int, job: int, deaths: int) -> None:
+        self._jobs[job].deaths = deaths
+        await self._of_pipeline().blame(self._jobs[job])
+        self._send(wire.Done(number))
+
+    async def _end(self, number: int, verdicts: Sequence[wire.Verdict]) -> None:
+        endings = [verdict.about(self._jobs[verdict.content.id]) for verdict in verdicts]
+        said = list(endings)
+        ended = await self._of_pipeline().end(endings)
+        self._endings |= {ending.job.id: ending for ending in endings}
+        self._ended |= ended
+        changed = [now for now, before in zip(endings, said, strict=True) if now is not before]
+        self._send(wire.Ended(number, sorted(ended), [wire.Verdict.of(ending) for ending in changed]))
+
+    async def _note_published(self, call: wire.NotePublished) -> None:
+        endings = [self._endings.pop(number) for number in call.jobs]
+        for number in call.jobs:
+            del self._jobs[number]
+            self._ended.discard(number)
+        self._losses = 0
+        records = self._of_pipeline().records_of(
+            [e for e in endings if e.job.id in {p.id for p in call.placed}]
+        )
+        publication = Publication(call.placed, call.held, set(call.folders), records)
+        await self._of_pipeline().note_published(Published(endings, set(call.ended), publication))
+        self._send(wire.Done(call.number))
+
+    def _told(self, content: wire.Content) -> Job:
+        job = self._jobs[content.id]
+        content.tell(job)
+        return job
+
+    async def _return_jobs(self) -> None:
+        jobs = [job for job in self._jobs.values() if job.id not in self._endings]
+        endings, ended = list(self._endings.values()), self._ended
+        self._jobs, self._endings, self._ended = {}, {}, set()
+        if self._coordinator:
+            await self._coordinator.take_back(jobs, endings, ended)
+
+    def _of_pipeline(self) -> Coordinator:
+        assert self._coordinator is not None
+        return self._coordinator
+
+    def _send(self, message: wire.ToStation) -> None:
+        if self._writer and not self._writer.is_closing():
+            wire.send(self._writer, message)
+
+    def _loading_state(self, state: str = "loading") -> StationState:
+        """What is known while there is no report."""
+        lanes = []
+        for share, (_, devices) in zip(self._setup.shares, self._setup.segments, strict=True):
+            name = "+".join(share.stages)
+            workers = [
+                WorkerState(f"{name}/{number}", devices[number], state, 0, self._cause, stages=share.stages)
+                for number in share.workers
+            ]
+            lanes.append(LaneState(name, 0, workers))
+        size = self._setup.slab_bytes
+        return StationState(lanes=lanes, slab_used=0, slab_size=size, progressed_at=time.monotonic())

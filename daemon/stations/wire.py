@@ -1,0 +1,226 @@
+"""The protocol between the coordinator and a station in another process: length-prefixed msgpack over a socket.
+
+The station gets a `Setup`, sends `Staffed` when its workers have loaded their models, and a `Report` every
+second. Between these it calls the coordinator (the protocol `Coordinator` in station.py): each call has a
+number, which its answer repeats. All calls are about groups of images, because the coordinator's time is what
+limits a machine with many GPUs. The bytes of images are not sent: a station reads the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from daemon.jobs import Ending, Failure, Job, JobStatus, Placed
+from daemon.messages import LENGTH, Output
+from daemon.monitoring.samples import Sample
+from daemon.monitoring.snapshot import StationState
+from stages.base import StageSpec
+
+LONGEST_MESSAGE = 1 << 30  # bytes
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A station's part of a segment: the workers with these numbers."""
+
+    stages: list[str]
+    workers: list[int]
+
+
+class Setup(msgspec.Struct, tag="setup", frozen=True):
+    """The first message: what the station works on, and with what."""
+
+    name: str
+    config: bytes  # JSON
+    specs: list[StageSpec]
+    segments: list[tuple[list[str], list[str]]]  # the whole placement: stages and devices
+    shares: list[Share]
+    inboxes: list[int]  # their numbers in the ledger, in the order of the configuration
+    bins: list[str]  # those that a rule has named before now
+    slab_bytes: int
+
+
+class Content(msgspec.Struct, array_like=True, frozen=True):
+    """What is known about the bytes of a job's file."""
+
+    id: int
+    digest: bytes
+    format: str
+    width: int
+    height: int
+    pages: int
+    outputs: dict[str, Output]
+
+    @classmethod
+    def of(cls, job: Job) -> Content:
+        return cls(job.id, job.digest, job.format, job.width, job.height, job.pages, job.outputs)
+
+    def tell(self, job: Job) -> None:
+        job.digest, job.outputs = self.digest, self.outputs
+        job.format, job.width, job.height, job.pages = self.format, self.width, self.height, self.pages
+
+
+class Looked(msgspec.Struct, array_like=True, frozen=True):
+    """Whether a job's file could be read. reserved: whether there was room for it."""
+
+    id: int
+    reserved: bool
+    digest: bytes
+    failure: Failure | None
+    gone: bool
+
+
+class Verdict(msgspec.Struct, array_like=True, frozen=True):
+    """How an attempt at a job ended; see jobs.Ending."""
+
+    content: Content
+    status: JobStatus
+    at: float
+    attempts: int
+    bin: str
+    criteria: bytes
+    failure: Failure | None
+    not_before: float
+
+    @classmethod
+    def of(cls, ending: Ending) -> Verdict:
+        e = ending
+        return cls(Content.of(e.job), e.status, e.at, e.attempts, e.bin, e.criteria, e.failure, e.not_before)
+
+    def about(self, job: Job) -> Ending:
+        """The ending of this job, which gets the content too."""
+        self.content.tell(job)
+        return Ending(
+            job,
+            self.status,
+            self.at,
+            self.attempts,
+            self.bin,
+            self.criteria,
+            self.failure,
+            self.not_before,
+        )
+
+
+class NextJobs(msgspec.Struct, tag="next_jobs", frozen=True):
+    number: int
+
+
+class NoteRead(msgspec.Struct, tag="note_read", frozen=True):
+    number: int
+    jobs: list[Looked]
+
+
+class Keep(msgspec.Struct, tag="keep", frozen=True):
+    number: int
+    contents: list[Content]
+
+
+class Blame(msgspec.Struct, tag="blame", frozen=True):
+    number: int
+    job: int
+    deaths: int
+
+
+class End(msgspec.Struct, tag="end", frozen=True):
+    number: int
+    verdicts: list[Verdict]
+
+
+class NotePublished(msgspec.Struct, tag="published", frozen=True):
+    """jobs: those whose endings were committed together. The rest is as in a Publication."""
+
+    number: int
+    jobs: list[int]
+    ended: list[int]
+    placed: list[Placed]
+    held: dict[int, str]
+    folders: list[bytes]
+
+
+class LetGo(msgspec.Struct, tag="let_go", frozen=True):
+    jobs: list[int]
+
+
+class Staffed(msgspec.Struct, tag="staffed", frozen=True):
+    """Every worker has loaded its models, or will not be started again."""
+
+
+class Report(msgspec.Struct, tag="report", frozen=True):
+    """The state of the station, and its metrics."""
+
+    state: StationState
+    samples: list[Sample]
+
+
+class Farewell(msgspec.Struct, tag="farewell", frozen=True):
+    """The station must end. error: the name of the exception that the daemon ends with, or empty."""
+
+    error: str
+    text: str
+
+
+class Jobs(msgspec.Struct, tag="jobs", frozen=True):
+    """The answer to NextJobs."""
+
+    number: int
+    jobs: list[Job]
+
+
+class Known(msgspec.Struct, tag="known", frozen=True):
+    """The answer to NoteRead: what the ledger knows already of some of the jobs."""
+
+    number: int
+    contents: list[Content]
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    """The answer to Keep, Blame and NotePublished."""
+
+    number: int
+
+
+class Ended(msgspec.Struct, tag="ended", frozen=True):
+    """The answer to End. ended: those that no newer version has replaced. changed: those that ended otherwise,
+    because the ledger had other results for the same bytes."""
+
+    number: int
+    ended: list[int]
+    changed: list[Verdict]
+
+
+class Drain(msgspec.Struct, tag="drain", frozen=True):
+    """Let go of the jobs that wait for a worker."""
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """There will be no more jobs: end the workers, then exit."""
+
+
+Call = NextJobs | NoteRead | Keep | Blame | End | NotePublished
+Answer = Jobs | Known | Done | Ended
+FromStation = Call | LetGo | Staffed | Report | Farewell
+ToStation = Setup | Answer | Drain | Stop
+
+decode_from_station: Callable[[bytes], FromStation] = msgspec.msgpack.Decoder(FromStation).decode
+decode_to_station: Callable[[bytes], ToStation] = msgspec.msgpack.Decoder(ToStation).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+def send(writer: asyncio.StreamWriter, message: FromStation | ToStation) -> None:
+    body = encode(message)
+    writer.write(LENGTH.pack(len(body)))
+    writer.write(body)
+
+
+async def receive(reader: asyncio.StreamReader) -> bytes:
+    """The bytes of the next message. Raises EOFError when the other side is gone."""
+    try:
+        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+        if length > LONGEST_MESSAGE:
+            raise EOFError(f"a message of {length} bytes")
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, OSError) as error:
+        raise EOFError from error

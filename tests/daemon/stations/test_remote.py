@@ -1,0 +1,155 @@
+"""Stations in processes of their own: the same results, whatever becomes of a station."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from daemon.config.loading import parse
+from daemon.errors import NoWorkersLeft
+from daemon.jobs import JobStatus
+from daemon.service import Service, run_service
+from daemon.stations import remote
+from tests.daemon_process import Daemon, Place, picture, seeded, wait_for
+
+SLOW = {name: {"options": {"latency_per_image_seconds": 0.002}} for name in ("blip",)}
+
+
+def settings(stations: int, **tables: Any) -> dict[str, Any]:
+    return {"pipeline": {"stations": stations, "workers_per_device": max(2, stations)}, **tables}
+
+
+def stations_of(place: Place) -> list[int]:
+    """Process ids of its stations."""
+    found = []
+    for pid in place.processes():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"daemon.stations.child" in command:
+            found.append(pid)
+    return found
+
+
+def test_two_stations_publish_what_one_does(tmp_path: Path) -> None:
+    documents = []
+    for stations in (1, 2):
+        place = Place(tmp_path / str(stations), settings(stations))
+        place.drop_many(range(300))
+        place.drop("same.ppm", picture(0))
+        place.drop("no picture.jpg", b"not one")
+        assert place.run_once().returncode == 1
+        place.assert_kept(DONE=301, FAILED=1)
+        documents.append({path: place.sidecar(path)["caption"] for path in ("00007.ppm", "same.ppm")})
+    assert documents[0] == documents[1]
+
+
+def test_metrics_and_status_count_the_work_of_all_stations(tmp_path: Path) -> None:
+    place = Place(tmp_path, settings(2))
+    place.drop_many(range(200))
+    with Daemon(place) as daemon:
+        daemon.wait_idle(200)
+        assert len(stations_of(place)) == 2
+        wait_for(
+            lambda: daemon.metric("visiond_stage_images_total", stage="blip") == 200, "the stations' counts"
+        )
+        assert daemon.metric("visiond_image_wait_seconds_count") == 200
+        assert daemon.metric("visiond_images_total", outcome="done", reason="") == 200
+        names = sorted(worker["name"] for worker in daemon.status()["workers"])
+        assert names == ["ocr+yolo+clip+blip/0", "ocr+yolo+clip+blip/1"]
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=200)
+
+
+def test_stations_that_are_killed_lose_nothing_and_are_replaced(tmp_path: Path) -> None:
+    place = Place(tmp_path, settings(3, stages=SLOW))
+    place.drop_many(range(1500))
+    chance = seeded()
+    with Daemon(place) as daemon:
+        for _ in range(6):
+            ended = daemon.status()["ended_in_this_run"]
+            os.kill(chance.choice(wait_for(lambda: stations_of(place), "a station")), signal.SIGKILL)
+            daemon.wait_until(lambda s, ended=ended: s["ended_in_this_run"] > ended + 50, "progress")
+        daemon.wait_idle(1500)
+        assert len(list(daemon.events("station lost", cause="killed by SIGKILL"))) == 6
+        wait_for(lambda: len(stations_of(place)) == 3, "three stations again")
+        assert daemon.stop() == 0
+    place.assert_kept(DONE=1500)
+
+
+def test_a_stop_drains_every_station(tmp_path: Path) -> None:
+    place = Place(tmp_path, settings(2, stages=SLOW))
+    place.drop_many(range(800))
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda s: s["ended_in_this_run"] > 50, "progress")
+        assert daemon.stop() == 0
+    assert place.judge(finished=False).problems == []
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=800)
+
+
+def test_a_killed_daemon_takes_its_stations_with_it(tmp_path: Path) -> None:
+    place = Place(tmp_path, settings(2, stages=SLOW))
+    place.drop_many(range(400))
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda s: s["ended_in_this_run"] > 50, "progress")
+        daemon.kill()
+        assert place.orphans() == []
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=400)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(remote, "BACKOFF_SECONDS", 0.05)
+
+
+@pytest.fixture
+def stopper(tmp_path: Path) -> Iterator[Place]:
+    """A place with three stations, of which the first that is seen at work is stopped by a signal."""
+    place = Place(tmp_path, settings(3, stages=SLOW))
+    place.drop_many(range(600))
+
+    def stop_one() -> None:
+        wait_for(lambda: place.has_ledger() and place.rows("SELECT 1 FROM image WHERE emitted = 1"), "work")
+        os.kill(children()[0], signal.SIGSTOP)
+
+    thread = threading.Thread(target=stop_one)
+    thread.start()
+    yield place
+    thread.join()
+
+
+def children() -> list[int]:
+    """Stations of this process."""
+    own = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
+    return [int(p) for p in own if b"daemon.stations.child" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_station_that_hangs_is_replaced_and_holds_up_no_other(stopper: Place) -> None:
+    service = Service(parse(stopper.settings, stopper.folder), once=True)
+    anyio.run(service.run, backend_options={"use_uvloop": True})
+    assert service.counts.ended[JobStatus.DONE] == 600
+    stopper.assert_kept(DONE=600)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_without_any_station_left_the_daemon_says_why(tmp_path: Path) -> None:
+    place = Place(tmp_path, settings(2))
+    place.drop_many(range(3))
+    config = parse(place.settings, place.folder)
+    broken = config.model_copy(
+        update={"pipeline": config.pipeline.model_copy(update={"queue_images": -5})}
+    )  # which a station refuses
+    with pytest.raises(NoWorkersLeft, match="No station is left: exited with status"):
+        anyio.run(run_service, broken, backend_options={"use_uvloop": True})
