@@ -1,9 +1,9 @@
-"""The ledger: one SQLite file that knows every image and stores every result. It is the truth.
+"""The ledger: one SQLite file that knows every image and stores every result.
 
-A result is durable when its transaction is committed. One thread writes, over one connection, and commits in
-groups: all requests that came during the last commit go into the next one, so many images share an fsync. A
-row is PENDING until the image ends. Which images are being worked on is only in the daemon's memory, so a
-crash leaves no leases behind.
+It is the source of truth. A result is durable when its transaction is committed. One thread (writer.py)
+writes, over one connection, and commits in groups: all requests that came during the last commit go into the
+next one, so many images share an fsync. A row is PENDING until the image ends. Which images are being worked
+on is only in the daemon's memory, so a crash leaves no leases behind.
 """
 
 from __future__ import annotations
