@@ -51,9 +51,12 @@ class Held(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What has been published. held: inboxes with sources that cannot leave, and why; their images have to be
-    published again. folders: those in which files were added or removed. records: all of these images, those
-    that are held too."""
+    """What has been published.
+
+    held: inboxes with sources that cannot leave, and why; their images have to be published again.
+    folders: those in which files were added or removed.
+    records: all of these images, those that are held too.
+    """
 
     placed: list[Placed]
     held: dict[int, str]

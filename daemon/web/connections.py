@@ -150,8 +150,9 @@ class Server(uvicorn.Server):
                     tasks.start_soon(self._welcome, placed)
 
     async def _place(self, client: socket.socket) -> socket.socket | None:
-        """The client, if it does not take a descriptor from the work; if it would, in
-        the place of another one. If that is not possible either, it is closed: None."""
+        """The client, if it does not take a descriptor from the work; if it would, in the place of another
+        one. If that is not possible either, it is closed: None.
+        """
         if self._may_stay(client):
             return client
         with client:
