@@ -164,7 +164,7 @@ class Agreement:
     predicted: boxes of predict.
     found: those with one of our boxes of the same label and an IoU of at least FOUND_IOU.
     cosine: the smallest of an embedding; 1 if there is nothing to compare.
-    overlap: the smallest IoU of a box of predict with our nearest box. Both are 1 if there is nothing to
+    overlap: the smallest IoU of a box of predict with our nearest box; 1 if there is nothing to
         compare.
     """
 

@@ -82,7 +82,7 @@ _FIGURES = {
     "blip": msgspec.json.Decoder(_Caption).decode,
 }
 
-# bin → (criterion, stage that measures it, field of its result, field of Thresholds)
+# Bin → (criterion, stage that measures it, field of its result, field of Thresholds).
 _RULES = {
     "A": (("text_boxes", "ocr", "count", "text_boxes"), ("text_area", "ocr", "area_ratio", "text_area")),
     "B": (

@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 _libc = ctypes.CDLL(None, use_errno=True)
 ADDED_TO_PATHS = 128  # bytes, at most
 LONGEST_NAME = 255  # bytes, of every common file system
-# may be temporary
+# These may be temporary.
 _DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 

@@ -121,7 +121,7 @@ def depthwise_conv2d(
         BLOCK_H=block_h,
         NUM_RUNS=runs,
         RUN_LENGTH=run_length,
-        # the code for a 7×7 kernel would be too long
+        # The code for a 7×7 kernel would be too long.
         UNROLL=layer.shape["KERNEL_H"] if layer.shape["KERNEL_H"] <= 3 else 1,
         BLOCK_C=block_c,
         num_warps=1 if block_c == 16 else 2,

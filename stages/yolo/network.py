@@ -124,7 +124,7 @@ def speed_up_convolutions(model: nn.Module) -> None:
     """On a GPU, in half precision: compute a convolution's bias and SiLU in one pass instead of two."""
     for module in model.modules():
         if isinstance(module, Conv) and isinstance(module.act, nn.SiLU):
-            # ultralytics' own fusing does the same
+            # Ultralytics' own fusing does the same.
             module.forward = functools.partial(conv2d_silu, module.conv)
 
 
