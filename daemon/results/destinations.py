@@ -28,6 +28,7 @@ from daemon.jobs import JobStatus, Placed
 from daemon.ledger.record import Record
 from daemon.sidecar import Source, path_of
 from daemon.system.scarcity import AWAY, SCARCE
+from stages.binning import BINS
 
 log = structlog.get_logger()
 Answer = TypeVar("Answer")
@@ -83,7 +84,7 @@ class Destination:
         output = config.output
         name = os.fsencode(inbox.name)
         folders = (output.results, output.failed, output.done, output.bins_folder)
-        known = {b"A", b"B", b"C", *map(os.fsencode, bins)}
+        known = {os.fsencode(name) for name in (*BINS, *bins)}
         results, failed, done, folder = (
             os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders
         )

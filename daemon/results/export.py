@@ -25,6 +25,7 @@ from daemon.ledger.records import Reader
 from daemon.results import columns
 from daemon.results.parquet import write_table
 from daemon.state import closed_to_others
+from stages.binning import BINS
 
 COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Parquet
     "id": int,
@@ -57,7 +58,6 @@ COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Par
 # At the start of a cell. Some programs ignore spaces before it, or accept wide characters.
 FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
 FORMATS = ("csv", "jsonl", "parquet")
-BINS = ("A", "B", "C")  # of the built-in rule; a user's rule may have others
 SEED = 0  # so that a mix leaves out the same images each time
 
 Step = Callable[[int, int | None], None]

@@ -83,13 +83,8 @@ def load_network(
     try:
         model = build_network(config)
         model.load_state_dict(state)
-    except (
-        RuntimeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        OSError,
-    ) as error:  # whatever ultralytics raises for a wrong config
+    # Whatever ultralytics raises for a wrong config.
+    except (RuntimeError, LookupError, TypeError, ValueError, OSError) as error:
         what = " ".join(str(error).split())
         raise StageUnusable(
             f"{weights} does not hold the weights of the model in its config: {what}"
