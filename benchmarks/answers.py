@@ -158,10 +158,15 @@ def caption(models: OneAtATime, path: str) -> str:
 
 @dataclass
 class Agreement:
-    """Agreement with the libraries' answers. captions: equal captions. predicted: boxes of predict; found:
-    those with one of our boxes of the same label and an IoU of at least FOUND_IOU. cosine: the smallest of an
-    embedding. overlap: the smallest IoU of a box of predict with our nearest box. Both are 1 if there is
-    nothing to compare."""
+    """Agreement with the libraries' answers.
+
+    captions: equal captions.
+    predicted: boxes of predict.
+    found: those with one of our boxes of the same label and an IoU of at least FOUND_IOU.
+    cosine: the smallest of an embedding; 1 if there is nothing to compare.
+    overlap: the smallest IoU of a box of predict with our nearest box; 1 if there is nothing to
+        compare.
+    """
 
     images: int = 0
     captions: int = 0

@@ -24,7 +24,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 
 CONFIG = '[[inbox]]\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "warning"\n'
-# so that the backlog stays
+# Slow, so that the backlog stays.
 SLOW = FAKES.replace('"fake"\n', '"fake"\noptions = { latency_seconds = 2.0 }\n', 1)
 
 

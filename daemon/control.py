@@ -67,9 +67,9 @@ def run(
         from daemon.system.stray import catch
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        # the lower limit is for programs that use select(2)
+        # The soft limit is low only for the sake of programs that use select(2).
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        # most likely to have room for a copy of the ledger
+        # This folder is most likely to have room for a copy of the ledger.
         os.environ["SQLITE_TMPDIR"] = str(config.state.path)
         with written_aside():
             set_up_log(config.log.level, config.log.format)

@@ -105,7 +105,7 @@ class Farewell(msgspec.Struct, tag="farewell", frozen=True):
 
     cause: str
     curable: bool  # whether a new worker may succeed
-    # a stage cannot be built from its weights and options; the cause is a sentence for the user
+    # A stage cannot be built from its weights and options; the cause is a sentence for the user.
     unusable: bool = False
 
 

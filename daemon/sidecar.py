@@ -145,6 +145,9 @@ def json_schema() -> bytes:
         namespace={"__doc__": Sidecar.__doc__},
     )
     schema = msgspec.json.schema(whole)
+    for kind in schema["$defs"].values():  # a description is a docstring, with its line breaks
+        if "description" in kind:
+            kind["description"] = " ".join(kind["description"].split())
     return (
         msgspec.json.format(
             msgspec.json.encode({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})

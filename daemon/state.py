@@ -66,7 +66,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 f"Another visiond is using {folder}{_holder_of(fd)}. Stop it, or set another [state] path."
             ) from None
         with contextlib.suppress(OSError):
-            # keeps nobody out, but names the process that holds it
+            # This lock keeps nobody out, but names the process that holds it.
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:

@@ -90,8 +90,9 @@ class StageSpec(msgspec.Struct, frozen=True):
 class Image:
     """One image inside a worker.
 
-    pixels: uint8 tensor [3, height, width], RGB, upright, on the worker's device; None
-    if no stage of the worker needs pixels. results: of earlier stages, by stage name.
+    pixels: uint8 tensor [3, height, width], RGB, upright, on the worker's device; None if no stage of the
+        worker needs pixels.
+    results: of earlier stages, by stage name.
     """
 
     data: memoryview

@@ -82,7 +82,8 @@ _FIGURES = {
     "blip": msgspec.json.Decoder(_Caption).decode,
 }
 
-# bin → (criterion, stage that measures it, field of its result, field of Thresholds)
+# Bin → (criterion, stage that measures it, field of its result, field of Thresholds), in the order in which
+# the rule tries the bins. The last bin has the images that pass no other.
 _RULES = {
     "A": (("text_boxes", "ocr", "count", "text_boxes"), ("text_area", "ocr", "area_ratio", "text_area")),
     "B": (
@@ -92,6 +93,7 @@ _RULES = {
     ),
     "C": (("clip_similarity", "blip", "similarity", "clip_similarity"),),
 }
+BINS = tuple(_RULES)  # of the built-in rule; a user's rule may have others
 
 _HAS_TWO_CHARACTERS = re.compile(r"[^\W_].*[^\W_]", re.DOTALL)  # two letters or digits, of any script
 
@@ -114,8 +116,8 @@ def judge(payloads: Mapping[str, bytes], thresholds: Thresholds) -> Bin:
         }
         for name, rules in _RULES.items()
     }
-    passing = (name for name in ("A", "B") if any(c.passed for c in criteria[name].values()))
-    return Bin(next(passing, "C"), criteria)
+    passing = (name for name in BINS[:-1] if any(c.passed for c in criteria[name].values()))
+    return Bin(next(passing, BINS[-1]), criteria)
 
 
 def is_decided(payloads: Mapping[str, bytes], thresholds: Thresholds, stages: Sequence[str]) -> bool:

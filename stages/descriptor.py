@@ -39,14 +39,14 @@ class Backend:
     version: part of every fingerprint. Raise it when a change of the code changes answers.
     needs_weights: whether a pack or a folder must have files for it.
     bundled: if a library contains the weights: returns their absolute paths by role. Raises PackError if it
-    is not installed. find: returns the files of the backend's weights in a folder, or in the file that was
-    named, by role and relative to the
-        folder; {} if there are none.
-    check: raises PackError if files are damaged, or of another model than the backend takes.
-    allow_pickle: whether they may be
-        pickles.
-    shares: role → another stage and its role whose files are used here too, so that the answers of
-    both can be compared. takes: the model that it takes, for the message that refuses another one.
+        is not installed.
+    find: returns the files of the backend's weights in a folder, or in the file that was named, by role and
+        relative to the folder; {} if there are none.
+    check: raises PackError if files are damaged, or of another model than the backend takes. allow_pickle:
+        whether they may be pickles.
+    shares: role → another stage and its role whose files are used here too, so that the answers of both can
+        be compared.
+    takes: the model that it takes, for the message that refuses another one.
     """
 
     place: str

@@ -50,9 +50,10 @@ class Unfit(Exception):
 
 
 class Gathered(NamedTuple):
-    """stages: by name, in the order in which they run. sources:
-    the distributions of those that are not visiond's own.
+    """All stages that are installed.
 
+    stages: by name, in the order in which they run.
+    sources: the distributions of those that are not visiond's own.
     problems: what is wrong with a plug-in, by the name of its entry point; it may work in spite of it.
     """
 

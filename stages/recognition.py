@@ -35,8 +35,10 @@ MODEL_PARTS = {
 class Model:
     """How to recognize a transformers model by its config.json and its weights.
 
-    type: its model_type. name: of its class. foreign: prefixes of weights that only another class
-    of the same family has, and that class: a config.json may have no class, or a wrong one.
+    type: its model_type.
+    name: of its class.
+    foreign: prefixes of weights that only another class of the same family has, and that class: a config.json
+        may have no class, or a wrong one.
     """
 
     type: str

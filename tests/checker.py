@@ -30,8 +30,9 @@ LONGEST_NAME = 255  # bytes
 class Inbox:
     """A folder that files were dropped into.
 
-    dropped: path in it → SHA-256 (hex) of every version dropped there, in order; "" for
-    anything that is not a regular file. name: its sub-folder of results, failed, done and bins.
+    dropped: path in it → SHA-256 (hex) of every version dropped there, in order; "" for anything that is not
+        a regular file.
+    name: its sub-folder of results, failed, done and bins.
     """
 
     path: Path

@@ -82,9 +82,9 @@ class Run(msgspec.Struct, frozen=True):
     wall_seconds: float  # of the whole process
     load_seconds: float  # until the first worker had its models
     images_per_second: float
-    # from seen or loaded, whichever is later, to the sidecar; with a backlog mostly waiting time
+    # From seen or loaded, whichever is later, to the sidecar; with a backlog mostly waiting time.
     latency: Percentiles
-    # per image: the batch's time divided by its images, including the wait for the device
+    # Per image: the batch's time divided by its images, including the wait for the device.
     stage_seconds: dict[str, float]
     published_at: list[float]  # seconds since the start, in order
     samples: list[Sample]

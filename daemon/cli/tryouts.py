@@ -69,8 +69,8 @@ def _try_segment(layout: Layout, segment: Segment, known: list[dict[str, bytes]]
                 )
         finally:
             child.kill()
+            # A child that hangs in the kernel, as on a broken GPU, cannot be reaped.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # it hangs in the kernel, for example on a broken GPU
                 child.wait(DEATH_SECONDS)
             assert child.stdout
             child.stdout.close()

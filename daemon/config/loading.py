@@ -114,7 +114,7 @@ def drop_missing_stages(document: dict[str, Any]) -> list[str]:
         named = pipeline.pop("stages", None)
         left = keep(named)
         if named is not None and (left or not named):
-            # if none is left, the default is as good for a command that needs none
+            # If none is left, the default is as good for a command that needs none.
             pipeline["stages"] = left
         segments = pipeline.get("segment")
         if isinstance(segments, list) and all(isinstance(table, dict) for table in segments):

@@ -196,7 +196,7 @@ def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterat
             below.append((f"[[{where}]]", target))
             if not path:  # at the top level the tables themselves are not commented out
                 continue
-        # it is optional
+        # An optional key: use its other type.
         spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})
         limited = not spec.keys().isdisjoint({"enum", *BOUNDS})
         keys.append(Key(name, _kind(name, spec), limited, _default(name, spec), spec.get("description", "")))
@@ -235,7 +235,7 @@ def _default(name: str, spec: dict[str, Any]) -> str | None:
         return ""
     if default and name.endswith("_bytes"):
         default = _size(default)
-    # all other defaults look the same in TOML
+    # All other defaults look the same in TOML.
     return "{}" if default == {} else json.dumps(default, ensure_ascii=False)
 
 

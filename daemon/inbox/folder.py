@@ -55,7 +55,7 @@ class Folder:
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
     settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
-    # when each call that still runs in a thread began (monotonic)
+    # When each call that still runs in a thread began (monotonic).
     calls: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ def move(record: Record, target: bytes) -> Placed:
     except OSError as error:
         if error.errno != errno.EXDEV:  # two mounts of one file system give it too
             raise
-        # before a crash, or the deletion failed
+        # A crash, or a failed deletion, may have left a copy.
         copied = next((path for path in taken if _is_copy(record, path)), None)
         if not copied and not copy(record, final):
             return Placed(record.id)

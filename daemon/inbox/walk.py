@@ -139,7 +139,7 @@ class Walk:
                             is_folder = entry.is_dir(follow_symlinks=False)
                             status = None if is_folder else entry.stat(follow_symlinks=False)
                         except OSError as error:
-                            # the folder can be listed but not entered, or the path is too long
+                            # The folder can be listed but not entered, or the path is too long.
                             trouble = trouble if error.errno in _VANISHED else error
                             yield None
                             continue

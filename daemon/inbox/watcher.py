@@ -147,7 +147,7 @@ class Watcher:
             return 0.0
         interval = min(POLL_SECONDS, self._rescan_seconds) if folder.polls else self._rescan_seconds
         if folder.settling.overflowed:
-            # by then there is room for the files that did not fit
+            # By then there is room for the files that did not fit.
             interval = min(interval, folder.settings.settle_seconds)
         return folder.scanned_at + max(interval, REST * folder.scan_seconds)
 

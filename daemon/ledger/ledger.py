@@ -1,9 +1,9 @@
-"""The ledger: one SQLite file that knows every image and stores every result. It is the truth.
+"""The ledger: one SQLite file that knows every image and stores every result.
 
-A result is durable when its transaction is committed. One thread writes, over one connection, and commits in
-groups: all requests that came during the last commit go into the next one, so many images share an fsync. A
-row is PENDING until the image ends. Which images are being worked on is only in the daemon's memory, so a
-crash leaves no leases behind.
+It is the source of truth. A result is durable when its transaction is committed. One thread (writer.py)
+writes, over one connection, and commits in groups: all requests that came during the last commit go into the
+next one, so many images share an fsync. A row is PENDING until the image ends. Which images are being worked
+on is only in the daemon's memory, so a crash leaves no leases behind.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ledger:
         self._model_ids: dict[str, int] = {}  # stage → its current model
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
-        # inboxes, as JSON; rows of other inboxes wait until these are configured again
+        # Inboxes, as JSON. Rows of other inboxes wait until these are configured again.
         self._configured = "[]"
         self._cursors: dict[int, int] = {}  # priority → the last row that `next_jobs` returned
         self._asked_of: frozenset[int] = frozenset()  # the inboxes whose rows the cursors have not skipped
@@ -230,7 +230,7 @@ class Ledger:
         jobs = [e.job for e in endings]
         for job in jobs:
             if not job.outputs.keys() <= BUILT_IN_KEYS.keys():
-                # a sidecar has them in the order of its stored models
+                # A sidecar has them in the order of its stored models.
                 job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
 
         def work(connection: sqlite3.Connection) -> set[int]:

@@ -64,7 +64,7 @@ class Connections:
         try:
             with contextlib.ExitStack() as undo:
                 address = f"{self._path.absolute().as_uri()}?mode=ro"
-                # one thread after another
+                # Several threads use it, one after another.
                 connection = sqlite3.connect(address, uri=True, check_same_thread=False)
                 undo.callback(connection.close)
                 set_factories(connection)

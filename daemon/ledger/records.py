@@ -265,7 +265,7 @@ def assemble(
         try:
             record = _join(row, stored, models)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            # after a flipped bit
+            # For example after a flipped bit.
             raise damaged(
                 ledger_of(connection), f"image {row['id']} cannot be read ({type(error).__name__}: {error})"
             ) from error

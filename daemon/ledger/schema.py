@@ -80,8 +80,8 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
     set_factories(connection)
     try:
         version = read_version(path, connection)
+        # Check before anything is written.
         if version and (fault := find_fault(connection, current=version == newest())):
-            # before anything is written
             raise damaged(path, fault)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -126,7 +126,7 @@ def read_version(path: Path, connection: sqlite3.Connection) -> int:
     return version
 
 
-# of other files in the folder
+# Errors in reading other files in the folder.
 _UNREADABLE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 

@@ -41,7 +41,7 @@ def is_blank(path: Path) -> bool:
         head[HEADER_BYTES : HEADER_BYTES + 1],
         int.from_bytes(head[HEADER_BYTES + 3 : HEADER_BYTES + 5]),
     )
-    # else the list of tables goes on in other pages, even if this one has no entry
+    # If the page is no leaf, the list of tables goes on in other pages, even if this one has no entry.
     is_leaf = page_type == LEAF_PAGE
     return head.startswith(MAGIC) and is_leaf and tables == 0 and not (wal.exists() and wal.stat().st_size)
 

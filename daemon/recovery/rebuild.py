@@ -86,13 +86,12 @@ def rebuild(config: Config) -> Iterator[Finding]:
         present = _follow(path, connection)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
     for suffix in DATABASE:
-        # without a ledger, even for a moment, a daemon would make a new one
+        # Without a ledger, even for a moment, a daemon would make a new one.
         keep = os.rename if suffix else os.link
         with contextlib.suppress(FileNotFoundError):
             keep(f"{path}{suffix}", f"{kept}{suffix}")
-    identity.write(
-        path.parent, present
-    )  # before the ledger: after a kill in between, the ledger is refused and can be repaired again
+    # The identity before the ledger: after a kill in between, the ledger is refused and can be repaired again.
+    identity.write(path.parent, present)
     fresh.rename(path)
     sync_folder(path.parent)
     if os.path.lexists(kept):

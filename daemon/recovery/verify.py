@@ -55,8 +55,8 @@ def verify(config: Config) -> Iterator[Finding]:
 
     Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged.
     """
+    # Open before locking: the lock makes the folder.
     with open_reader(config) as reader, lock_state(config.state.path):
-        # in this order, as a lock makes the folder
         reader.check_file()
         yield from _compare(reader, config)
 

@@ -28,6 +28,7 @@ from daemon.jobs import JobStatus, Placed
 from daemon.ledger.record import Record
 from daemon.sidecar import Source, path_of
 from daemon.system.scarcity import AWAY, SCARCE
+from stages.binning import BINS
 
 log = structlog.get_logger()
 Answer = TypeVar("Answer")
@@ -35,7 +36,7 @@ Answer = TypeVar("Answer")
 _libc = ctypes.CDLL(None, use_errno=True)
 ADDED_TO_PATHS = 128  # bytes, at most
 LONGEST_NAME = 255  # bytes, of every common file system
-# may be temporary
+# These may be temporary.
 _DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -51,9 +52,12 @@ class Held(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What has been published. held: inboxes with sources that cannot leave, and why; their images have to be
-    published again. folders: those in which files were added or removed. records: all of these images, those
-    that are held too."""
+    """What has been published.
+
+    held: inboxes with sources that cannot leave, and why; their images have to be published again.
+    folders: those in which files were added or removed.
+    records: all of these images, those that are held too.
+    """
 
     placed: list[Placed]
     held: dict[int, str]
@@ -80,7 +84,7 @@ class Destination:
         output = config.output
         name = os.fsencode(inbox.name)
         folders = (output.results, output.failed, output.done, output.bins_folder)
-        known = {b"A", b"B", b"C", *map(os.fsencode, bins)}
+        known = {os.fsencode(name) for name in (*BINS, *bins)}
         results, failed, done, folder = (
             os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders
         )

@@ -25,6 +25,7 @@ from daemon.ledger.records import Reader
 from daemon.results import columns
 from daemon.results.parquet import write_table
 from daemon.state import closed_to_others
+from stages.binning import BINS
 
 COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Parquet
     "id": int,
@@ -54,11 +55,9 @@ COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Par
     "notice": str,
     **{column.name: column.kind for column in columns.COLUMNS},
 }
-FORMULA = re.compile(
-    r"\s*[=+\-@＝＋－＠]|[\t\r\n]"
-)  # at the start of a cell: some programs ignore spaces before it, or accept wide characters
+# At the start of a cell. Some programs ignore spaces before it, or accept wide characters.
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
 FORMATS = ("csv", "jsonl", "parquet")
-BINS = ("A", "B", "C")  # of the built-in rule; a user's rule may have others
 SEED = 0  # so that a mix leaves out the same images each time
 
 Step = Callable[[int, int | None], None]
@@ -192,7 +191,7 @@ def row_of(record: Record) -> dict[str, Any]:
 def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
     source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
     caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
-    # only lines that count for the bin, fewer than OCR found
+    # Only lines that count for the bin, fewer than OCR found.
     measured = document["bin"]["criteria"].get("A", {})
     text_boxes, text_area = (measured.get(name, {}).get("value") for name in ("text_boxes", "text_area"))
     return {

@@ -28,7 +28,7 @@ from daemon.results.sinks import Sink
 log = structlog.get_logger()
 
 GROUP = 128  # records that a sink gets at once
-# after a group, unless the next one is full: few full groups cost less than many small ones
+# After a group, unless the next one is full: few full groups cost less than many small ones.
 GATHER_SECONDS = 0.05
 PAUSE_SECONDS = 1.0  # after the first failure; doubled after each further one
 LONGEST_PAUSE_SECONDS = 60.0
@@ -42,7 +42,7 @@ class Recent:
     """The last records that entered the outbox, so that a sink that keeps up needs no reading of the ledger."""
 
     def __init__(self) -> None:
-        # without gaps in the sequence numbers
+        # Without gaps in the sequence numbers.
         self._records: deque[tuple[int, Record]] = deque(maxlen=RECENT)
 
     def add(self, records: Mapping[int, Record]) -> None:
@@ -82,7 +82,7 @@ class Delivery:
         self._ledger = ledger
         self._reader = reader
         self._note_changes = note_changes
-        # what the sink has taken; the place in the ledger may still be behind it
+        # What the sink has taken; the place in the ledger may still be behind it.
         self._accepted = place.sequence
         self._failure = ""  # why the last try failed
         self._called_at = math.inf  # monotonic seconds

@@ -51,7 +51,7 @@ class Publisher:
         self._publishing: set[tuple[int, bytes]] = set()  # inbox and path
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
-        # inboxes of which not all that a crash left behind is in the outbox yet
+        # Inboxes of which not all that a crash left behind is in the outbox yet.
         self._recovering: set[int] = set()
 
     def held_back(self) -> list[str]:

@@ -62,7 +62,7 @@ class JsonlSink:
                     left = left[os.write(fd, left) :]
                 os.fsync(fd)
             except OSError:
-                # or each try would leave what had room, and take the room from the results
+                # Otherwise each try would leave a partial write that takes room from the results.
                 os.ftruncate(fd, end)
                 raise
         finally:

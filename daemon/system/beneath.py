@@ -22,7 +22,7 @@ def open_beneath(root: bytes, path: bytes) -> int:
     try:
         fd: int = _libc.syscall(OPENAT2, folder, path, _HOW, len(_HOW))
         if fd < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):
-            # before Linux 5.6, or an old container's filter
+            # openat2 is missing before Linux 5.6, or a container's filter refuses it.
             return os.open(path, READ, dir_fd=folder)
         if fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)

@@ -30,7 +30,7 @@ class Retry:
     def __init__(self) -> None:
         self.failing: dict[str, str] = {}  # what is read or written → why that fails, as a sentence
         self._waiting: Counter[str] = Counter()  # what is read or written → calls that have failed so far
-        # set by a drain, which does not wait for a disk: the next daemon writes the rest
+        # Set by a drain, which does not wait for a disk: the next daemon writes the rest.
         self.hurried = False
 
     def blocked(self) -> list[str]:

@@ -54,7 +54,7 @@ async def guard(files: OpenFiles, ledger: Ledger, interval_seconds: float) -> No
     while True:
         await anyio.sleep(interval_seconds)
         with contextlib.suppress(OSError):
-            # a disk that fails now may work at the next check; the pipeline reports it
+            # A disk that fails now may work at the next check; the pipeline reports it.
             await to_thread.run_sync(files.check, abandon_on_cancel=True)
             if (present := await ledger.identity()) != noted:
                 await to_thread.run_sync(identity.note, ledger.path, present, abandon_on_cancel=True)

@@ -77,8 +77,12 @@ def survey(path: Path, before: float, stop: Stop) -> Amounts:
 async def prune(
     ledger: Ledger, before: float, forget: Callable[[JobStatus], None] = lambda status: None
 ) -> Amounts:
-    """Remove them, a few at a time, so that other requests to the ledger come in between. May be
-    cancelled at any time. forget: called for each removed row. Raises LedgerDamaged, LedgerUnusable."""
+    """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at
+    any time.
+
+    forget: called for each removed row.
+    Raises LedgerDamaged, LedgerUnusable.
+    """
     removed: Amounts = {kind: Amount() for kind in KINDS}
     async for rows in _find(ledger.path, "spare", before, 0):
         sizes = {number: size for number, _, size in rows}

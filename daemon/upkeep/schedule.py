@@ -43,7 +43,7 @@ DAY_SECONDS = 86_400.0
 POLL_SECONDS = 5.0  # between two checks whether a task is due
 AGAIN_SECONDS = {"failed": 3600.0, "stopped": 600.0}  # until the next try
 EARLY = 0.05  # of its interval a task may begin, so that a daily one keeps its hour
-# of the ledger's file, from which on shrinking it is worthwhile
+# Shrink only if this much of the ledger's file is free.
 FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20
 CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
 
@@ -184,7 +184,7 @@ class Upkeep:
         free, pages, page_bytes = await self._ledger.run(_measure)
         if free * page_bytes < LEAST_FREE_BYTES or free < FREE_SHARE * pages:
             return f"not needed: only {free * page_bytes >> 20} of {pages * page_bytes >> 20} MiB are free"
-        # a copy beside the ledger, and the copy back through its -wal
+        # Room for a copy beside the ledger, and for the copy back through its -wal.
         wanted = 2 * (pages - free) * page_bytes
         if shutil.disk_usage(self._folder).free < wanted:
             raise NotWritable(

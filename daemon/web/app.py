@@ -238,8 +238,8 @@ class RequireToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        # compare_digest takes constant time.
         if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):
-            # in constant time
             await self._app(scope, receive, send)
         else:
             await Response(

@@ -33,7 +33,7 @@ WARNING_SECONDS = 60.0  # between two warnings about few descriptors
 SCARCE_SECONDS = 0.01  # pause after a client when descriptors are few
 ACCEPT_SECONDS = 0.2  # pause after an accept that failed for lack of descriptors
 MOST_WAITING = 128  # connections without a complete request yet
-# from the start of a connection or the end of its last answer to the end of the next answer
+# From the start of a connection or the end of its last answer to the end of the next answer.
 REQUEST_SECONDS = 10.0
 
 
@@ -150,16 +150,17 @@ class Server(uvicorn.Server):
                     tasks.start_soon(self._welcome, placed)
 
     async def _place(self, client: socket.socket) -> socket.socket | None:
-        """The client, if it does not take a descriptor from the work; if it would, in
-        the place of another one. If that is not possible either, it is closed: None."""
+        """The client, if it does not take a descriptor from the work; if it would, in the place of another
+        one. If that is not possible either, it is closed: None.
+        """
         if self._may_stay(client):
             return client
         with client:
             self._end_longest_handshake() or Connection.let_go()
-            # until that one is closed, and because it may reconnect at once
+            # Wait until that one is closed; its client may reconnect at once.
             await anyio.sleep(SCARCE_SECONDS)
             with contextlib.suppress(OSError):
-                # to the lowest number that is free, or numbers in between would fill up behind it
+                # Move to the lowest free number; otherwise the numbers in between would fill up behind it.
                 moved = client.dup()
                 if self._may_stay(moved):
                     return moved
@@ -187,8 +188,7 @@ class Server(uvicorn.Server):
         """Connect a client. A failed handshake is ignored. If there are too many, the longest one is stopped."""
         with anyio.CancelScope() as scope, contextlib.suppress(OSError):
             if self._tls:
-                # a plain connection takes no time, and uvloop
-                # forgets to report the loss of one that is cancelled
+                # A plain connection takes no time, and uvloop forgets to report the loss of one that is cancelled.
                 self._handshakes[scope] = None
             if len(self._handshakes) > MOST_HANDSHAKES:
                 self._end_longest_handshake()

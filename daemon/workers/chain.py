@@ -71,7 +71,7 @@ class Allowance:
         self._fitted = 0
 
     def shrink(self, count: int) -> None:
-        # another thread may have set it lower
+        # Another thread may have set it lower.
         self.most, self._fitted = min(self.most, max(1, count // 2)), 0
 
     def note_fit(self, count: int) -> None:
@@ -154,7 +154,7 @@ class Chain:
         known = {}
         for name in self._uses & item.known.keys():
             with suppress(msgspec.DecodeError):
-                # stored by a version with another result type: treated as missing
+                # A result that a version with another result type stored is treated as missing.
                 known[name] = registry.decode(name, item.known[name])
         entry.image = Image(data, header.width, header.height, results=known)
         return entry

@@ -66,7 +66,7 @@ def main() -> None:
     die_with(parent)
     keep_memory()
     for number in (signal.SIGINT, signal.SIGHUP):
-        # a terminal sends them to the whole group, but only the daemon obeys
+        # A terminal sends them to the whole group, but only the daemon obeys.
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     channel = Channel(socket.socket(fileno=connection))
@@ -164,7 +164,7 @@ def keep_memory() -> None:
     as long as the work on them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1):
-        # the largest value before glibc 2.35
+        # The second value is the largest before glibc 2.35.
         mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)
 
 

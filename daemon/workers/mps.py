@@ -45,7 +45,7 @@ class Server:
 
     def __init__(self, gpu: str) -> None:
         """gpu: its UUID."""
-        # the environment of processes that share the GPU; empty while none does
+        # The environment of processes that share the GPU; empty while none does.
         self.shared: dict[str, str] = {}
         self._gpu = gpu
         self._works = True

@@ -30,7 +30,8 @@ from daemon.workers.worker import Worker
 log = structlog.get_logger()
 
 QUICK_DEATHS = 5  # in a row, without any answer, before a seat is closed
-# the same for workers that ran one image alone, which is then the likely cause: a folder may be full of such
+# The same for workers that ran one image alone, which is then the likely cause; a folder may be full of such
+# images.
 LONE_DEATHS = 20
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 LONGEST_BACKOFF_SECONDS = 30.0
@@ -120,9 +121,8 @@ class Pool:
         worker = await self.reserve()
         worker.alone = anyio.Event()
         self._park(worker)
-        for other in [
-            self._free.get_nowait() for _ in range(self._free.qsize())
-        ]:  # moves the free slots of this worker out of the queue
+        # Takes the free slots of this worker out of the queue.
+        for other in [self._free.get_nowait() for _ in range(self._free.qsize())]:
             self.release(other)
         try:
             await worker.alone.wait()
@@ -209,9 +209,8 @@ class Pool:
             worker.cause = worker.cause or loss.cause
         finally:
             seat.worker, seat.state = None, "loading"
-            followed = worker.shared and not (
-                seat.server and seat.server.shared
-            )  # another worker of the same GPU was lost first
+            # Whether another worker of the same GPU was lost first.
+            followed = worker.shared and not (seat.server and seat.server.shared)
             with anyio.CancelScope(shield=True):
                 await self._end(seat, worker)
         if not self._stopping:

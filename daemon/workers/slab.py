@@ -50,7 +50,7 @@ class Slab:
         self._waiting.append(waiter)
         try:
             await waiter[1].wait()
-            # cannot fail: only the first in line is woken, and nobody overtakes it
+            # This cannot fail: only the first in line is woken, and nobody overtakes it.
             extent = self._take(length)
             assert extent is not None
             return extent

@@ -1,11 +1,10 @@
 """Greedy captions by BLIP's text decoder, without running transformers' Python code for each token.
 
-The weights are those of transformers' BlipTextLMHeadModel, and the tokens are those of
-its `generate` with do_sample=False and num_beams=1. The GPU never waits for Python:
+The weights are those of transformers' BlipTextLMHeadModel, and the tokens are those of its `generate` with
+do_sample=False and num_beams=1. The GPU never waits for Python:
 
 - All keys and values are in buffers of a fixed size. A step is always the same kernels at the same addresses,
-  and is
-  replayed from one CUDA graph for each batch size.
+  and is replayed from one CUDA graph for each batch size.
 - The image's keys and values for cross-attention are computed once for a caption, not for each token.
 - A token of the prompt is a step like any other; only its choice is known in advance.
 """

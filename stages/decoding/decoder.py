@@ -86,10 +86,10 @@ def main(arguments: Sequence[str]) -> None:
 def confine(parent: int, limits: Limits) -> None:
     """Give up what decoding does not need, and die with the parent."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        # the parent decides; a terminal signals the whole group
+        # The parent decides; a terminal signals the whole group.
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a read-only /proc
-        # out of memory, the kernel should kill this process first
+        # Out of memory, the kernel should kill this process first.
         Path("/proc/self/oom_score_adj").write_text("1000")
     die_with(parent)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -251,7 +251,7 @@ class Decoder:
 
     def _ready_channel(self) -> socket.socket:
         if self._process is not None and self._process.poll() is not None:
-            # it died while it was idle: no image is to blame
+            # It died while it was idle: no image is to blame.
             self._stop()
         if self._channel is None:
             self._start()
@@ -326,7 +326,7 @@ class Decoders:
         self._idle: queue.LifoQueue[Decoder] = queue.LifoQueue()  # reuse the one that was used last
         for decoder in self._decoders:
             self._idle.put(decoder)
-        # threads live as long as the children that they start
+        # Threads live as long as the children that they start.
         self._threads = ThreadPoolExecutor(count, "decoder")
 
     def decode_all(self, entries: Sequence[tuple[memoryview, Header]]) -> list[np.ndarray | ImageError]:

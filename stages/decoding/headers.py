@@ -83,7 +83,7 @@ def _orientation_of(tags: dict[int, int]) -> int:
 # ------------------------------------------------------------------------------------------
 
 SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# all except the hierarchical ones and lossless arithmetic
+# All except the hierarchical ones and lossless arithmetic.
 SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))
 SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive
 BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment

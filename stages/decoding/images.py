@@ -77,7 +77,7 @@ def _check_size(width: int, height: int, limits: Limits) -> None:
 
 def _how_to_allow(pixels: int, limits: Limits) -> str:
     settings = f"max_pixels = {pixels}"
-    # in units of 256 MiB, one of them for the decoder itself
+    # In units of 256 MiB, one of them for the decoder itself.
     needed = -(-pixels * DECODER_PIXEL_BYTES >> 28) + 1
     if needed << 28 > limits.decode_bytes:
         settings += f' and decode_bytes = "{needed * 256} MiB"'
@@ -133,7 +133,7 @@ def _decode_on_own_stream(
     user.wait_stream(stream)
     for tensor in pixels:
         if tensor is not None:
-            # its memory is reused only when the user's stream has finished with it
+            # Its memory is reused only when the user's stream has finished with it.
             tensor.record_stream(user)
     return pixels
 
@@ -186,9 +186,8 @@ def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[tor
             3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device
         )
         if device.type == "cuda":
-            torch.cuda.current_stream(
-                device
-            ).synchronize()  # the decoder does not wait for the kernels that turned the last images
+            # The decoder does not wait for the kernels that turned the last images.
+            torch.cuda.current_stream(device).synchronize()
     try:
         with device_errors():
             return _jpeg_decoder()(sources, mode="RGB", device=device)

@@ -109,7 +109,7 @@ def _walk(data: memoryview) -> tuple[int, int] | None:
                     return run.start(), size
             at = end
     if picture.is_progressive and longest[0] and not _is_complete(picture):
-        # the remaining scans are among the zeros
+        # The remaining scans are among the zeros.
         return longest[1], longest[0]
     return None
 
@@ -172,7 +172,7 @@ def _cost(picture: Picture, tables: int, first: int, last: int) -> tuple[int, in
     if first == 0:
         length, size = picture.codes[tables >> 4]
         block_bits = length + size
-        # each block is darker than the last one by this number of levels
+        # Each block is darker than the last one by this number of levels.
         most = _over(LEVELS, (1 << size) - 1)
     if first > 0 or not picture.is_progressive:
         length, symbol = picture.codes[0x10 | tables & 15]

@@ -14,7 +14,7 @@ import struct
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-# of classic BPF
+# Opcodes of classic BPF.
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_AT, MACHINE_AT = 0, 4  # bytes into struct seccomp_data
 FIRST_AT, SECOND_AT = 16, 24  # the low half of an argument
@@ -68,17 +68,17 @@ KEPT = {
 # Allowed for some arguments only: the position of the argument, the test that it must pass,
 # and the operands of the test.
 KEPT_IN_PART = {
-    # clone: threads, but no process, which would outlive this one
+    # clone: threads, but no process, which would outlive this one.
     (56, 220): (FIRST_AT, JUMP_IF_ANY_BIT, (CLONE_THREAD,)),
     (302, 261): (FIRST_AT, JUMP_IF_EQUAL, (0,)),  # prlimit64: of this process only
-    # no F_SETOWN
+    # fcntl, without F_SETOWN.
     (72, 25): (
         SECOND_AT,
         JUMP_IF_EQUAL,
         (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC),
     ),
 }
-# its flags are in memory, which a filter cannot read; with ENOSYS the C library uses clone
+# clone3's flags are in memory, which a filter cannot read; with ENOSYS the C library uses clone.
 CLONE3 = (435, 435)
 
 

@@ -2,9 +2,11 @@
 
 Feature maps are contiguous float16 [N, H, W, C] (channels last); sums are accumulated in float32. A program
 computes a tile of BLOCK_H × BLOCK_W pixels of one image, or, where neighbors do not matter, BLOCK_M pixels in
-row-major order. widths_ptr: None, or int [N], how many columns of the input belong to each image; columns to
-the right of them count as zero. Each kernel is compiled once for maps of all sizes: `do_not_specialize` stops
-Triton from compiling it again for every mix of sizes that are and are not multiples of 16.
+row-major order.
+widths_ptr: None, or int [N], how many columns of the input belong to each image; columns to the right of them
+    count as zero.
+Each kernel is compiled once for maps of all sizes: `do_not_specialize` stops Triton from compiling it again
+for every mix of sizes that are and are not multiples of 16.
 """
 
 # mypy: ignore-errors
@@ -46,13 +48,14 @@ def conv2d_kernel(
     """conv2d with bias, optional ReLU, optional max pooling of a second map, and optional sums.
 
     x: float16 or uint8 [N, in_height, in_width, IN_CHANNELS]; uint8 is scaled to 2·x/255 - 1 (UINT8).
-    weight: float16 [KERNEL_H · KERNEL_W · IN_CHANNELS, BLOCK_C], bias: float32 [BLOCK_C],
-    both padded with zeros.
+    weight: float16 [KERNEL_H · KERNEL_W · IN_CHANNELS, BLOCK_C], bias: float32 [BLOCK_C], both padded with
+        zeros.
     out: float16 [N, out_height, out_width, OUT_CHANNELS] = relu(F.conv2d(x, weight, bias, stride)).
     pool: None, or a float16 map of out's shape, values ≥ 0; then out = cat([F.max_pool2d(pool, 2, stride=1),
-    relu(…)], dim=-1).
-        One program writes both halves of a pixel's channels, because writes of half a pixel are slow.
-    sums: None, or float32 [N, tiles, OUT_CHANNELS], the sum of each tile's outputs. Grid: (tiles, N).
+        relu(…)], dim=-1). One program writes both halves of a pixel's channels, because writes of half a
+        pixel are slow.
+    sums: None, or float32 [N, tiles, OUT_CHANNELS], the sum of each tile's outputs.
+    Grid: (tiles, N).
     """
     pid, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
     offs_h, offs_w = tile_offsets(pid, out_width, BLOCK_H, BLOCK_W)
@@ -126,13 +129,16 @@ def depthwise_conv2d_kernel(
 ):  # fmt: skip
     """Depthwise conv2d with bias, and optional sums.
 
-    x: float16 [N, in_height, in_width, CHANNELS]. weight: float32 [KERNEL_H · KERNEL_W, CHANNELS]. bias:
-    float32 [CHANNELS]. out: float16 [N, out_height, out_width, CHANNELS] = F.conv2d(x, weight, bias, stride,
-    groups=CHANNELS).
+    x: float16 [N, in_height, in_width, CHANNELS].
+    weight: float32 [KERNEL_H · KERNEL_W, CHANNELS].
+    bias: float32 [CHANNELS].
+    out: float16 [N, out_height, out_width, CHANNELS] = F.conv2d(x, weight, bias, stride, groups=CHANNELS).
     sums: None, or float32 [N, tiles, CHANNELS], the sum of each tile's outputs within the image's width.
+
     One program: BLOCK_C channels of a tile of BLOCK_H rows, each with NUM_RUNS runs of RUN_LENGTH adjacent
     pixels. The pixels of a run share their loads: their accumulators are in registers, and each value that is
-    loaded is added to every pixel whose window it is in. Grid: (tiles, blocks of channels, N).
+    loaded is added to every pixel whose window it is in.
+    Grid: (tiles, blocks of channels, N).
     """
     pid, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
     offs_h, offs_run = tile_offsets(pid, tl.cdiv(out_width, RUN_LENGTH), BLOCK_H, NUM_RUNS)
@@ -310,10 +316,12 @@ def deconv_head_kernel(
     """Two transposed 2×2 convolutions of stride 2: sigmoid(conv_transpose2d(relu(conv_transpose2d(x, w1,
     b1)), w2, B2)).
 
-    x: float16 [N, height, width, CHANNELS]. w1: float16 [4, BLOCK_C, BLOCK_C], b1: float32 [BLOCK_C], w2:
-    float32 [4, BLOCK_C], all padded with zeros; the first dimension is the position in the 2×2 window.
+    x: float16 [N, height, width, CHANNELS].
+    w1: float16 [4, BLOCK_C, BLOCK_C], b1: float32 [BLOCK_C], w2: float32 [4, BLOCK_C], all padded with zeros;
+        the first dimension is the position in the 2×2 window.
     out: uint8 [N, 4 · height, 4 · width], probability · 255 rounded; written as int32 words [N, 4 · height,
-    width]. Grid: (blocks of BLOCK_M pixels, N).
+        width].
+    Grid: (blocks of BLOCK_M pixels, N).
     """
     image = tl.program_id(1).to(tl.int64)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -54,8 +54,8 @@ def conv2d(
 
     widths: int [N], the columns of each image; the rest of its map counts as zero.
     pooled: a map of the output's shape, not negative. Its 2×2 max pooling with stride 1 is put before the
-    output's channels. return_sums: also return the channels' sums over tiles of each image, float32 [N,
-    tiles, channels].
+        output's channels.
+    return_sums: also return the channels' sums over tiles of each image, float32 [N, tiles, channels].
     """
     shape, size = layer.shape, pixels.shape[1:3]
     is_pointwise = all(shape[side] == 1 for side in ("KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"))
@@ -121,7 +121,7 @@ def depthwise_conv2d(
         BLOCK_H=block_h,
         NUM_RUNS=runs,
         RUN_LENGTH=run_length,
-        # the code for a 7×7 kernel would be too long
+        # The code for a 7×7 kernel would be too long.
         UNROLL=layer.shape["KERNEL_H"] if layer.shape["KERNEL_H"] <= 3 else 1,
         BLOCK_C=block_c,
         num_warps=1 if block_c == 16 else 2,

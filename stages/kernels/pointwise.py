@@ -57,8 +57,12 @@ def squeeze_excitation_kernel(
     gates = clamp(SLOPE · (w2 @ relu(w1 @ mean + b1) + b2) + 0.5, 0, 1), + 1 with RESIDUAL (then x · gate is x
     + x · gate), where mean = sums.sum(dim=1) / (height · width), with an image's own width where widths are
     given.
-    sums: float32 [N, num_tiles, CHANNELS]. w1, w2: float32 [SQUEEZED, CHANNELS] (w2 transposed).
-    b1: float32 [SQUEEZED], b2: float32 [CHANNELS]. gates: float32 [N, CHANNELS]. Grid: (N,).
+
+    sums: float32 [N, num_tiles, CHANNELS].
+    w1, w2: float32 [SQUEEZED, CHANNELS] (w2 transposed).
+    b1: float32 [SQUEEZED], b2: float32 [CHANNELS].
+    gates: float32 [N, CHANNELS].
+    Grid: (N,).
     """
     image = tl.program_id(0)
     offs_c = tl.arange(0, BLOCK_C)
@@ -109,12 +113,16 @@ def pointwise_mlp_kernel(
 ):
     """out = w2ᵀ gelu(w1ᵀ (x · gates) + b1) + b2, + x · gates with RESIDUAL, for each pixel.
 
-    x: float16 [N, num_pixels, IN_CHANNELS]. gates: None, or float32 [N, IN_CHANNELS]. w1: float16
-    [IN_CHANNELS, HIDDEN], b1: float32 [HIDDEN], w2: float16 [HIDDEN, OUT_CHANNELS], b2: float32
-    [OUT_CHANNELS]. out: float16 [N, num_pixels, OUT_CHANNELS].
+    x: float16 [N, num_pixels, IN_CHANNELS].
+    gates: None, or float32 [N, IN_CHANNELS].
+    w1: float16 [IN_CHANNELS, HIDDEN], b1: float32 [HIDDEN], w2: float16 [HIDDEN, OUT_CHANNELS], b2: float32
+        [OUT_CHANNELS].
+    out: float16 [N, num_pixels, OUT_CHANNELS].
+
     Triton's tensors have powers of two as their sizes, and the layers are three times a power of two wide, so
     channels are split into blocks of BLOCK_IN and BLOCK_OUT. All inputs and accumulators stay in registers;
-    hidden units are computed BLOCK_HIDDEN at a time. Grid: (blocks of BLOCK_M pixels, N).
+    hidden units are computed BLOCK_HIDDEN at a time.
+    Grid: (blocks of BLOCK_M pixels, N).
     """
     image, start_m = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
@@ -192,9 +200,10 @@ def pointwise_linear_kernel(
 ):
     """out = x @ weight + bias, then gelu with GELU, then + residual.
 
-    x: float16 [M, K]. weight: float16 [K, N]. bias: float32 [N]. residual: None, or float16 [M, N]. out:
-    float16 [M, N]. K is a multiple of BLOCK_K, and N of BLOCK_N. Programs that read the same rows of x have
-    adjacent numbers, so that x is read from memory once. Grid: (blocks of M · blocks of N,).
+    x: float16 [M, K]. weight: float16 [K, N]. bias: float32 [N]. residual: None, or float16 [M, N].
+    out: float16 [M, N].
+    K is a multiple of BLOCK_K, and N of BLOCK_N. Programs that read the same rows of x have adjacent numbers,
+    so that x is read from memory once. Grid: (blocks of M · blocks of N,).
     """
     num_pid_n: tl.constexpr = N // BLOCK_N
     start_m, offs_m = (tl.program_id(0) // num_pid_n).to(tl.int64) * BLOCK_M, tl.arange(0, BLOCK_M)

@@ -29,7 +29,7 @@ SHORTEST_GROWN_SIDE = 5
 SHORTEST_KEPT_SIDE = 4  # pixels, of a box in the page
 ROW_GAP = 10  # pixels between the tops of two boxes from which the second begins a new row
 NEXT, PREVIOUS = [1, 2, 3, 0], [3, 0, 1, 2]  # corners
-# in an upright box: the corners with the same x, and those with the same y
+# In an upright box: the corners with the same x, and those with the same y.
 BESIDE, ABOVE = [3, 2, 1, 0], [1, 0, 3, 2]
 ARC_TOLERANCE = 0.25  # pixels between the chords of a rounded corner and its arc
 
@@ -132,7 +132,7 @@ def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
     )
     corners = np.trunc(exact)
     edges = corners[:, NEXT] - corners
-    # of the normals; outwards, because the corners go clockwise
+    # Directions of the outward normals: the corners go clockwise.
     directions = np.arctan2(-edges[..., 0], edges[..., 1])
     before = directions[:, PREVIOUS]
     bend = (directions - before) % (2 * np.pi)

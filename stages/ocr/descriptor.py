@@ -81,7 +81,7 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def bundled_weights() -> dict[str, str]:
     """The PP-OCRv6 small weights in the rapidocr package. Raises PackError if it is not installed."""
-    # imports numpy, which most commands do not need
+    # It imports numpy, which most commands do not need.
     from stages.ocr.onnxfile import WeightsError, weight_files
 
     try:

@@ -31,7 +31,7 @@ from stages.ocr.onnxfile import OnnxFile, WeightsError, read_onnx
 
 # The published weights where they differ from transformers' defaults.
 DETECTOR_STEM = [3, 24, 48]
-# a list for each stage: kernel, channels in, channels out, stride, squeeze and excitation
+# A list for each stage: kernel, channels in, channels out, stride, squeeze and excitation.
 DETECTOR_BLOCKS = [
     [[3, 48, 48, 1, True], [3, 48, 48, 1, False]],
     [[3, 48, 96, 2, False], [3, 96, 96, 1, True], [3, 96, 96, 1, False]],

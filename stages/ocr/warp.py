@@ -26,7 +26,7 @@ VERTICAL_RATIO = 1.5  # height / width from which a line counts as vertical text
 
 BLOCK_M, INTERLEAVE_BLOCK_M = 128, 1024  # pixels that one program of a kernel computes
 
-# the two inputs of each output and their weights, each [N, outputs]
+# The two inputs of each output and their weights, each [N, outputs].
 Taps = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -110,7 +110,7 @@ def crop_quad(
         and top < bottom
         and np.array_equal(corners, [[left, top], [right, top], [right, bottom], [left, bottom]])
     ):
-        # for an axis-aligned box the warp is a copy
+        # For an axis-aligned box the warp is a copy.
         return np.ascontiguousarray(page[top:bottom, left:right])
     warp = cv2.getPerspectiveTransform(corners, frame(width, height))
     crop: NDArray[np.uint8] = cv2.warpPerspective(

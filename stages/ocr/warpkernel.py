@@ -86,7 +86,7 @@ def warp_kernel(table_ptr, matrices_ptr, out_ptr, count, BLOCK_M: tl.constexpr):
         height and width; the crop's width and height; and the crop's first pixel in `out`.
     matrices: float64 [9, count], perspective transforms from the crop's pixels to the page's.
     out: uint8 [pixels of all crops, 3], one crop after the other.
-        Grid: (blocks of BLOCK_M crop pixels, count).
+    Grid: (blocks of BLOCK_M crop pixels, count).
     """
     line = tl.program_id(1).to(tl.int64)
     table_ptr += line

@@ -25,15 +25,15 @@ def letterbox_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """Images resized as by cv2.resize (bilinear, in the same integer arithmetic) onto gray canvases,
-    divided by 255.
+    """Images resized as by cv2.resize (bilinear, in the same integer arithmetic) onto gray canvases, divided
+    by 255.
 
-    table: int64 [7, count], for each image: the address of its uint8 [3, in_height, in_width],
-    that height and width, and the
-        top, left, height and width of its place on the canvas.
+    table: int64 [7, count], for each image: the address of its uint8 [3, in_height, in_width], that height
+        and width, and the top, left, height and width of its place on the canvas.
     scales: float64 [2, count], source pixels for one output pixel, horizontally and vertically.
-    out: [count, 3, height, width] of any float dtype, the channels last in memory; PADDING /
-    255 outside the image's place. Grid: (tiles of BLOCK_H × BLOCK_W output pixels, count).
+    out: [count, 3, height, width] of any float dtype, the channels last in memory; PADDING / 255 outside the
+        image's place.
+    Grid: (tiles of BLOCK_H × BLOCK_W output pixels, count).
     """
     image = tl.program_id(1).to(tl.int64)
     table_ptr += image
@@ -97,14 +97,14 @@ def resize_width_kernel(
 ):
     """The first of the resize's two passes: the crop of each image that is in use, resized horizontally.
 
-    table: int64 [11, count], for each image: the address of its crop,
-    the bytes from plane to plane and from row to row, its
-        number of rows, and its first row in `out`; then of its horizontal and its vertical resize.Axis the table's address,
-        taps and shift.
+    table: int64 [11, count], for each image: the address of its crop, the bytes from plane to plane and from
+        row to row, its number of rows, and its first row in `out`; then of its horizontal and its vertical
+        resize.Axis the table's address, taps and shift.
     out: uint8 [rows of all images, out_width], one plane after the other.
     out[y, x] = clamp((sum of x[y, first[x] + tap] · weight[tap, x] + half) >> shift, 0, 255).
-    out_width is not a constant: as one, Triton would give
-    each thread adjacent outputs to make the stores wider.
+
+    out_width is not a constant: as one, Triton would give each thread adjacent outputs to make the stores
+    wider.
     Grid: (tiles of BLOCK_H × BLOCK_W for the tallest image, 3 · count).
     """
     image, channel = tl.program_id(1) // 3, (tl.program_id(1) % 3).to(tl.int64)

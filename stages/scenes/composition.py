@@ -116,7 +116,7 @@ def _shrink_object(thing: TrueObject, ratio: float, size: tuple[int, int]) -> Tr
 # Arranging objects.
 
 MOST_HIDDEN = 0.18  # share of an object that others may hide
-# by count
+# Range of radii, by number of objects.
 RADII = ((0.13, 0.34), (0.1, 0.2), (0.085, 0.15), (0.085, 0.14), (0.075, 0.12), (0.075, 0.11), (0.068, 0.1))
 
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from stages.processes import locked_folder, python
 
-# between SIGTERM and SIGKILL; in this time torchrun ends its ranks, which have separate process groups
+# Between SIGTERM and SIGKILL; in this time torchrun ends its ranks, which have separate process groups.
 GRACE_SECONDS = 10.0
 
 Child = subprocess.Popen[bytes]

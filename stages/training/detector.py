@@ -20,9 +20,9 @@ from stages.training import mini
 from stages.training.job import WEIGHTS, DetectorJob, forget_training
 from stages.training.log import cut_log
 from stages.training.trainer import LOG
-from stages.yolo import (
-    network as yolonet,
-)  # before ultralytics: it stops ultralytics from using the network and changing the process
+
+# Before ultralytics: it stops ultralytics from using the network and changing the process.
+from stages.yolo import network as yolonet
 
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator

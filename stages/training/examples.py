@@ -49,7 +49,7 @@ def open_pixels(folder: Path, count: int, edge: int) -> npt.NDArray[np.uint8]:
     """A new pixels.npy for `count` images, in a folder that is not finished.
     Only written parts use disk space."""
     folder.mkdir(parents=True, exist_ok=True)
-    # first: otherwise it would describe black images until the new one is written
+    # First: otherwise the old file would describe black images until the new one is written.
     (folder / EXAMPLES).unlink(missing_ok=True)
     pixels: npt.NDArray[np.uint8] = np.lib.format.open_memmap(
         folder / PIXELS, mode="w+", dtype=np.uint8, shape=(count, edge, edge, 3)

@@ -43,7 +43,7 @@ class Learner(nn.Module):
         super().__init__()
         self.model = model
         self.grounding = Grounding(model.config.vision_config.hidden_size, *names) if names else None
-        # over all processes; set by the trainer
+        # Over all processes; set by the trainer.
         self.gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
         self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(CLIP_DEVIATION).view(3, 1, 1), persistent=False)

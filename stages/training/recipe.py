@@ -64,7 +64,7 @@ def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
         say(f"[{time.monotonic() - started:5.0f} s] {text}")
 
     if not options.resume:
-        # before the scenes, so that a run that is killed while it makes them cannot resume older trainings
+        # Before the scenes, so that a run that is killed while it makes them cannot resume older trainings.
         for kind in options.only:
             forget_training(options.workdir / kind)
     data = options.workdir / "scenes"

@@ -80,7 +80,7 @@ def score_pack(
     if not (files / TRUTH).is_file():
         write_samples(files, count, seed)
     truths = read_truth(files / TRUTH)
-    # imports ultralytics, which not every caller needs
+    # It imports ultralytics, which not every caller needs.
     from stages.training.detector import validate_detector
 
     write_dataset(files, truths, dataset)

@@ -34,7 +34,7 @@ from stages.training.schedule import Schedule
 
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 CHECKPOINTS_KEPT = 2
-# most seconds of work that can be lost if steps are slow, in addition to one log_every
+# Most seconds of work that can be lost if steps are slow, in addition to one log_every.
 CHECKPOINT_SECONDS = 120.0
 MEMORY_SHARE = 0.92  # of the device, that a batch may use when its size is probed
 PROBE_STEPS = 2  # the second one runs with the memory as the first left it
@@ -45,9 +45,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     0 is no limit."""
 
     seed: int = 1
-    # examples in one step of the optimizer, in all processes together; 0: as many as fit into the memory
+    # Examples in one step of the optimizer, in all processes together; 0: as many as fit into the memory.
     batch_size: int = 512
-    # examples in one pass of one process; 0: as many as fit, at most its share of batch_size
+    # Examples in one pass of one process; 0: as many as fit, at most its share of batch_size.
     micro_batch: int = 0
     epochs: float = 0
     steps: int = 0
@@ -107,7 +107,7 @@ class Trainer:
         """
         last = find_checkpoint(self.folder) if resume else None
         if not resume and self.accelerator.is_main_process:
-            # otherwise a later resume would take them for this run's
+            # Otherwise a later resume would take them for this run's.
             remove_folder(self.folder / CHECKPOINTS)
         self._prepare(last)
         self._start_log(keep=last is not None)

@@ -25,7 +25,7 @@ from stages.manifest import (
     write_manifest,
 )
 
-# stage → repository
+# Stage → repository.
 SOURCES = {
     "clip": "openai/clip-vit-base-patch32",
     "blip": "Salesforce/blip-image-captioning-base",
@@ -148,7 +148,7 @@ def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) 
     if (folder / MANIFEST).is_file():
         progress(f"{folder} already exists; delete it to pull it again.")
         return read_manifest(folder / MANIFEST)
-    # kept after a failure, so that the next try can continue
+    # Kept after a failure, so that the next try can continue.
     partial = folder.with_name(f".{folder.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     source = hub or HuggingFaceHub()

@@ -78,9 +78,9 @@ def open_pack(
 ) -> Pack:
     """Find a pack by name or by folder.
 
-    record: whether to record the digests of a folder that is new and has no manifest. stage, backend: if both
-    are named, such a folder is recognized by that backend of that stage, whichever other backends could use
-    it.
+    record: whether to record the digests of a folder that is new and has no manifest.
+    stage, backend: if both are named, such a folder is recognized by that backend of that stage, whichever
+        other backends could use it.
     Raises UnknownName, or PackError when there is none or it cannot be used.
     """
     name = str(name_or_path)
@@ -189,12 +189,12 @@ def resolve(
 ) -> StageSpec:
     """A stage with its verified files, its fingerprint and the notice of its weights.
 
-    overrides: backend, model (another pack or folder of weights for this stage), dtype,
-    batch_size and options, as in
-        [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto".
-    files: role → path, instead of the pack's. notice: of those files, shown where the pack has none.
-    Raises UnknownName, or PackError when the pack has no such stage, or a file is missing,
-    changed or not what the stage takes.
+    overrides: backend, model (another pack or folder of weights for this stage), dtype, batch_size and
+        options, as in [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto".
+    files: role → path, instead of the pack's.
+    notice: of those files, shown where the pack has none.
+    Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, changed or not
+    what the stage takes.
     """
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
     name = wanted.get("backend", "")

@@ -83,13 +83,8 @@ def load_network(
     try:
         model = build_network(config)
         model.load_state_dict(state)
-    except (
-        RuntimeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        OSError,
-    ) as error:  # whatever ultralytics raises for a wrong config
+    # Whatever ultralytics raises for a wrong config.
+    except (RuntimeError, LookupError, TypeError, ValueError, OSError) as error:
         what = " ".join(str(error).split())
         raise StageUnusable(
             f"{weights} does not hold the weights of the model in its config: {what}"
@@ -124,7 +119,7 @@ def speed_up_convolutions(model: nn.Module) -> None:
     """On a GPU, in half precision: compute a convolution's bias and SiLU in one pass instead of two."""
     for module in model.modules():
         if isinstance(module, Conv) and isinstance(module.act, nn.SiLU):
-            # ultralytics' own fusing does the same
+            # Ultralytics' own fusing does the same.
             module.forward = functools.partial(conv2d_silu, module.conv)
 
 

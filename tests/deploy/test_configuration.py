@@ -9,6 +9,7 @@ import pytest
 
 from daemon.config import loading as config
 from daemon.config import reference
+from daemon.sidecar import json_schema
 from stages.base import StageSpec
 from stages.registry import ORDER, STAGES, check_options
 
@@ -44,6 +45,10 @@ def test_the_generated_documents_are_current(name: str) -> None:
         (" --toml", reference.write_toml) if name.endswith(".toml") else ("", reference.write_markdown)
     )
     assert (ROOT / name).read_text() == write(), f"run: python -m daemon.config.reference{option} > {name}"
+
+
+def test_the_schema_of_sidecars_is_current() -> None:
+    assert (ROOT / "docs/sidecar.schema.json").read_bytes() == json_schema(), "run: make docs"
 
 
 def test_every_table_has_a_description() -> None:

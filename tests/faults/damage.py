@@ -15,15 +15,8 @@ from typing import Any
 from tests.daemon_process import Place
 
 IMAGES = 40  # in the ledger whose file is damaged
-RESULTS = (
-    "source",
-    "ocr",
-    "objects",
-    "clip",
-    "caption",
-    "bin",
-    "models",
-)  # of a sidecar: the same when made again
+# The keys of a sidecar that are the same when it is made again.
+RESULTS = ("source", "ocr", "objects", "clip", "caption", "bin", "models")
 
 
 def flip(data: bytes, bit: int) -> bytes:

@@ -254,9 +254,8 @@ def fail_power(
     total = Failures(Place(folder), chance)
     for mode in modes:
         (folder / mode).mkdir()
-        fates = {
-            name: name if mode != "move" else "keep" for name in INBOXES
-        }  # a bin that takes the source decides where it goes
+        # A bin that takes the source decides where it goes.
+        fates = {name: name if mode != "move" else "keep" for name in INBOXES}
         inboxes = [{"name": name, "on_success": fate, "settle_seconds": 0.1} for name, fate in fates.items()]
         place = Place(folder / mode, {"inbox": inboxes, "output": {"bins": mode}})
         for number in range(files):

@@ -122,8 +122,10 @@ class Copy:
         os.utime(path, (second, second))
 
     def run(self, tests: tuple[str, ...], *options: str, patience_seconds: float = 60.0) -> tuple[int, str]:
-        """pytest's exit status and what it printed. patience_seconds:
-        how long a test waits for what may never come."""
+        """pytest's exit status and what it printed.
+
+        patience_seconds: how long a test waits for what may never come.
+        """
         command = [str(self._python), "-m", "pytest", "--tb=short", "-rf", *options]
         process = subprocess.Popen(
             [*command, *(f"tests/{test}" for test in tests)],

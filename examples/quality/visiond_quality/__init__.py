@@ -14,7 +14,7 @@ from stages.descriptor import Backend, Descriptor
 class Quality(msgspec.Struct, frozen=True):
     """Measured on an image's brightness. Noise and sharpness are in units of its 256 levels."""
 
-    # variance of the Laplacian; higher is sharper. Blurred photographs have less than about 100
+    # Variance of the Laplacian; higher is sharper. Blurred photographs have less than about 100.
     sharpness: float
     brightness: float  # mean, 0..1
     dark: float  # share of the pixels that are black, 0..1

@@ -397,10 +397,8 @@ def test_each_stage_has_the_notice_of_the_weights_it_runs_on(pack: Pack, tmp_pat
     assert notices(good) == dict.fromkeys(ORDER, "")
     assert notices(pack.folder, yolo=good) == {"ocr": ""} | made_up | {"yolo": ""}
     assert notices(good, yolo=pack.folder) == dict.fromkeys(ORDER, "") | {"yolo": "made up"}
-    assert notices(good, clip=pack.folder) == dict.fromkeys(ORDER, "") | {
-        "clip": "made up",
-        "blip": "made up",
-    }  # its similarity
+    similarity_too = {"clip": "made up", "blip": "made up"}
+    assert notices(good, clip=pack.folder) == dict.fromkeys(ORDER, "") | similarity_too
 
 
 def test_a_stage_of_a_pack_may_have_its_own_notice(pack: Pack) -> None:
