@@ -39,7 +39,7 @@ from stages.weights import packs
 
 CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without a GPU
-# with one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
+# With one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
 LEAST_CPU_THREADS = 2
 
 

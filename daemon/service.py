@@ -52,9 +52,9 @@ log = structlog.get_logger()
 
 SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
-# for the end itself, when no work is left; a worker that must be killed takes up to four of them
+# For the end itself, when no work is left. A worker that must be killed takes up to four of them
 LEAVE_SECONDS = 5.0
-# times the batch time-out without progress, after which the watchdog is no longer notified
+# How many batch time-outs may pass without progress before the watchdog is no longer notified
 STALL_FACTOR = 2.0
 
 
@@ -94,12 +94,12 @@ class Service:
                     tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)
                     if status.upkeep:
                         tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
-                    # admits and reads files while the models load
+                    # It admits and reads files while the models load.
                     await pipeline.run(once=self.once, limit=self.limit)
                     self.notifier.stopping()
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
-                    # results in a ledger file that is gone are lost: fail
+                    # If the ledger's file is gone, its results are lost: fail.
                     await to_thread.run_sync(files.check)
                     for station in pipeline.stations:
                         station.stop()

@@ -170,7 +170,7 @@ class Ledger:
         return [job_of(row) for row in rows]
 
     def read_again(self) -> None:
-        """`next_jobs` begins with the first row again: jobs that it has returned were lost."""
+        """Let `next_jobs` begin with the first row: jobs that it has returned were lost."""
         self._cursors = dict.fromkeys(self._cursors, 0)
 
     async def seconds_to_next_try(self, without: Collection[int] = ()) -> float | None:
@@ -391,12 +391,5 @@ class Ledger:
         result = (job.digest or None, models, ending.bin or None, ending.criteria or None)
         made_by = [self._models[self._model_ids[stage]] for stage in job.outputs]
         checksum = ending_checksum(ending, self._inbox_paths[job.inbox], made_by)
-        return (
-            job.id,
-            int(ending.status),
-            *result,
-            *reason_of(ending.failure),
-            ending.at,
-            ending.attempts,
-            checksum,
-        )
+        reason = reason_of(ending.failure)
+        return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum)

@@ -28,6 +28,7 @@ from daemon.monitoring.snapshot import TASKS, SinkState
 from daemon.system import lines
 from daemon.system.gpus import list_gpus
 from stages.base import Reason
+from stages.binning import BINS
 from stages.registry import ORDER
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -169,7 +170,7 @@ class Metrics:
         for task in TASKS:
             self.upkeep_success.labels(task)
             self.upkeep_failures.labels(task)
-        for name in ("A", "B", "C", "other"):
+        for name in (*BINS, "other"):
             self.bins.labels(name)
         for stage in ORDER:
             for kind in notices.KINDS:
@@ -232,7 +233,7 @@ class Metrics:
                 continue
             reasons[ending.status, ending.failure.reason.value if ending.failure else ""] += 1
             if ending.status is JobStatus.DONE:
-                bins[ending.bin if ending.bin in ("A", "B", "C") else "other"] += 1
+                bins[ending.bin if ending.bin in BINS else "other"] += 1
                 self.image_seconds.observe(now - ending.job.fed_at)
                 self.last_success.set(ending.at)
         for (status, reason), count in reasons.items():

@@ -56,6 +56,7 @@ class RemoteStation:
         self._ended: set[int] = set()  # those of them that no newer version has replaced
         self._stopping = self._draining = self.closed = False
         self._losses = 0
+        self._heard_at = 0.0  # monotonic seconds
         self._cause = ""
         self._state = self._loading_state()
 
@@ -121,18 +122,17 @@ class RemoteStation:
         self._cause, self._writer = "", writer
         try:
             wire.send(writer, self._setup)
-            async with anyio.create_task_group() as tasks:
-                handing_out = anyio.CancelScope()
-                try:
-                    while message := await self._next_message(reader):
-                        if isinstance(message, wire.Staffed):
-                            note_staffed()
-                        elif isinstance(message, wire.NextJobs):
-                            tasks.start_soon(self._hand_out, message, handing_out)
-                        else:
-                            self._take(message, tasks)
-                finally:
-                    handing_out.cancel()  # the other calls are finished: what they commit is committed
+            # A call that commits something is finished, even if the station has died since.
+            async with anyio.create_task_group() as calls, anyio.create_task_group() as watches:
+                watches.start_soon(self._end_silence, process)
+                while message := await self._next_message(reader):
+                    if isinstance(message, wire.Staffed):
+                        note_staffed()
+                    elif isinstance(message, wire.NextJobs):
+                        watches.start_soon(self._hand_out, message)
+                    else:
+                        self._take(message, calls)
+                watches.cancel_scope.cancel()
         finally:
             self._writer = None
             with anyio.CancelScope(shield=True):
@@ -144,6 +144,14 @@ class RemoteStation:
             self._cause = self._cause or (
                 f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
             )
+
+    async def _end_silence(self, process: anyio.abc.Process) -> None:
+        """Kill the process when it has reported nothing for too long."""
+        self._heard_at = time.monotonic()
+        while time.monotonic() - self._heard_at < SILENCE_SECONDS:
+            await anyio.sleep(1.0)
+        self._cause = f"it reported nothing for {SILENCE_SECONDS:g} s"
+        process.kill()
 
     async def _start(self) -> tuple[anyio.abc.Process, socket.socket]:
         ours, theirs = socket.socketpair()
@@ -163,14 +171,10 @@ class RemoteStation:
         return process, ours
 
     async def _next_message(self, reader: asyncio.StreamReader) -> wire.FromStation | None:
-        """None when it is gone, or silent for too long. Raises what it ended with."""
+        """None when it is gone. Raises what it ended with."""
         try:
-            with anyio.fail_after(SILENCE_SECONDS):
-                message = wire.decode_from_station(await wire.receive(reader))
+            message = wire.decode_from_station(await wire.receive(reader))
         except EOFError:
-            return None
-        except TimeoutError:
-            self._cause = f"it reported nothing for {SILENCE_SECONDS:g} s"
             return None
         if isinstance(message, wire.Farewell):
             if message.error == ModelsUnusable.__name__:
@@ -186,7 +190,7 @@ class RemoteStation:
     def _take(self, message: wire.FromStation, tasks: anyio.abc.TaskGroup) -> None:
         match message:
             case wire.Report(state, samples):
-                self._state = state
+                self._state, self._heard_at = state, time.monotonic()
                 self._metrics.stations.take(self, samples)
             case wire.LetGo(numbers):
                 self._of_pipeline().let_go([self._jobs.pop(number) for number in numbers])
@@ -203,17 +207,16 @@ class RemoteStation:
 
     # Its calls of the coordinator.
 
-    async def _hand_out(self, call: wire.NextJobs, scope: anyio.CancelScope) -> None:
-        with scope:
-            await self._begun.wait()
-            jobs = await self._of_pipeline().next_jobs()
-            now = time.monotonic()
-            for job in jobs:
-                job.fed_at = now
-                self._jobs[job.id] = job
-            self._send(wire.Jobs(call.number, jobs))
-            if self._draining:
-                self._send(wire.Drain())
+    async def _hand_out(self, call: wire.NextJobs) -> None:
+        await self._begun.wait()
+        jobs = await self._of_pipeline().next_jobs()
+        now = time.monotonic()
+        for job in jobs:
+            job.fed_at = now
+            self._jobs[job.id] = job
+        self._send(wire.Jobs(call.number, jobs))
+        if self._draining:
+            self._send(wire.Drain())
 
     async def _note_read(self, call: wire.NoteRead) -> None:
         jobs = []

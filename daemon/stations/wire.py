@@ -211,8 +211,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 def send(writer: asyncio.StreamWriter, message: FromStation | ToStation) -> None:
     body = encode(message)
-    writer.write(LENGTH.pack(len(body)))
-    writer.write(body)
+    writer.write(LENGTH.pack(len(body)) + body)
 
 
 async def receive(reader: asyncio.StreamReader) -> bytes:

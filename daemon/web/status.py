@@ -88,7 +88,7 @@ class Status:
         with anyio.move_on_after(ASK_SECONDS):  # otherwise the last known value is reported
             self._oldest = await self._ledger.oldest_pending()
         oldest = self._oldest
-        # the clock may have been set back
+        # The clock may have been set back.
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
         for name, lanes in self._lanes().items():
             workers = [worker for lane in lanes for worker in lane.workers]

@@ -19,6 +19,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
+from daemon.stations.station import Station
 from daemon.system.gpus import Gpu
 from daemon.web.status import Status
 from daemon.workers.lane import Lane
@@ -70,8 +71,11 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         outbox = SimpleNamespace(
             deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))]
         )
-        station = SimpleNamespace(slab=slab, lanes=[lane])
-        pipeline: Any = SimpleNamespace(in_flight={}, blocked=list, stations=[station], outbox=outbox)
+        nobody: Any = None
+        station = Station(slab, [lane], nobody, {}, metrics)
+        pipeline: Any = SimpleNamespace(
+            in_flight={}, blocked=list, stations=[station], states=lambda: [station.state()], outbox=outbox
+        )
         await Status(pipeline, ledger, metrics).refresh()
     finally:
         ledger.close()

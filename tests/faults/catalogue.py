@@ -29,6 +29,7 @@ from tests.faults import (
     persistent,
     power,
     scarce,
+    stations,
     stop,
     traps,
     unread,
@@ -73,6 +74,16 @@ def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     return Figure(
         str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= RATE_KEPT
     )
+
+
+def kill_stations(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = stations.kill_stations(folder, sizes["kills"], sizes["files"], chance)
+    return Figure(str(outcome), outcome.kept)
+
+
+def stop_a_station(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = stations.stop_a_station(folder, sizes["files"])
+    return Figure(str(outcome), outcome.kept)
 
 
 def drain(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -375,6 +386,9 @@ ROWS = [
         kill_with_a_worker_that_hangs, {"kills": 20}),
     Row("36", "a call keeps failing in a running daemon, for each cause", "it waits, says why, goes on; 0 violations",
         keep_failing, {"faults": len(persistent.FAULTS)}, {"faults": 2}),
+    Row("37", "kill -9 a random station", KILLED, kill_stations, {"kills": 60, "files": 6_000}, {"kills": 5, "files": 500}),
+    Row("38", "a station hangs", "the others go on, it is replaced; 0 lost, double, torn, wrong", stop_a_station,
+        {"files": 2_000}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip

@@ -18,25 +18,13 @@ from daemon.jobs import JobStatus
 from daemon.service import Service, run_service
 from daemon.stations import remote
 from tests.daemon_process import Daemon, Place, picture, seeded, wait_for
+from tests.faults.stations import stations_of
 
 SLOW = {name: {"options": {"latency_per_image_seconds": 0.002}} for name in ("blip",)}
 
 
 def settings(stations: int, **tables: Any) -> dict[str, Any]:
     return {"pipeline": {"stations": stations, "workers_per_device": max(2, stations)}, **tables}
-
-
-def stations_of(place: Place) -> list[int]:
-    """Process ids of its stations."""
-    found = []
-    for pid in place.processes():
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"daemon.stations.child" in command:
-            found.append(pid)
-    return found
 
 
 def test_two_stations_publish_what_one_does(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Stations of a working daemon that are killed, or that hang, again and again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+from tests.daemon_process import Daemon, Place, wait_for
+from tests.faults.kill import Outcome, all_ready, drop_shares, end_orphans, open_place
+
+STATIONS = 3
+MOST_SECONDS = 0.4  # of work before the next kill
+
+
+def stations_of(place: Place) -> list[int]:
+    """Process ids of its stations."""
+    found = []
+    for pid in place.processes():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"daemon.stations.child" in command:
+            found.append(pid)
+    return sorted(found)
+
+
+def open_stations(folder: Path) -> Place:
+    place = open_place(folder, workers=STATIONS)
+    place.configure({"pipeline": {"stations": STATIONS}})
+    return place
+
+
+def kill_stations(folder: Path, kills: int, files: int, chance: random.Random) -> Outcome:
+    """Sources stay, move or go, as their inbox says. After each kill all stations are ready again."""
+    place, started = open_stations(folder), time.monotonic()
+    with Daemon(place) as daemon:
+        for number, _ in enumerate(drop_shares(place, kills, files)):
+            if number < kills:
+                threading.Event().wait(chance.uniform(0, MOST_SECONDS))
+                os.kill(chance.choice(stations_of(place)), signal.SIGKILL)
+                losses = number + 1
+                wait_for(lambda n=losses: len(list(daemon.events("station lost"))) == n, "its loss")
+                daemon.wait_until(all_ready, "its successor")
+        daemon.wait_idle(files, 240)
+        lost = len(list(daemon.events("station lost")))
+        assert daemon.stop() == 0
+    seconds = time.monotonic() - started
+    return Outcome(kills, end_orphans(place), place.judge(), seconds, {"seen by the daemon": lost})
+
+
+def stop_a_station(folder: Path, files: int) -> Outcome:
+    """One station is stopped by a signal while it works: the others go on, and it is replaced."""
+    place, started = open_stations(folder), time.monotonic()
+    with Daemon(place) as daemon:
+        for _ in drop_shares(place, 0, files):
+            pass
+        before = daemon.wait_until(lambda s: s["ended_in_this_run"] > files // 10, "work")
+        os.kill(stations_of(place)[0], signal.SIGSTOP)
+        stopped = time.monotonic()
+        daemon.wait_until(
+            lambda s: s["ended_in_this_run"] > before["ended_in_this_run"] + files // 10, "work of the others"
+        )
+        others = time.monotonic() - stopped
+        daemon.wait_event("station lost")
+        daemon.wait_idle(files, 120)
+        assert daemon.stop() == 0
+    figures = {"s until the others had done a tenth of all": others}
+    return Outcome(1, end_orphans(place), place.judge(), time.monotonic() - started, figures)
