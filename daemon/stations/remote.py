@@ -148,8 +148,11 @@ class RemoteStation:
     async def _end_silence(self, process: anyio.abc.Process) -> None:
         """Kill the process when it has reported nothing for too long."""
         self._heard_at = time.monotonic()
-        while time.monotonic() - self._heard_at < SILENCE_SECONDS:
-            await anyio.sleep(1.0)
+        while True:
+            left = self._heard_at + SILENCE_SECONDS - time.monotonic()
+            if left <= 0:
+                break
+            await anyio.sleep(left)
         self._cause = f"it reported nothing for {SILENCE_SECONDS:g} s"
         process.kill()
 
