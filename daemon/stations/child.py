@@ -122,9 +122,6 @@ class RemoteCoordinator:
     def let_go(self, jobs: Sequence[Job]) -> None:
         wire.send(self._writer, wire.LetGo([job.id for job in jobs]))
 
-    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
-        raise NotImplementedError("only the daemon takes back the jobs of a station")
-
     def report(self, station: Station, metrics: Metrics) -> None:
         station.measure()
         wire.send(self._writer, wire.Report(station.state(), read_samples(metrics.of_stations())))

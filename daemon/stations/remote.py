@@ -14,9 +14,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import anyio
 import anyio.abc
+import msgspec
 import structlog
 
 from daemon.errors import ModelsUnusable, NoWorkersLeft
@@ -24,8 +26,8 @@ from daemon.jobs import Ending, Job
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.results.destinations import Publication
-from daemon.stations import wire
-from daemon.stations.station import Coordinator, Published
+from daemon.stations import station, wire
+from daemon.stations.station import Published
 from daemon.system.retry import Hurried
 from daemon.workers.worker import TERM_SECONDS, end
 from stages import processes
@@ -34,9 +36,18 @@ log = structlog.get_logger()
 
 SILENCE_SECONDS = 30.0  # without a report, after which a station is replaced
 QUICK_LOSSES = 5  # in a row, without a published image, before a station is closed
+STEADY_SECONDS = 60.0  # of work, after which earlier losses no longer count
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 EXIT_SECONDS = 1.0  # for a station that is gone to have an exit status
 LEAVE_SECONDS = 20.0  # for a station to end its workers, after it was told to stop
+
+
+class Coordinator(station.Coordinator, Protocol):
+    """What a station that may be lost needs of the coordinator."""
+
+    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
+        """The station was lost with these jobs, and with others whose endings were committed, but perhaps not
+        published. ended: as `end` has returned it."""
 
 
 class RemoteStation:
@@ -56,7 +67,7 @@ class RemoteStation:
         self._ended: set[int] = set()  # those of them that no newer version has replaced
         self._stopping = self._draining = self.closed = False
         self._losses = 0
-        self._heard_at = 0.0  # monotonic seconds
+        self._started_at = self._heard_at = 0.0  # monotonic seconds
         self._cause = ""
         self._state = self._loading_state()
 
@@ -96,9 +107,12 @@ class RemoteStation:
         while not self._stopping and self._losses < QUICK_LOSSES:
             if self._losses:
                 await anyio.sleep(BACKOFF_SECONDS * 2 ** (self._losses - 1))
-            self._losses += 1  # until it has published something
+            self._losses += 1  # until it has published something, or works for long
+            self._started_at = time.monotonic()
             try:
                 await self._live(note_staffed)
+            except OSError as error:  # too few processes or memory
+                self._cause = f"it cannot be started: {error.strerror}"
             finally:
                 self._metrics.stations.keep(self)
                 self._state = self._loading_state()
@@ -111,7 +125,7 @@ class RemoteStation:
         self._state = self._loading_state("closed")
         log.error("station closed: its processes keep ending", station=self.name, cause=self._cause)
         note_staffed()
-        if all(station.closed for station in self._siblings):
+        if all(sibling.closed for sibling in self._siblings):
             raise NoWorkersLeft(f"No station is left: {self._cause}.")
 
     # The life of one process.
@@ -179,6 +193,9 @@ class RemoteStation:
             message = wire.decode_from_station(await wire.receive(reader))
         except EOFError:
             return None
+        except msgspec.MsgspecError as error:
+            self._cause = f"it sent an invalid message: {error}"
+            return None
         if isinstance(message, wire.Farewell):
             if message.error == ModelsUnusable.__name__:
                 raise ModelsUnusable(message.text)
@@ -194,6 +211,8 @@ class RemoteStation:
         match message:
             case wire.Report(state, samples):
                 self._state, self._heard_at = state, time.monotonic()
+                if self._heard_at - self._started_at > STEADY_SECONDS:
+                    self._losses = 0
                 self._metrics.stations.take(self, samples)
             case wire.LetGo(numbers):
                 self._of_pipeline().let_go([self._jobs.pop(number) for number in numbers])

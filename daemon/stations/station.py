@@ -73,10 +73,6 @@ class Coordinator(Protocol):
     def let_go(self, jobs: Sequence[Job]) -> None:
         """These jobs stay PENDING for the next daemon."""
 
-    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
-        """The station was lost with these jobs, and with others whose endings were committed, but perhaps not
-        published. ended: as `end` has returned it."""
-
 
 class Station:
     """Its parts are passed in; it owns none of them."""
