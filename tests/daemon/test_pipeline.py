@@ -22,8 +22,8 @@ from daemon.service import Service
 from daemon.stations import station
 from daemon.workers.pool import Pool
 from stages.binning import Thresholds
-from tests.daemon_process import STAGES, Daemon, Gate, Place, picture, wait_for
-from tests.makers import make_file, open_destination
+from tests.daemon_process import STAGES, Daemon, Gate, Place, picture, until, wait_for
+from tests.makers import done, make_file, open_destination
 
 PASSING = ("id", "timings", "finished_at")  # what differs from run to run
 
@@ -238,18 +238,56 @@ def test_when_file_descriptors_run_out_the_pipeline_waits_and_nothing_fails(
     place.assert_kept(DONE=5)
 
 
+def published(folder: Path) -> list[str]:
+    return [file.name for file in folder.rglob("*.json")]
+
+
+def make_coordinator(ledger: Ledger, folder: Path) -> Pipeline:
+    watcher: Any = SimpleNamespace(answering=lambda: {1})
+    return Pipeline(ledger, watcher, [], Judge(Thresholds()), {1: open_destination(folder)}, Metrics())
+
+
 @pytest.mark.anyio
 async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     """Otherwise two stations might publish the earlier one last."""
-    watcher: Any = SimpleNamespace(answering=lambda: {1})
-    coordinator = Pipeline(
-        ledger, watcher, [], Judge(Thresholds()), {1: open_destination(tmp_path)}, Metrics()
-    )
+    coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=1)])
     [first] = await coordinator.next_jobs()
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=2), make_file(b"b.jpg")])
     assert [job.path for job in await coordinator.next_jobs()] == [b"b.jpg"]
     coordinator.let_go([first])
     assert [job.version.mtime_ns for job in await coordinator.next_jobs()] == [2]
+
+
+@pytest.mark.anyio
+async def test_what_a_lost_station_has_committed_is_published_before_a_later_version_is_handed_out(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    coordinator, handed_out = make_coordinator(ledger, tmp_path), []
+    await coordinator.admit([make_file(b"a.jpg", mtime_ns=1)])
+    [first] = await coordinator.next_jobs()
+    ending = done(first)
+    ended = await coordinator.end([ending])
+    await coordinator.admit([make_file(b"a.jpg", mtime_ns=2)])
+
+    async def take_next() -> None:
+        handed_out.extend(await coordinator.next_jobs())
+        assert published(tmp_path) == ["a.jpg.json"]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take_next)
+        await until(lambda: bool(coordinator._deferred))
+        await coordinator.take_back([], [ending], ended)
+    assert [job.version.mtime_ns for job in handed_out] == [2]
+    assert coordinator.metrics.counts.ended.total() == 1
+
+
+@pytest.mark.anyio
+async def test_the_jobs_of_a_lost_station_are_handed_out_again(ledger: Ledger, tmp_path: Path) -> None:
+    coordinator = make_coordinator(ledger, tmp_path)
+    await coordinator.admit([make_file(b"a.jpg"), make_file(b"b.jpg")])
+    jobs = await coordinator.next_jobs()
+    await coordinator.take_back(jobs[:1], [], set())
+    assert [job.path for job in await coordinator.next_jobs()] == [jobs[0].path]

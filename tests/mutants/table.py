@@ -1774,4 +1774,55 @@ PAGES = [
     ),
 ]
 
-MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *PAGES]
+STATIONS = [
+    Mutant(
+        "station-jobs-returned",
+        "the jobs of a lost station are handed out again",
+        "daemon/pipeline.py",
+        "self.ledger.read_again()",
+        "pass",
+        ("daemon/test_pipeline.py::test_the_jobs_of_a_lost_station_are_handed_out_again",),
+        within="Pipeline.take_back",
+    ),
+    Mutant(
+        "station-owed-first",
+        "what a lost station has committed is published before a later version of the file",
+        "daemon/pipeline.py",
+        "self._owed |= owed",
+        "pass",
+        (
+            "daemon/test_pipeline.py::test_what_a_lost_station_has_committed_is_published_before_a_later_version_is_handed_out",
+        ),
+        within="Pipeline.take_back",
+    ),
+    Mutant(
+        "station-committed-known",
+        "an image whose ending a lost station has committed is not handed out again",
+        "daemon/stations/remote.py",
+        "if job.id not in self._endings",
+        "if job.id",
+        ("daemon/stations/test_remote.py::test_stations_that_are_killed_lose_nothing_and_are_replaced",),
+    ),
+    Mutant(
+        "station-silence",
+        "a station that hangs is replaced",
+        "daemon/stations/remote.py",
+        "process.kill()",
+        "pass",
+        ("daemon/stations/test_remote.py::test_a_station_that_hangs_is_replaced_and_holds_up_no_other",),
+        within="RemoteStation._end_silence",
+    ),
+    Mutant(
+        "station-counts-stay",
+        "what a lost station counted stays in the metrics",
+        "daemon/monitoring/samples.py",
+        "self._lasting[sample.key] += sample.value",
+        "pass",
+        (
+            "daemon/monitoring/test_samples.py::test_the_work_of_all_stations_is_added_up_and_what_a_lost_one_counted_stays",
+        ),
+    ),
+]
+
+
+MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *STATIONS, *PAGES]
