@@ -25,6 +25,7 @@ MODELS_BYTES = 2 << 30  # kept free for the weights, which are not known yet whe
 GPU_BATCHES = (128, 64, 32, 16, 8)
 GPU_WORKERS = 5  # on one GPU: a single interpreter does not keep an H200 busy
 CORES_PER_WORKER = 3
+DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
 WORKER_BYTES = 4 << 30  # host memory, measured in the same way: CUDA's libraries, decoders and pinned buffers
 
 
@@ -82,12 +83,13 @@ def plan(
 def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:
     """For each station, and for each segment, the numbers of its workers there.
 
-    stations: how many are wanted; 0: one for each device. A GPU's workers stay together if there are enough
-    GPUs, and the segments of a pipelined chain always do.
+    stations: how many are wanted; 0: one for each device, if there are more than one interpreter can feed. A
+    GPU's workers stay together if there are enough GPUs, and the segments of a pipelined chain always do.
     """
     devices = placement.segments[0].devices
     unique = list(dict.fromkeys(devices))
-    wanted = min(stations or len(unique), len(devices))
+    enough = len(unique) if len(unique) > DEVICES_PER_INTERPRETER else 1
+    wanted = min(stations or enough, len(devices))
     if len(placement.segments) > 1 or wanted <= 1:
         return [[list(range(len(segment.devices))) for segment in placement.segments]]
     numbers = range(len(devices))

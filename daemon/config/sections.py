@@ -209,11 +209,11 @@ class PipelineSection(Section):
         "nvidia-cuda-mps-control is installed: a fifth faster than in turns. After the first lost worker they take turns.",
     )
     stations: int = Field(
-        1,
+        0,
         ge=0,
         le=256,
         description="Processes that read images, feed the workers and write results; each has a part of the workers, "
-        "and all have one ledger. 1: the daemon itself. 0: one for each GPU, for machines with three or more. "
+        "and all have one ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU. "
         "A pipelined placement always has one.",
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches that a worker processes at once.")

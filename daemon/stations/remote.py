@@ -35,6 +35,7 @@ from stages import processes
 log = structlog.get_logger()
 
 SILENCE_SECONDS = 30.0  # without a report, after which a station is replaced
+START_SECONDS = 120.0  # the same, before the first report
 QUICK_LOSSES = 5  # in a row, without a published image, before a station is closed
 STEADY_SECONDS = 60.0  # of work, after which earlier losses no longer count
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
@@ -161,13 +162,14 @@ class RemoteStation:
 
     async def _end_silence(self, process: anyio.abc.Process) -> None:
         """Kill the process when it has reported nothing for too long."""
-        self._heard_at = time.monotonic()
         while True:
-            left = self._heard_at + SILENCE_SECONDS - time.monotonic()
+            has_begun = self._heard_at > self._started_at
+            patience = SILENCE_SECONDS if has_begun else START_SECONDS
+            left = max(self._heard_at, self._started_at) + patience - time.monotonic()
             if left <= 0:
                 break
-            await anyio.sleep(left)
-        self._cause = f"it reported nothing for {SILENCE_SECONDS:g} s"
+            await anyio.sleep(min(left, SILENCE_SECONDS))
+        self._cause = f"it reported nothing for {patience:g} s"
         process.kill()
 
     async def _start(self) -> tuple[anyio.abc.Process, socket.socket]:

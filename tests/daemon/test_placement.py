@@ -223,8 +223,9 @@ def test_explicit_segments_are_used_unchanged() -> None:
 @pytest.mark.parametrize(
     ("devices", "stations", "parts"),
     [
-        ("aabb", 0, ["aa", "bb"]),
-        ("abab", 0, ["aa", "bb"]),
+        ("abab", 0, ["abab"]),
+        ("abcabc", 0, ["aa", "bb", "cc"]),
+        ("abab", 2, ["aa", "bb"]),
         ("abab", 1, ["abab"]),
         ("abcabc", 2, ["acac", "bb"]),
         ("aa", 4, ["a", "a"]),

@@ -97,7 +97,7 @@ def test_a_killed_daemon_takes_its_stations_with_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(remote, "SILENCE_SECONDS", 6.0)
     monkeypatch.setattr(remote, "BACKOFF_SECONDS", 0.05)
 
 
