@@ -212,9 +212,9 @@ class PipelineSection(Section):
         0,
         ge=0,
         le=256,
-        description="Processes that read images, feed the workers and write results; each has a part of the workers, "
-        "and all have one ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU. "
-        "A pipelined placement always has one.",
+        description="Number of processes that read images, feed workers and write results; they divide the workers "
+        "and share one ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU. "
+        "A pipelined placement always uses one.",
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches that a worker processes at once.")
     decoders_per_worker: int = Field(

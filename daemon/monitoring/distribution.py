@@ -17,7 +17,7 @@ class Distribution(Collector):
     def __init__(
         self, name: str, help: str, *, registry: CollectorRegistry, buckets: Sequence[float]
     ) -> None:
-        """buckets: their largest values, in rising order; larger values are counted too."""
+        """buckets: their upper bounds, ascending; larger values go into +Inf."""
         self._name, self._help = name, help
         self._bounds = list(buckets)
         self._counts = [0] * (len(buckets) + 1)

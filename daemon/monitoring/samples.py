@@ -18,7 +18,7 @@ class Sample(msgspec.Struct, array_like=True, frozen=True):
     name: str
     labels: dict[str, str]
     value: float
-    counts: bool  # a counter or a histogram, whose value lasts when the station has gone
+    counts: bool  # a counter or a histogram, whose value is kept after the station is gone
 
     @property
     def key(self) -> Key:
@@ -36,8 +36,8 @@ def read_samples(collectors: Iterable[Collector]) -> list[Sample]:
 
 
 class Sum:
-    """The samples of all stations. What one counted before it was lost stays in the sum, as Prometheus takes
-    a counter that falls for one that has begun again."""
+    """The samples of all stations. What one counted before it was lost stays in the sum, because
+    Prometheus reads a falling counter as a restart."""
 
     def __init__(self) -> None:
         self._lasting: Counter[Key] = Counter()

@@ -40,7 +40,7 @@ REPORT_SECONDS = 1.0
 
 
 class RemoteCoordinator:
-    """The coordinator, in the eyes of the station: each call is a message and its answer."""
+    """The coordinator, as the station sees it: each call is a message and its answer."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, models: Mapping[str, Model]
@@ -131,7 +131,7 @@ class RemoteCoordinator:
 
 
 async def work(connection: socket.socket) -> None:
-    """Work as the daemon's first message says, until the daemon says stop or is gone."""
+    """Do the work that the first message, `Setup`, describes, until the daemon sends `Stop` or exits."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     setup = wire.decode_to_station(await wire.receive(reader))
     assert isinstance(setup, wire.Setup)

@@ -39,12 +39,12 @@ START_SECONDS = 120.0  # the same, before the first report
 QUICK_LOSSES = 5  # in a row, without a published image, before a station is closed
 STEADY_SECONDS = 60.0  # of work, after which earlier losses no longer count
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
-EXIT_SECONDS = 1.0  # for a station that is gone to have an exit status
+EXIT_SECONDS = 1.0  # to wait for the exit status after the connection was closed
 LEAVE_SECONDS = 20.0  # for a station to end its workers, after it was told to stop
 
 
 class Coordinator(station.Coordinator, Protocol):
-    """What a station that may be lost needs of the coordinator."""
+    """What a RemoteStation needs from the coordinator."""
 
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         """The station was lost with these jobs, and with others whose endings were committed, but perhaps not
@@ -52,7 +52,7 @@ class Coordinator(station.Coordinator, Protocol):
 
 
 class RemoteStation:
-    """A station in a process of its own, in the eyes of the daemon."""
+    """A station in a process of its own, as the daemon sees it."""
 
     def __init__(self, setup: wire.Setup, metrics: Metrics, siblings: Sequence[RemoteStation] = ()) -> None:
         """siblings: all stations of this daemon, which fails when none of them is left."""
@@ -108,7 +108,7 @@ class RemoteStation:
         while not self._stopping and self._losses < QUICK_LOSSES:
             if self._losses:
                 await anyio.sleep(BACKOFF_SECONDS * 2 ** (self._losses - 1))
-            self._losses += 1  # until it has published something, or works for long
+            self._losses += 1  # until it has published something, or has worked for STEADY_SECONDS
             self._started_at = time.monotonic()
             try:
                 await self._live(note_staffed)
@@ -137,7 +137,7 @@ class RemoteStation:
         self._cause, self._writer = "", writer
         try:
             wire.send(writer, self._setup)
-            # A call that commits something is finished, even if the station has died since.
+            # A call that commits something runs to its end, even if the station dies meanwhile.
             async with anyio.create_task_group() as calls, anyio.create_task_group() as watches:
                 watches.start_soon(self._end_silence, process)
                 while message := await self._next_message(reader):
@@ -190,7 +190,7 @@ class RemoteStation:
         return process, ours
 
     async def _next_message(self, reader: asyncio.StreamReader) -> wire.FromStation | None:
-        """None when it is gone. Raises what it ended with."""
+        """None when it is gone. Raises the error that it reported."""
         try:
             message = wire.decode_from_station(await wire.receive(reader))
         except EOFError:
@@ -229,7 +229,7 @@ class RemoteStation:
             case wire.NotePublished():
                 tasks.start_soon(self._note_published, message)
 
-    # Its calls of the coordinator.
+    # Its calls to the coordinator.
 
     async def _hand_out(self, call: wire.NextJobs) -> None:
         await self._begun.wait()

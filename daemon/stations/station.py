@@ -148,8 +148,8 @@ class Station:
     # 1. The bytes of jobs come into the slab, once.
 
     async def _feed(self) -> None:
-        """Fetch jobs, reserve room in the slab, and read them: many at a time,
-        but none waits for the room of another."""
+        """Fetch jobs, reserve room in the slab, and read them, many at a time.
+        Jobs that have room are read before one that must wait for it."""
         while jobs := await self._coordinator.next_jobs():
             group: list[Job] = []
             for job in jobs:
@@ -191,7 +191,7 @@ class Station:
             await self._queue(lane, job, suspect=loss.began)
 
     async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
-        """A worker was lost that had only this image."""
+        """A worker was lost while it had only this image."""
         job.deaths += loss.began
         await self._coordinator.blame(job)
         if job.deaths < SOLO_DEATHS:

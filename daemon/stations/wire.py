@@ -2,7 +2,7 @@
 
 The station gets a `Setup`, sends `Staffed` when its workers have loaded their models, and a `Report` every
 second. Between these it calls the coordinator (the protocol `Coordinator` in station.py): each call has a
-number, which its answer repeats. All calls are about groups of images, because the coordinator's time is what
+number, which its answer repeats. Nearly all calls are about groups of images, because the coordinator's time is what
 limits a machine with many GPUs. The bytes of images are not sent: a station reads the files.
 """
 
@@ -170,7 +170,7 @@ class Jobs(msgspec.Struct, tag="jobs", frozen=True):
 
 
 class Known(msgspec.Struct, tag="known", frozen=True):
-    """The answer to NoteRead: what the ledger knows already of some of the jobs."""
+    """The answer to NoteRead: what the ledger already knows about some of the jobs."""
 
     number: int
     contents: list[Content]
@@ -183,7 +183,7 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """The answer to End. ended: those that no newer version has replaced. changed: those that ended otherwise,
+    """The answer to End. ended: those that no newer version has replaced. changed: those that ended differently,
     because the ledger had other results for the same bytes."""
 
     number: int
