@@ -2,8 +2,8 @@
 
 The station gets a `Setup`, sends `Staffed` when its workers have loaded their models, and a `Report` every
 second. Between these it calls the coordinator (the protocol `Coordinator` in station.py): each call has a
-number, which its answer repeats. Nearly all calls are about groups of images, because the coordinator's time is what
-limits a machine with many GPUs. The bytes of images are not sent: a station reads the files.
+number, which its answer repeats. Nearly all calls are about groups of images, because the coordinator's time
+is what limits a machine with many GPUs. The bytes of images are not sent: a station reads the files.
 """
 
 from __future__ import annotations
