@@ -176,17 +176,27 @@ def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
     return config.pipeline.slab_bytes or len(used_gpus(config, gpus)) * GPU_SLAB or CPU_SLAB
 
 
+def size_slabs(config: Config, gpus: Sequence[Gpu], stations: int) -> int:
+    """Bytes of each station's slab. Raises ConfigError if this machine does not have that much memory."""
+    size = config.pipeline.slab_bytes or size_slab(config, gpus) // stations
+    if size * stations > psutil.virtual_memory().total:
+        raise ConfigError([_too_much(size, stations)])
+    return size
+
+
 def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
     """Raises ConfigError if this machine does not have that much memory."""
-    size, memory = size_slab(config, gpus), psutil.virtual_memory().total
-    has = f"this machine has {memory >> 20:,} MiB of memory"
-    problem = f"pipeline.slab_bytes: {size >> 20:,} MiB is too much; {has}. Set a smaller value."
-    if size > memory:
-        raise ConfigError([problem])
+    size = size_slabs(config, gpus, 1)
     try:
         return Slab(size)
     except OSError as error:
-        raise ConfigError([f"{problem} ({error.strerror})"]) from error
+        raise ConfigError([f"{_too_much(size, 1)} ({error.strerror})"]) from error
+
+
+def _too_much(size: int, stations: int) -> str:
+    for_each = f" for each of {stations} stations" if stations > 1 else ""
+    has = f"this machine has {psutil.virtual_memory().total >> 20:,} MiB of memory"
+    return f"pipeline.slab_bytes: {size >> 20:,} MiB{for_each} is too much; {has}. Set a smaller value."
 
 
 def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:

@@ -78,6 +78,9 @@ class Pipeline:
         self._recovered: set[int] = set()  # inboxes
         self._paths: set[tuple[int, bytes]] = set()  # of the jobs in flight
         self._owed: set[tuple[int, bytes]] = set()  # of those that a lost station may not have published
+        self._losses = 0  # of stations
+        self._destinations = destinations
+        self.bins: dict[str, None] = {}  # that images got in this run
         self._deferred: list[Job] = []  # while another version of their file is in flight or being published
         self._handing_out = anyio.Lock()
         self._handed_out = anyio.Event()
@@ -153,7 +156,9 @@ class Pipeline:
         owed = {path for path in self._owed if path[0] in inboxes}
         await self.publisher.publish_owed(inboxes)
         self._owed -= owed
-        self._recovered |= inboxes - {inbox for inbox, _ in self._owed}
+        again = {inbox for inbox, _ in self._owed}
+        self.publisher.expect(again)
+        self._recovered |= inboxes - again
 
     # 1. A file appears and is complete.
 
@@ -212,13 +217,19 @@ class Pipeline:
                 return found
             self._admitted.clear()
             complete, answering = self._complete, self.watcher.answering() - self.absences.resting()
-            await self.recover(answering - self._recovered)
+            with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
+                await self.recover(answering - self._recovered)
             lasting = self.absences.lasting() if complete else set()
             pause = await self.retry("ledger", self.ledger.seconds_to_next_try, lasting)
-            if jobs := await self._next_of(answering, complete):
+            losses = self._losses
+            jobs = await self._next_of(answering, complete)
+            if losses != self._losses:  # The jobs of a lost station may be behind what was just read.
+                self.ledger.read_again()
+            if jobs:
                 return jobs
             nothing_waits = pause is None and not self.absences.resting() - lasting
-            in_hand = self.in_flight or self._deferred or self._owed
+            waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
+            in_hand = self.in_flight or waiting - lasting or losses != self._losses
             if complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over)):
                 break
             with anyio.move_on_after(min(pause or 1.0, 1.0)):
@@ -259,7 +270,12 @@ class Pipeline:
         await self.retry("ledger", self.ledger.blame, job)
 
     async def end(self, endings: list[Ending]) -> set[int]:
-        return await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
+        ended = await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
+        if new := {ending.bin: None for ending in endings if ending.bin} - self.bins.keys():
+            self.bins |= dict.fromkeys(sorted(new))
+            for destination in self._destinations.values():
+                destination.known_bins.update(map(os.fsencode, new))
+        return ended
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         return [self.ledger.record_of(ending) for ending in endings]
@@ -271,7 +287,9 @@ class Pipeline:
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         """A station was lost. Its jobs are handed out again; what it had committed is published here."""
         owed = {(e.job.inbox, e.job.path) for e in endings if e.job.id in ended}
+        self._losses += 1
         self._owed |= owed
+        self.publisher.expect({inbox for inbox, _ in owed})
         self._recovered -= {inbox for inbox, _ in owed}
         self._leave(endings, ended)
         for job in jobs:

@@ -62,6 +62,10 @@ class Publisher:
         published here: its sidecar must not follow a later one's."""
         return (inbox, path) in self._publishing
 
+    def expect(self, inboxes: set[int]) -> None:
+        """Images of these inboxes are owed, and not in the outbox yet: `publish_owed` follows."""
+        self._recovering |= inboxes
+
     def note(self, publication: Publication) -> None:
         """Note which inboxes sources could not leave. Records are kept only if there is a sink."""
         if not self._outbox.deliveries:
@@ -94,7 +98,8 @@ class Publisher:
                 if not (records := await self._ledger.owed(last, OWED)):
                     break
                 last = records[-1].id
-                mine = [record for record in records if record.inbox in inboxes]
+                wanted = inboxes - self._recovering if again else inboxes
+                mine = [record for record in records if record.inbox in wanted]
                 free = [record for record in mine if not self._is_in_flight(record.inbox, record.path)]
                 if len(free) < len(mine):  # the others may still be held
                     self._held_of_late |= self._held.keys() & inboxes
@@ -108,7 +113,8 @@ class Publisher:
             await self.confirm([publication])
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
-        self._recovering -= inboxes
+        if not again:
+            self._recovering -= inboxes
 
     async def try_again(self) -> None:
         await self.publish_owed(self._held.keys() - self._recovering, again=True)

@@ -48,7 +48,7 @@ class RemoteCoordinator:
         """models: by stage."""
         self._reader, self._writer = reader, writer
         self._models = models
-        self._roots: Mapping[int, bytes] = {}
+        self._destinations: Mapping[int, Destination] = {}
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[wire.Answer]] = {}
 
@@ -63,9 +63,9 @@ class RemoteCoordinator:
                 case wire.Jobs() | wire.Known() | wire.Done() | wire.Ended():
                     self._calls.pop(message.number).set_result(message)
 
-    def serve(self, roots: Mapping[int, bytes]) -> None:
-        """roots: the folders of the inboxes, by number."""
-        self._roots = roots
+    def serve(self, destinations: Mapping[int, Destination]) -> None:
+        """destinations: by the number of their inbox."""
+        self._destinations = destinations
 
     async def _call(self, message: wire.Call) -> wire.Answer:
         future = self._calls[message.number] = asyncio.get_running_loop().create_future()
@@ -76,6 +76,8 @@ class RemoteCoordinator:
     async def next_jobs(self) -> list[Job]:
         answer = await self._call(wire.NextJobs(next(self._numbers)))
         assert isinstance(answer, wire.Jobs)
+        for destination in self._destinations.values():
+            destination.known_bins.update(map(os.fsencode, answer.bins))
         return answer.jobs
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
@@ -102,7 +104,9 @@ class RemoteCoordinator:
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         return [
-            Record.of(e, self._roots[e.job.inbox], [self._models[stage] for stage in e.job.outputs])
+            Record.of(
+                e, self._destinations[e.job.inbox].inbox, [self._models[stage] for stage in e.job.outputs]
+            )
             for e in endings
         ]
 
@@ -161,7 +165,7 @@ async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinat
     inboxes = dict(zip(setup.inboxes, config.inbox, strict=True))
     destinations = {number: Destination.of(inbox, config, setup.bins) for number, inbox in inboxes.items()}
     roots = {number: destination.inbox for number, destination in destinations.items()}
-    coordinator.serve(roots)
+    coordinator.serve(destinations)
     lanes = [
         layout.open_lane(segment, slab, metrics, share.workers)
         for segment, share in zip(segments, setup.shares, strict=True)

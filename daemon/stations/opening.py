@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from daemon.layout import Layout, open_slab, size_slab
+from daemon.layout import Layout, open_slab, size_slabs
 from daemon.monitoring.metrics import Metrics
 from daemon.placement import share_out
 from daemon.results.destinations import Destination
@@ -32,11 +32,12 @@ def open_stations(
         stack.callback(slab.close)
         lanes = [layout.open_lane(segment, slab, metrics) for segment in layout.placement.segments]
         return [Station(slab, lanes, judge, destinations, metrics)]
+    slab_bytes = size_slabs(layout.config, layout.gpus, len(parts))
     for segment in layout.placement.segments:
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
     stations: list[RemoteStation] = []
     for number, part in enumerate(parts):
-        setup = describe(layout, f"station {number}", part, len(parts), numbers, bins)
+        setup = describe(layout, f"station {number}", part, slab_bytes, numbers, bins)
         stations.append(RemoteStation(setup, metrics, stations))
     return stations
 
@@ -45,7 +46,7 @@ def describe(
     layout: Layout,
     name: str,
     part: Sequence[list[int]],
-    parts: int,
+    slab_bytes: int,
     numbers: Sequence[int],
     bins: Iterable[str],
 ) -> wire.Setup:
@@ -59,5 +60,5 @@ def describe(
         shares=[wire.Share(list(s.stages), workers) for s, workers in zip(segments, part, strict=True)],
         inboxes=list(numbers),
         bins=list(bins),
-        slab_bytes=size_slab(layout.config, layout.gpus) // parts,
+        slab_bytes=slab_bytes,
     )

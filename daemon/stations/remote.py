@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import anyio
@@ -44,7 +44,10 @@ LEAVE_SECONDS = 20.0  # for a station to end its workers, after it was told to s
 
 
 class Coordinator(station.Coordinator, Protocol):
-    """What a RemoteStation needs from the coordinator."""
+    """What a RemoteStation needs from the coordinator. bins: those that images got in this run."""
+
+    @property
+    def bins(self) -> Mapping[str, None]: ...
 
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         """The station was lost with these jobs, and with others whose endings were committed, but perhaps not
@@ -63,11 +66,12 @@ class RemoteStation:
         self._coordinator: Coordinator | None = None
         self._begun = anyio.Event()
         self._writer: asyncio.StreamWriter | None = None
+        self._process: anyio.abc.Process | None = None
         self._jobs: dict[int, Job] = {}  # those it has
         self._endings: dict[int, Ending] = {}  # of those that are committed and not yet published
         self._ended: set[int] = set()  # those of them that no newer version has replaced
         self._stopping = self._draining = self.closed = False
-        self._losses = 0
+        self._losses = self._bins_sent = 0
         self._started_at = self._heard_at = 0.0  # monotonic seconds
         self._cause = ""
         self._state = self._loading_state()
@@ -87,6 +91,8 @@ class RemoteStation:
     def stop(self) -> None:
         self._stopping = True
         self._send(wire.Stop())
+        if self._process and not self._has_reported():
+            self._process.kill()  # It still starts, and would not read that for a while.
 
     def state(self) -> StationState:
         return self._state
@@ -109,7 +115,7 @@ class RemoteStation:
             if self._losses:
                 await anyio.sleep(BACKOFF_SECONDS * 2 ** (self._losses - 1))
             self._losses += 1  # until it has published something, or has worked for STEADY_SECONDS
-            self._started_at = time.monotonic()
+            self._started_at, self._bins_sent = time.monotonic(), 0
             try:
                 await self._live(note_staffed)
             except OSError as error:  # too few processes or memory
@@ -133,6 +139,7 @@ class RemoteStation:
 
     async def _live(self, note_staffed: Callable[[], None]) -> None:
         process, connection = await self._start()
+        self._process = process
         reader, writer = await asyncio.open_unix_connection(sock=connection)
         self._cause, self._writer = "", writer
         try:
@@ -149,7 +156,7 @@ class RemoteStation:
                         self._take(message, calls)
                 watches.cancel_scope.cancel()
         finally:
-            self._writer = None
+            self._writer = self._process = None
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_after(LEAVE_SECONDS if self._stopping else EXIT_SECONDS):
                     await process.wait()
@@ -163,12 +170,14 @@ class RemoteStation:
     async def _end_silence(self, process: anyio.abc.Process) -> None:
         """Kill the process when it has reported nothing for too long."""
         while True:
-            has_begun = self._heard_at > self._started_at
-            patience = SILENCE_SECONDS if has_begun else START_SECONDS
-            left = max(self._heard_at, self._started_at) + patience - time.monotonic()
+            patience = SILENCE_SECONDS if self._has_reported() else START_SECONDS
+            now = time.monotonic()
+            left = max(self._heard_at, self._started_at) + patience - now
             if left <= 0:
                 break
-            await anyio.sleep(min(left, SILENCE_SECONDS))
+            await anyio.sleep(pause := min(left, SILENCE_SECONDS))
+            if time.monotonic() - now > pause + SILENCE_SECONDS / 2:
+                self._heard_at = time.monotonic()  # This process was stopped itself: its reports wait.
         self._cause = f"it reported nothing for {patience:g} s"
         process.kill()
 
@@ -238,7 +247,9 @@ class RemoteStation:
         for job in jobs:
             job.fed_at = now
             self._jobs[job.id] = job
-        self._send(wire.Jobs(call.number, jobs))
+        bins = list(self._of_pipeline().bins)
+        self._send(wire.Jobs(call.number, jobs, bins[self._bins_sent :]))
+        self._bins_sent = len(bins)
         if self._draining:
             self._send(wire.Drain())
 
@@ -263,11 +274,15 @@ class RemoteStation:
 
     async def _end(self, number: int, verdicts: Sequence[wire.Verdict]) -> None:
         endings = [verdict.about(self._jobs[verdict.content.id]) for verdict in verdicts]
-        said = list(endings)
+        said = [(ending, list(ending.job.outputs.items())) for ending in endings]
         ended = await self._of_pipeline().end(endings)
         self._endings |= {ending.job.id: ending for ending in endings}
         self._ended |= ended
-        changed = [now for now, before in zip(endings, said, strict=True) if now is not before]
+        changed = [
+            now
+            for now, (before, outputs) in zip(endings, said, strict=True)
+            if now is not before or list(now.job.outputs.items()) != outputs
+        ]
         self._send(wire.Ended(number, sorted(ended), [wire.Verdict.of(ending) for ending in changed]))
 
     async def _note_published(self, call: wire.NotePublished) -> None:
@@ -282,6 +297,9 @@ class RemoteStation:
         publication = Publication(call.placed, call.held, set(call.folders), records)
         await self._of_pipeline().note_published(Published(endings, set(call.ended), publication))
         self._send(wire.Done(call.number))
+
+    def _has_reported(self) -> bool:
+        return self._heard_at > self._started_at
 
     def _told(self, content: wire.Content) -> Job:
         job = self._jobs[content.id]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -73,7 +74,7 @@ class Looked(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """How an attempt at a job ended; see jobs.Ending."""
+    """How an attempt at a job ended; see jobs.Ending. cause: the job's own failure; that of a rule is not."""
 
     content: Content
     status: JobStatus
@@ -83,15 +84,18 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     criteria: bytes
     failure: Failure | None
     not_before: float
+    cause: Failure | None
 
     @classmethod
     def of(cls, ending: Ending) -> Verdict:
         e = ending
-        return cls(Content.of(e.job), e.status, e.at, e.attempts, e.bin, e.criteria, e.failure, e.not_before)
+        parts = (e.status, e.at, e.attempts, e.bin, e.criteria, e.failure, e.not_before, e.job.failure)
+        return cls(Content.of(e.job), *parts)
 
     def about(self, job: Job) -> Ending:
         """The ending of this job, which gets the content too."""
         self.content.tell(job)
+        job.failure = self.cause
         return Ending(
             job,
             self.status,
@@ -163,10 +167,11 @@ class Farewell(msgspec.Struct, tag="farewell", frozen=True):
 
 
 class Jobs(msgspec.Struct, tag="jobs", frozen=True):
-    """The answer to NextJobs."""
+    """The answer to NextJobs. bins: those that images of other stations got since the last answer."""
 
     number: int
     jobs: list[Job]
+    bins: list[str]
 
 
 class Known(msgspec.Struct, tag="known", frozen=True):
@@ -183,8 +188,8 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """The answer to End. ended: those that no newer version has replaced. changed: those that ended differently,
-    because the ledger had other results for the same bytes."""
+    """The answer to End. ended: those that no newer version has replaced. changed: those that ended differently, or
+    with other results, because the ledger had others for the same bytes."""
 
     number: int
     ended: list[int]
@@ -210,8 +215,23 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def send(writer: asyncio.StreamWriter, message: FromStation | ToStation) -> None:
-    body = encode(message)
+    """Send a message. A name in it that is not UTF-8 is shown with backslashes."""
+    try:
+        body = encode(message)
+    except UnicodeEncodeError:
+        body = encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
     writer.write(LENGTH.pack(len(body)) + body)
+
+
+def _escape(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            return {_escape(key): _escape(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_escape(each) for each in value]
+    return value
 
 
 async def receive(reader: asyncio.StreamReader) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -291,3 +292,34 @@ async def test_the_jobs_of_a_lost_station_are_handed_out_again(ledger: Ledger, t
     jobs = await coordinator.next_jobs()
     await coordinator.take_back(jobs[:1], [], set())
     assert [job.path for job in await coordinator.next_jobs()] == [jobs[0].path]
+
+
+@pytest.mark.anyio
+async def test_jobs_that_are_taken_back_while_the_ledger_is_read_are_handed_out_again(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, ask = make_coordinator(ledger, tmp_path), ledger._ask
+    await coordinator.admit([make_file(b"a.jpg")])
+    lost = await coordinator.next_jobs()
+    await coordinator.admit([make_file(b"b.jpg")])
+
+    async def ask_and_lose(work: Callable[..., Any]) -> Any:
+        answer = await ask(work)
+        if lost and isinstance(answer, tuple) and len(answer) == 2 and answer[0]:  # rows and cursors
+            await coordinator.take_back([lost.pop()], [], set())
+        return answer
+
+    monkeypatch.setattr(ledger, "_ask", ask_and_lose)
+    assert [job.path for job in await coordinator.next_jobs()] == [b"b.jpg"]
+    with anyio.fail_after(5):
+        assert [job.path for job in await coordinator.next_jobs()] == [b"a.jpg"]
+
+
+@pytest.mark.anyio
+async def test_a_bin_that_one_station_has_filled_is_known_to_all(ledger: Ledger, tmp_path: Path) -> None:
+    coordinator = make_coordinator(ledger, tmp_path)
+    await coordinator.admit([make_file(b"a.jpg")])
+    [job] = await coordinator.next_jobs()
+    await coordinator.end([replace(done(job), bin="mine")])
+    assert list(coordinator.bins) == ["mine"]
+    assert b"mine" in coordinator._destinations[1].known_bins

@@ -1159,6 +1159,7 @@ LEDGERS = [
             "daemon/results/test_publisher.py::"
             "test_held_images_are_not_tried_again_before_all_that_a_crash_left_behind_is_in_the_outbox",
         ),
+        within="Publisher.publish_owed",
     ),
     Mutant(
         "tables-altered",
@@ -1402,10 +1403,10 @@ LEDGERS = [
         "slab-memory",
         "more memory than the machine has is refused",
         "daemon/layout.py",
-        "if size > memory:",
+        "if size * stations > psutil.virtual_memory().total:",
         "if False:",
         ("daemon/test_state.py::test_more_memory_than_there_is_is_refused_in_a_sentence",),
-        within="open_slab",
+        within="size_slabs",
     ),
     Mutant(
         "inbox-missing",

@@ -40,6 +40,25 @@ def test_two_stations_publish_what_one_does(tmp_path: Path) -> None:
     assert documents[0] == documents[1]
 
 
+def test_sidecars_of_equal_files_are_what_the_ledger_has(tmp_path: Path) -> None:
+    """Two stations may have the same bytes at the same time; the first result that is stored counts."""
+    place = Place(tmp_path, settings(2))
+    for number in range(300):
+        place.drop(f"{number}.ppm", picture(number % 40))
+    assert place.run_once().returncode == 0
+    verified = place.command("verify")
+    assert verified.returncode == 0, verified.stdout
+
+
+def test_a_slab_has_room_for_an_image_in_every_station(tmp_path: Path) -> None:
+    tables = settings(2)
+    tables["pipeline"]["slab_bytes"] = "1 MiB"
+    place = Place(tmp_path, tables)
+    place.drop("large.ppm", picture(1) + bytes(700_000))
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=1)
+
+
 def test_metrics_and_status_count_the_work_of_all_stations(tmp_path: Path) -> None:
     place = Place(tmp_path, settings(2))
     place.drop_many(range(200))

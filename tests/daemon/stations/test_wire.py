@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from daemon.jobs import Failure
+from daemon.stations import wire
+from daemon.stations.wire import End, Verdict
+from stages.base import Reason
+from tests.makers import failed, make_job
+
+
+class Writer:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+
+async def pass_on(message: Any) -> bytes:
+    writer: Any = Writer()
+    wire.send(writer, message)
+    reader = asyncio.StreamReader()
+    reader.feed_data(writer.written)
+    return await wire.receive(reader)
+
+
+@pytest.mark.anyio
+async def test_a_name_that_is_not_utf_8_passes_with_backslashes() -> None:
+    ending = failed(make_job(path=b"\xff.jpg"), Reason.RULE, "no bin for \udcff.jpg")
+    message = wire.decode_from_station(await pass_on(End(1, [Verdict.of(ending)])))
+    assert isinstance(message, End)
+    [verdict] = message.verdicts
+    assert verdict.failure == Failure(Reason.RULE, "no bin for \\udcff.jpg")
+    assert verdict.content == Verdict.of(ending).content
+
+
+@pytest.mark.anyio
+async def test_a_jobs_own_failure_is_known_on_the_other_side_and_a_rules_is_not() -> None:
+    job = make_job()
+    for own in (None, Failure(Reason.TRUNCATED, "its end is missing")):
+        ending = failed(job)
+        job.failure = own
+        message = wire.decode_from_station(await pass_on(End(1, [Verdict.of(ending)])))
+        assert isinstance(message, End)
+        other = make_job()
+        message.verdicts[0].about(other)
+        assert other.failure == own
+
+
+@pytest.mark.anyio
+async def test_the_end_of_the_other_side_is_an_end_of_file() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"\x05\x00\x00\x00ab")
+    reader.feed_eof()
+    with pytest.raises(EOFError):
+        await wire.receive(reader)
