@@ -1802,7 +1802,7 @@ STATIONS = [
         "daemon/stations/remote.py",
         "if job.id not in self._endings",
         "if job.id",
-        ("daemon/stations/test_remote.py::test_stations_that_are_killed_lose_nothing_and_are_replaced",),
+        ("daemon/stations/test_remote.py::test_of_a_lost_station_committed_images_are_not_handed_out_again",),
     ),
     Mutant(
         "station-silence",

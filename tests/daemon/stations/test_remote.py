@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -14,11 +15,13 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.errors import NoWorkersLeft
-from daemon.jobs import JobStatus
+from daemon.jobs import Ending, Job, JobStatus
+from daemon.monitoring.metrics import Metrics
 from daemon.service import Service, run_service
-from daemon.stations import remote
+from daemon.stations import remote, wire
 from tests.daemon_process import Daemon, Place, picture, seeded, wait_for
 from tests.faults.stations import stations_of
+from tests.makers import done, make_job
 
 SLOW = {name: {"options": {"latency_per_image_seconds": 0.002}} for name in ("blip",)}
 
@@ -160,3 +163,36 @@ def test_without_any_station_left_the_daemon_says_why(tmp_path: Path) -> None:
     )  # which a station refuses
     with pytest.raises(NoWorkersLeft, match="No station is left: exited with status"):
         anyio.run(run_service, broken, backend_options={"use_uvloop": True})
+
+
+class Recorder:
+    """A coordinator with two jobs, which notes what it takes back."""
+
+    bins: Mapping[str, None] = MappingProxyType({})
+
+    def __init__(self) -> None:
+        self.jobs = [make_job(id=1), make_job(id=2)]
+        self.taken_back: tuple[list[int], list[int], set[int]] | None = None
+
+    async def next_jobs(self) -> list[Job]:
+        return self.jobs
+
+    async def end(self, endings: list[Ending]) -> set[int]:
+        return {ending.job.id for ending in endings}
+
+    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
+        self.taken_back = ([job.id for job in jobs], [ending.job.id for ending in endings], ended)
+
+
+@pytest.mark.anyio
+async def test_of_a_lost_station_committed_images_are_not_handed_out_again() -> None:
+    coordinator: Any = Recorder()
+    setup = wire.Setup("a station", b"", [], [], [], [], [], 1 << 20)
+    station = remote.RemoteStation(setup, Metrics())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(station.run, coordinator)
+        await station._hand_out(wire.NextJobs(1))
+        await station._end(2, [wire.Verdict.of(done(make_job(id=1)))])
+        await station._return_jobs()
+        tasks.cancel_scope.cancel()
+    assert coordinator.taken_back == ([2], [1], {1})
