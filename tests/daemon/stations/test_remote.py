@@ -126,7 +126,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stopper(tmp_path: Path) -> Iterator[Place]:
     """A place with three stations, of which the first that is seen at work is stopped by a signal."""
-    place = Place(tmp_path, settings(3, stages=SLOW))
+    slower = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
+    place = Place(tmp_path, settings(3, stages=slower))
     place.drop_many(range(600))
 
     def stop_one() -> None:
@@ -146,11 +147,14 @@ def children() -> list[int]:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_station_that_hangs_is_replaced_and_holds_up_no_other(stopper: Place) -> None:
+def test_a_station_that_hangs_is_replaced_and_holds_up_no_other(
+    stopper: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
     service = Service(parse(stopper.settings, stopper.folder), once=True)
     anyio.run(service.run, backend_options={"use_uvloop": True})
     assert service.counts.ended[JobStatus.DONE] == 600
     stopper.assert_kept(DONE=600)
+    assert "it reported nothing for 6 s" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("impatient")
