@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,3 +181,11 @@ class WorkerLost(Exception):
         self.cause = cause
         self.timed_out = timed_out
         self.began = began
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The single errors of a group, VisiondErrors first."""
+    flat: list[BaseException] = []
+    for error in group.exceptions:
+        flat.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return iter(sorted(flat, key=lambda error: not isinstance(error, VisiondError)))

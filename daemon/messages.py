@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stages.base import Limits, StageSpec
 from stages.binning import Thresholds
+
+if TYPE_CHECKING:
+    import asyncio
 
 LENGTH = struct.Struct("<I")
 
@@ -120,7 +124,18 @@ decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 
 
-def frame(message: ToWorker | FromWorker) -> bytes:
+def frame(message: Any) -> bytes:
     """The message as sent over the socket: its length (32 bits, little endian), then its bytes."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
+
+
+async def receive(reader: asyncio.StreamReader, longest: int) -> bytes:
+    """The bytes of the next message. longest: in bytes.
+
+    Raises EOFError or OSError when the other side is gone, and msgspec.DecodeError if it is longer.
+    """
+    length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+    if length > longest:
+        raise msgspec.DecodeError(f"a message of {length} bytes")
+    return await reader.readexactly(length)

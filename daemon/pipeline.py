@@ -271,7 +271,7 @@ class Pipeline:
 
     async def end(self, endings: list[Ending]) -> set[int]:
         ended = await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
-        if new := {ending.bin: None for ending in endings if ending.bin} - self.bins.keys():
+        if new := {ending.bin for ending in endings if ending.bin} - self.bins.keys():
             self.bins |= dict.fromkeys(sorted(new))
             for destination in self._destinations.values():
                 destination.known_bins.update(map(os.fsencode, new))

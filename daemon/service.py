@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import anyio
@@ -17,7 +17,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.errors import InboxUnreadable, InboxUnwritable, SinkBehind, Unfinished, VisiondError
+from daemon.errors import InboxUnreadable, InboxUnwritable, SinkBehind, Unfinished, VisiondError, leaves
 from daemon.hints import command
 from daemon.inbox.absence import check_inboxes
 from daemon.inbox.names import check_names
@@ -301,14 +301,6 @@ async def _run_to_its_end(service: Service) -> None:
             error = next(leaves(rest))
             raise error from (None if isinstance(error, VisiondError) else group)
         log.warning("stopped before the drain was finished; images in flight stay pending")
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The single errors of a group, VisiondErrors first."""
-    flat: list[BaseException] = []
-    for error in group.exceptions:
-        flat.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return iter(sorted(flat, key=lambda error: not isinstance(error, VisiondError)))
 
 
 def announce(layout: Layout) -> None:

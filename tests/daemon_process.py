@@ -512,7 +512,7 @@ class Daemon:
 
     def workers(self) -> list[int]:
         """Process ids of its workers."""
-        return [pid for pid in self.place.processes() if b"daemon.workers.child" in _command_of(pid)]
+        return [pid for pid in self.place.processes() if b"daemon.workers.child" in command_of(pid)]
 
     def events(self, event: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Lines of its log."""
@@ -583,7 +583,7 @@ def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _command_of(pid: int) -> bytes:
+def command_of(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -12,11 +12,10 @@ from pathlib import Path
 import anyio
 
 from daemon.config.loading import Config
-from daemon.errors import VisiondError, WrongArgument
+from daemon.errors import VisiondError, WrongArgument, leaves
 from daemon.layout import Layout, size_slab
 from daemon.messages import Item
 from daemon.monitoring.metrics import Metrics
-from daemon.service import leaves
 from daemon.system.log import set_up as set_up_log
 from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from daemon.config.loading import Config
-from daemon.errors import VisiondError
+from daemon.errors import VisiondError, leaves
 from daemon.jobs import Ending, Job
 from daemon.layout import Layout, judge_of
 from daemon.ledger.record import Model, Record
@@ -148,9 +148,7 @@ async def work(connection: socket.socket) -> None:
     except* EOFError:
         os._exit(os.EX_UNAVAILABLE)  # the daemon is gone; the kernel ends the workers
     except* (VisiondError, Hurried) as group:
-        error = group.exceptions[0]
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+        error = next(leaves(group))
         coordinator.say(wire.Farewell(type(error).__name__, str(error)))
     await writer.drain()
     writer.close()
@@ -167,8 +165,8 @@ async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinat
     roots = {number: destination.inbox for number, destination in destinations.items()}
     coordinator.serve(destinations)
     lanes = [
-        layout.open_lane(segment, slab, metrics, share.workers)
-        for segment, share in zip(segments, setup.shares, strict=True)
+        layout.open_lane(segment, slab, metrics, workers)
+        for segment, workers in zip(segments, setup.workers, strict=True)
     ]
     station = Station(slab, lanes, judge_of(config, roots), destinations, metrics)
 

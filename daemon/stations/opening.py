@@ -57,7 +57,7 @@ def describe(
         config=layout.config.model_dump_json().encode(),
         specs=list(layout.specs.values()),
         segments=[(list(segment.stages), list(segment.devices)) for segment in segments],
-        shares=[wire.Share(list(s.stages), workers) for s, workers in zip(segments, part, strict=True)],
+        workers=list(part),
         inboxes=list(numbers),
         bins=list(bins),
         slab_bytes=slab_bytes,

@@ -324,11 +324,11 @@ class RemoteStation:
     def _loading_state(self, state: str = "loading") -> StationState:
         """What is known while there is no report."""
         lanes = []
-        for share, (_, devices) in zip(self._setup.shares, self._setup.segments, strict=True):
-            name = "+".join(share.stages)
+        for (stages, devices), numbers in zip(self._setup.segments, self._setup.workers, strict=True):
+            name = "+".join(stages)
             workers = [
-                WorkerState(f"{name}/{number}", devices[number], state, 0, self._cause, stages=share.stages)
-                for number in share.workers
+                WorkerState(f"{name}/{number}", devices[number], state, 0, self._cause, stages=stages)
+                for number in numbers
             ]
             lanes.append(LaneState(name, 0, workers))
         size = self._setup.slab_bytes

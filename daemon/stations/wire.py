@@ -14,20 +14,14 @@ from typing import Any
 
 import msgspec
 
+from daemon import messages
 from daemon.jobs import Ending, Failure, Job, JobStatus, Placed
-from daemon.messages import LENGTH, Output
+from daemon.messages import Output, frame
 from daemon.monitoring.samples import Sample
 from daemon.monitoring.snapshot import StationState
 from stages.base import StageSpec
 
 LONGEST_MESSAGE = 1 << 30  # bytes
-
-
-class Share(msgspec.Struct, frozen=True):
-    """A station's part of a segment: the workers with these numbers."""
-
-    stages: list[str]
-    workers: list[int]
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True):
@@ -37,7 +31,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     config: bytes  # JSON
     specs: list[StageSpec]
     segments: list[tuple[list[str], list[str]]]  # the whole placement: stages and devices
-    shares: list[Share]
+    workers: list[list[int]]  # of each segment, the numbers of those in this station
     inboxes: list[int]  # their numbers in the ledger, in the order of the configuration
     bins: list[str]  # those that a rule has named before now
     slab_bytes: int
@@ -211,16 +205,15 @@ ToStation = Setup | Answer | Drain | Stop
 
 decode_from_station: Callable[[bytes], FromStation] = msgspec.msgpack.Decoder(FromStation).decode
 decode_to_station: Callable[[bytes], ToStation] = msgspec.msgpack.Decoder(ToStation).decode
-encode = msgspec.msgpack.Encoder().encode
 
 
 def send(writer: asyncio.StreamWriter, message: FromStation | ToStation) -> None:
     """Send a message. A name in it that is not UTF-8 is shown with backslashes."""
     try:
-        body = encode(message)
+        framed = frame(message)
     except UnicodeEncodeError:
-        body = encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
-    writer.write(LENGTH.pack(len(body)) + body)
+        framed = frame(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
+    writer.write(framed)
 
 
 def _escape(value: Any) -> Any:
@@ -237,9 +230,6 @@ def _escape(value: Any) -> Any:
 async def receive(reader: asyncio.StreamReader) -> bytes:
     """The bytes of the next message. Raises EOFError when the other side is gone."""
     try:
-        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
-        if length > LONGEST_MESSAGE:
-            raise EOFError(f"a message of {length} bytes")
-        return await reader.readexactly(length)
-    except (asyncio.IncompleteReadError, OSError) as error:
+        return await messages.receive(reader, LONGEST_MESSAGE)
+    except OSError as error:
         raise EOFError from error

@@ -19,7 +19,6 @@ import structlog
 
 from daemon.errors import WorkerLost
 from daemon.messages import (
-    LENGTH,
     Batch,
     Beat,
     Farewell,
@@ -31,6 +30,7 @@ from daemon.messages import (
     Stop,
     decode_from_worker,
     frame,
+    receive,
 )
 from daemon.system.stray import Printed
 from stages import processes
@@ -224,13 +224,7 @@ class Worker:
 
     async def _receive(self) -> Loaded | Ready | Reply | Beat | Farewell:
         try:
-            head = await self._reader.readexactly(LENGTH.size)
-            length = LENGTH.unpack(head)[0]
-            if length > LONGEST_MESSAGE:
-                raise msgspec.DecodeError(f"a message of {length} bytes")
-            return decode_from_worker(await self._reader.readexactly(length))
-        except asyncio.IncompleteReadError as error:
-            raise EOFError from error
+            return decode_from_worker(await receive(self._reader, LONGEST_MESSAGE))
         except msgspec.MsgspecError as error:
             self.cause = f"it sent an invalid message: {error}"
             raise EOFError from error

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.daemon_process import Daemon, Place, wait_for
+from tests.daemon_process import Daemon, Place, command_of, wait_for
 from tests.faults.kill import Outcome, all_ready, drop_shares, end_orphans, open_place
 
 STATIONS = 3
@@ -18,15 +18,7 @@ MOST_SECONDS = 0.4  # of work before the next kill
 
 def stations_of(place: Place) -> list[int]:
     """Process ids of its stations."""
-    found = []
-    for pid in place.processes():
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"daemon.stations.child" in command:
-            found.append(pid)
-    return sorted(found)
+    return sorted(pid for pid in place.processes() if b"daemon.stations.child" in command_of(pid))
 
 
 def open_stations(folder: Path) -> Place:

@@ -846,8 +846,8 @@ PROCESSES = [
     Mutant(
         "message-length",
         "a worker's message that is too long to be valid costs no memory",
-        "daemon/workers/worker.py",
-        "if length > LONGEST_MESSAGE:",
+        "daemon/messages.py",
+        "if length > longest:",
         "if False:",
         ("daemon/workers/test_pool.py::test_a_message_that_is_too_long_ends_the_worker_and_uses_no_memory",),
     ),
