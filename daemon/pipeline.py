@@ -130,6 +130,10 @@ class Pipeline:
         for station in self.stations:
             station.drain()
 
+    @property
+    def has_sinks(self) -> bool:
+        return bool(self.outbox.deliveries)
+
     def states(self) -> list[StationState]:
         return [station.state() for station in self.stations]
 

@@ -135,10 +135,10 @@ SET status = excluded.status, reason = excluded.reason, not_before = 1, detail =
 WHERE image.status = 4 RETURNING status;
 
 -- name: supersede
--- A version that was DONE once is DONE again.
+-- A version that was DONE once is DONE again. CROSS JOIN: SQLite begins with the new rows, as all older ones may be millions.
 UPDATE image SET status = iif(finished_at IS NULL, 4, 1), finished_at = COALESCE(finished_at, :now), reason = NULL,
     detail = iif(finished_at IS NULL, 'replaced by a newer version', NULL) WHERE id IN (
-    SELECT old.id FROM image AS new JOIN image AS old ON old.inbox = new.inbox AND old.path = new.path
+    SELECT old.id FROM image AS new CROSS JOIN image AS old ON old.inbox = new.inbox AND old.path = new.path
     WHERE new.id > :last AND old.id <= :last AND old.status = 0
 ) RETURNING status;
 

@@ -27,7 +27,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.results.destinations import Publication
 from daemon.stations import station, wire
-from daemon.stations.station import Published
+from daemon.stations.station import Published, published_of
 from daemon.system.retry import Hurried
 from daemon.workers.worker import TERM_SECONDS, end
 from stages import processes
@@ -48,6 +48,9 @@ class Coordinator(station.Coordinator, Protocol):
 
     @property
     def bins(self) -> Mapping[str, None]: ...
+
+    @property
+    def has_sinks(self) -> bool: ...
 
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         """The station was lost with these jobs, and with others whose endings were committed, but perhaps not
@@ -291,11 +294,10 @@ class RemoteStation:
             del self._jobs[number]
             self._ended.discard(number)
         self._losses = 0
-        records = self._of_pipeline().records_of(
-            [e for e in endings if e.job.id in {p.id for p in call.placed}]
-        )
+        ended, coordinator = set(call.ended), self._of_pipeline()
+        records = coordinator.records_of(published_of(endings, ended)) if coordinator.has_sinks else []
         publication = Publication(call.placed, call.held, set(call.folders), records)
-        await self._of_pipeline().note_published(Published(endings, set(call.ended), publication))
+        await coordinator.note_published(Published(endings, ended, publication))
         self._send(wire.Done(call.number))
 
     def _has_reported(self) -> bool:

@@ -45,6 +45,11 @@ class Published:
     publication: Publication
 
 
+def published_of(endings: Sequence[Ending], ended: set[int]) -> list[Ending]:
+    """Those that are published. ended: as in `Published`."""
+    return [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
+
+
 class Coordinator(Protocol):
     """What a station needs to know and to report; the pipeline."""
 
@@ -263,9 +268,6 @@ class Station:
         Replaced versions are not published."""
         while True:
             endings, ended = await self._durable.get()
-            published = [
-                e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended
-            ]
-            records = self._coordinator.records_of(published)
+            records = self._coordinator.records_of(published_of(endings, ended))
             publication = await self.retry.in_thread("results", publish_records, records, self._destinations)
             await self._coordinator.note_published(Published(endings, ended, publication))

@@ -4,6 +4,7 @@ import contextlib
 import re
 import sqlite3
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,21 @@ def test_repeated_queries_do_not_read_finished_images(name: str, index: str) -> 
         plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", (7,) * SQL[name].count("?")).fetchall()
     assert f"image USING INDEX {index} " in plan[0][3]
     assert not any("B-TREE" in step[3] for step in plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "first"),
+    [("supersede", {"last": 7, "now": 7}, 2), ("failures_replaced", (7,), 0)],
+)
+def test_files_that_are_admitted_are_looked_up_and_older_ones_are_not_read(
+    name: str, parameters: Any, first: int
+) -> None:
+    """Otherwise each group of new files would read all of a million images."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SQL["schema"])
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", parameters).fetchall()
+    assert plan[first][3] == "SEARCH new USING INTEGER PRIMARY KEY (rowid>?)"
+    assert not any("SCAN" in step[3] or "rowid<" in step[3] for step in plan)
 
 
 @pytest.mark.parametrize("name", ["finished", "bin_counts"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,10 +17,11 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.errors import NoWorkersLeft
-from daemon.jobs import Ending, Job, JobStatus
+from daemon.jobs import Ending, Job, JobStatus, Placed
 from daemon.monitoring.metrics import Metrics
 from daemon.service import Service, run_service
 from daemon.stations import remote, wire
+from daemon.stations.station import Published
 from tests.daemon_process import Daemon, Place, picture, seeded, wait_for
 from tests.faults.stations import stations_of
 from tests.makers import done, make_job
@@ -51,6 +54,14 @@ def test_sidecars_of_equal_files_are_what_the_ledger_has(tmp_path: Path) -> None
     assert place.run_once().returncode == 0
     verified = place.command("verify")
     assert verified.returncode == 0, verified.stdout
+
+
+def test_sinks_get_the_records_of_every_station(tmp_path: Path) -> None:
+    place = Place(tmp_path, settings(2, output={"sinks": ["jsonl"]}))
+    place.drop_many(range(200))
+    assert place.run_once().returncode == 0
+    lines = (tmp_path / "results.jsonl").read_bytes().splitlines()
+    assert len({json.loads(line)["source"]["path"] for line in lines}) == len(lines) == 200
 
 
 def test_a_slab_has_room_for_an_image_in_every_station(tmp_path: Path) -> None:
@@ -173,8 +184,10 @@ class Recorder:
     """A coordinator with two jobs, which notes what it takes back."""
 
     bins: Mapping[str, None] = MappingProxyType({})
+    has_sinks = True
 
     def __init__(self) -> None:
+        self.published: list[Published] = []
         self.jobs = [make_job(id=1), make_job(id=2)]
         self.taken_back: tuple[list[int], list[int], set[int]] | None = None
 
@@ -184,19 +197,43 @@ class Recorder:
     async def end(self, endings: list[Ending]) -> set[int]:
         return {ending.job.id for ending in endings}
 
+    def records_of(self, endings: Sequence[Ending]) -> list[int]:
+        return [ending.job.id for ending in endings]
+
+    async def note_published(self, group: Published) -> None:
+        self.published.append(group)
+
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         self.taken_back = ([job.id for job in jobs], [ending.job.id for ending in endings], ended)
 
 
-@pytest.mark.anyio
-async def test_of_a_lost_station_committed_images_are_not_handed_out_again() -> None:
-    coordinator: Any = Recorder()
+@contextlib.asynccontextmanager
+async def working(coordinator: Any) -> AsyncIterator[remote.RemoteStation]:
+    """A station without a process, which has the coordinator's jobs."""
     setup = wire.Setup("a station", b"", [], [], [], [], [], 1 << 20)
     station = remote.RemoteStation(setup, Metrics())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(station.run, coordinator)
         await station._hand_out(wire.NextJobs(1))
+        yield station
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_of_a_lost_station_committed_images_are_not_handed_out_again() -> None:
+    coordinator = Recorder()
+    async with working(coordinator) as station:
         await station._end(2, [wire.Verdict.of(done(make_job(id=1)))])
         await station._return_jobs()
-        tasks.cancel_scope.cancel()
     assert coordinator.taken_back == ([2], [1], {1})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_sinks", [True, False])
+async def test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet(has_sinks: bool) -> None:
+    coordinator = Recorder()
+    coordinator.has_sinks = has_sinks
+    async with working(coordinator) as station:
+        await station._end(2, [wire.Verdict.of(done(make_job(id=number))) for number in (1, 2)])
+        await station._note_published(wire.NotePublished(3, [1, 2], [1, 2], [Placed(1)], {1: "full"}, []))
+    assert [group.publication.records for group in coordinator.published] == [[1, 2] if has_sinks else []]
