@@ -118,12 +118,12 @@ def main() -> None:
     ratios = [d / b for d, b in zip(daemon, bare, strict=True)]
     print(
         f"{options.files:,} files, {options.rounds} rounds, {len(os.sched_getaffinity(0))} cores, median (range):\n"
-        f"  bare loop  {_spread(bare)} images/s\n  visiond    {_spread(daemon)} images/s\n"
+        f"  bare loop  {spread(bare)} images/s\n  visiond    {spread(daemon)} images/s\n"
         f"  ratio      {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     )
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 

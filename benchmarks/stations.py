@@ -1,33 +1,42 @@
 """Measures how the daemon's own rate grows with the number of stations: four fake stages, no GPU.
 
-    python -m benchmarks.stations --stations 1 2 4 --workers 8 --files 40000 --rounds 3 --folder /dev/shm
+    python -m benchmarks.stations --stations 1 2 4 --workers 8 --files 200000 --rounds 3 --folder /dev/shm
 
-Each round has new files. Prints images per second from the first image seen to the last one published, and
-the CPU time for each image of the daemon's process and of all stations together.
+Each round has new files, and first runs the bare loop of benchmarks/overhead.py over them. Prints images per
+second from the first image seen to the last one published, the same for the middle half of the images, which
+leaves out the start of the processes, and the CPU time for each image of the daemon's process and of all
+stations together.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sqlite3
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.overhead import FAKES, make_files
+from benchmarks.overhead import FAKES, make_files, run_bare, spread
 
 TICK = os.sysconf("SC_CLK_TCK")
 STATION = b"daemon.stations.child"
 
 
-def run_daemon(folder: Path, stations: int, workers: int) -> tuple[float, float, float]:
-    """Images per second, and the CPU time in seconds of the daemon's process and of its stations."""
+class Run(NamedTuple):
+    whole: float  # images per second
+    middle: float  # images per second
+    own: float  # seconds of CPU time
+    stations: float  # seconds of CPU time
+
+
+def run_daemon(folder: Path, stations: int, workers: int) -> Run:
     config = folder / "daemon.toml"
     config.write_text(
         f'[[inbox]]\npath = "{folder}/inbox"\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "error"\n'
@@ -40,14 +49,20 @@ def run_daemon(folder: Path, stations: int, workers: int) -> tuple[float, float,
             seconds |= cpu_seconds(process.pid)
             time.sleep(0.05)
     assert process.returncode == 0, f"the daemon ended with {process.returncode}"
-    ledger = sqlite3.connect(f"file:{folder}/state/ledger.sqlite?mode=ro", uri=True)
-    query = "SELECT COUNT(*), MAX(finished_at) - MIN(seen_at) FROM image WHERE status = 1 AND emitted = 1"
-    count, elapsed = ledger.execute(query).fetchone()
-    ledger.close()
     files = sum(1 for _ in os.scandir(folder / "inbox"))
-    assert count == files, f"{count} rows for {files} files"
+    whole, middle = rates_of(folder / "state" / "ledger.sqlite", files)
     own = seconds.pop(process.pid)
-    return count / elapsed, own, sum(seconds.values())
+    return Run(whole, middle, own, sum(seconds.values()))
+
+
+def rates_of(ledger: Path, files: int) -> tuple[float, float]:
+    """Images per second of the whole run and of its middle half."""
+    with contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+        query = "SELECT seen_at, finished_at FROM image WHERE status = 1 AND emitted = 1 ORDER BY finished_at"
+        rows = connection.execute(query).fetchall()
+    assert len(rows) == files, f"{len(rows)} rows for {files} files"
+    first, third = rows[files // 4][1], rows[files * 3 // 4][1]
+    return files / (rows[-1][1] - min(seen for seen, _ in rows)), files / 2 / (third - first)
 
 
 def cpu_seconds(pid: int) -> dict[int, float]:
@@ -77,33 +92,37 @@ def main() -> None:
     )
     parser.add_argument("--stations", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--files", type=int, default=40_000)
+    parser.add_argument("--files", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
-    rates: dict[int, list[float]] = defaultdict(list)
+    runs: dict[int, list[Run]] = defaultdict(list)
+    bare: list[float] = []
     for number in range(options.rounds):
         for stations in sorted(options.stations, reverse=number % 2 == 1):
             folder = Path(tempfile.mkdtemp(prefix="visiond-stations-", dir=options.folder))
             try:
                 make_files(folder / "inbox", options.files, number)
-                rate, own, others = run_daemon(folder, stations, options.workers)
+                if len(bare) == number:
+                    bare.append(run_bare(folder / "inbox", folder))
+                    print(f"round {number + 1}, bare loop: {bare[-1]:,.0f} images/s", flush=True)
+                run = run_daemon(folder, stations, options.workers)
             finally:
                 shutil.rmtree(folder)
-            rates[stations].append(rate)
+            runs[stations].append(run)
             each = 1e6 / options.files
             print(
-                f"round {number + 1}, {stations} stations: {rate:,.0f} images/s; CPU for an image: "
-                f"daemon {own * each:.0f} µs, stations {others * each:.0f} µs",
+                f"round {number + 1}, {stations} stations: {run.whole:,.0f} images/s, middle {run.middle:,.0f}; CPU "
+                f"for an image: daemon {run.own * each:.0f} µs, stations {run.stations * each:.0f} µs",
                 flush=True,
             )
     print(
-        f"{options.files:,} files, {options.workers} workers, {len(os.sched_getaffinity(0))} cores, median (range)"
+        f"{options.files:,} files, {options.workers} workers, {len(os.sched_getaffinity(0))} cores, median (range)\n"
+        f"  bare loop: {spread(bare)}"
     )
-    for stations, found in sorted(rates.items()):
-        print(
-            f"{stations:3} stations: {statistics.median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f})"
-        )
+    for stations, found in sorted(runs.items()):
+        whole, middle = spread([run.whole for run in found]), spread([run.middle for run in found])
+        print(f"{stations:3} stations: {whole}, middle {middle}")
 
 
 if __name__ == "__main__":
