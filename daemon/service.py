@@ -40,6 +40,7 @@ from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
 from daemon.stations.opening import open_stations
 from daemon.system import lines, signals
+from daemon.system.children import EXIT_SECONDS, descendants, is_ending
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
@@ -54,6 +55,7 @@ SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
 # For the end itself, when no work is left. A worker that must be killed takes up to four of them
 LEAVE_SECONDS = 5.0
+EXIT_POLL_SECONDS = 0.2  # to see whether workers that are ending are gone
 # How many batch time-outs may pass without progress before the watchdog is no longer notified
 STALL_FACTOR = 2.0
 
@@ -243,9 +245,14 @@ class Service:
 
 
 def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
-    """End the process after this time, even if a thread hangs in a system call, for example on a dead mount."""
+    """End the process after this time, even if a thread hangs in a system call, for example on a dead mount.
+    Workers that are ending, but not gone yet, get more time."""
+    latest = time.monotonic() + EXIT_SECONDS
 
     def leave() -> None:
+        if time.monotonic() < latest and any(map(is_ending, descendants(os.getpid()))):
+            start(EXIT_POLL_SECONDS)
+            return
         if why:
             log.error(why)
         log.warning(
@@ -254,9 +261,12 @@ def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
         lines.drain()
         os._exit(status)
 
-    timer = threading.Timer(seconds, leave)
-    timer.daemon = True
-    timer.start()
+    def start(after: float) -> None:
+        timer = threading.Timer(after, leave)
+        timer.daemon = True
+        timer.start()
+
+    start(seconds)
 
 
 async def run_service(

@@ -140,7 +140,7 @@ async def work(connection: socket.socket) -> None:
     setup = wire.decode_to_station(await wire.receive(reader))
     assert isinstance(setup, wire.Setup)
     config = Config.model_validate(msgspec.json.decode(setup.config))
-    set_up(config.log.level, config.log.format)
+    set_up(config.log.level, "json")  # the daemon passes it on
     models = {spec.name: Model(spec.name, spec.fingerprint, spec.notice) for spec in setup.specs}
     coordinator = RemoteCoordinator(reader, writer, models)
     try:
@@ -198,7 +198,7 @@ def main() -> None:
         # a terminal sends them to the whole group, but only the daemon obeys
         signal.signal(number, signal.SIG_IGN)
     with written_aside():
-        set_up()
+        set_up(format="json")
         catch()
         ours = socket.socket(fileno=connection)
         ours.setblocking(False)

@@ -7,11 +7,7 @@ endings were committed: those are published by the daemon itself, as after a cra
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -27,10 +23,10 @@ from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.results.destinations import Publication
 from daemon.stations import station, wire
+from daemon.stations.relay import Relayed
 from daemon.stations.station import Published, published_of
+from daemon.system import children
 from daemon.system.retry import Hurried
-from daemon.workers.worker import TERM_SECONDS, end
-from stages import processes
 
 log = structlog.get_logger()
 
@@ -39,8 +35,9 @@ START_SECONDS = 120.0  # the same, before the first report
 QUICK_LOSSES = 5  # in a row, without a published image, before a station is closed
 STEADY_SECONDS = 60.0  # of work, after which earlier losses no longer count
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
-EXIT_SECONDS = 1.0  # to wait for the exit status after the connection was closed
-LEAVE_SECONDS = 20.0  # for a station to end its workers, after it was told to stop
+STATUS_SECONDS = 1.0  # to wait for the exit status after the connection was closed
+OUTPUT_SECONDS = 0.5  # after its end, to read what it printed
+LEAVE_SECONDS = 5.0 + children.EXIT_SECONDS  # for a station to end its workers, after it was told to stop
 
 
 class Coordinator(station.Coordinator, Protocol):
@@ -141,9 +138,9 @@ class RemoteStation:
     # The life of one process.
 
     async def _live(self, note_staffed: Callable[[], None]) -> None:
-        process, connection = await self._start()
-        self._process = process
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        child = await children.start("daemon.stations.child", Relayed(self.name))
+        process = self._process = child.process
+        reader, writer = await asyncio.open_unix_connection(sock=child.connection)
         self._cause, self._writer = "", writer
         try:
             wire.send(writer, self._setup)
@@ -161,9 +158,10 @@ class RemoteStation:
         finally:
             self._writer = self._process = None
             with anyio.CancelScope(shield=True):
-                with anyio.move_on_after(LEAVE_SECONDS if self._stopping else EXIT_SECONDS):
+                with anyio.move_on_after(LEAVE_SECONDS if self._stopping else STATUS_SECONDS):
                     await process.wait()
-                await end(process, TERM_SECONDS)
+                await children.end(process)
+                await child.printed.finish(OUTPUT_SECONDS)
             writer.close()
             status = process.returncode or 0
             self._cause = self._cause or (
@@ -183,23 +181,6 @@ class RemoteStation:
                 self._heard_at = time.monotonic()  # This process was stopped itself: its reports wait.
         self._cause = f"it reported nothing for {patience:g} s"
         process.kill()
-
-    async def _start(self) -> tuple[anyio.abc.Process, socket.socket]:
-        ours, theirs = socket.socketpair()
-        command = processes.python("-m", "daemon.stations.child", str(theirs.fileno()), str(os.getpid()))
-        with theirs, contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
-            process = await anyio.open_process(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=None,
-                stderr=None,  # both have one log
-                env=processes.environment(),
-                pass_fds=(theirs.fileno(),),
-            )
-            undo.pop_all()
-        ours.setblocking(False)
-        return process, ours
 
     async def _next_message(self, reader: asyncio.StreamReader) -> wire.FromStation | None:
         """None when it is gone. Raises the error that it reported."""
@@ -277,14 +258,14 @@ class RemoteStation:
 
     async def _end(self, number: int, verdicts: Sequence[wire.Verdict]) -> None:
         endings = [verdict.about(self._jobs[verdict.content.id]) for verdict in verdicts]
-        said = [(ending, list(ending.job.outputs.items())) for ending in endings]
+        said = [(ending, ending.job.outputs) for ending in endings]
         ended = await self._of_pipeline().end(endings)
         self._endings |= {ending.job.id: ending for ending in endings}
         self._ended |= ended
         changed = [
             now
             for now, (before, outputs) in zip(endings, said, strict=True)
-            if now is not before or list(now.job.outputs.items()) != outputs
+            if now is not before or now.job.outputs is not outputs
         ]
         self._send(wire.Ended(number, sorted(ended), [wire.Verdict.of(ending) for ending in changed]))
 

@@ -58,29 +58,30 @@ def catch() -> None:
 
 
 class Printed(asyncio.Protocol):
-    """Logs what one worker process and its decoders print. It is always read, so that printing never blocks;
-    excess output is dropped and counted."""
+    """Logs what one child process and its own children print. It is always read, so that printing never
+    blocks; excess output is dropped and counted."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, name: str, kind: str = "worker") -> None:
+        """name: of the child, in the log's key `kind`."""
         self.ended = asyncio.Event()
-        self._worker = worker
+        self.name = name
+        self.kind = kind
         self._text = bytearray()
         self._dropped = 0  # bytes
         self._events: list[float] = []  # when the last ones were logged
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.BaseTransport | None = None
 
-    @classmethod
-    async def open(cls, worker: str) -> tuple[Printed, int]:
-        """The reader, and the descriptor for the process's standard error; the caller closes the descriptor."""
+    async def open(self) -> int:
+        """Start reading. Returns the descriptor for the child's standard error, which the caller closes."""
         reading, writing = os.pipe()
         try:
             file = os.fdopen(reading, "rb", 0)
-            _, printed = await asyncio.get_running_loop().connect_read_pipe(lambda: cls(worker), file)
+            await asyncio.get_running_loop().connect_read_pipe(lambda: self, file)
         except BaseException:
             os.close(writing)
             raise
-        return printed, writing
+        return writing
 
     async def finish(self, seconds: float) -> None:
         """The process has ended: read the rest, for a limited time if something else keeps the pipe open."""
@@ -131,6 +132,8 @@ class Printed(asyncio.Protocol):
         self._dropped = 0
         plain, found, rest = text.partition(TRACEBACK)
         if plain.strip() or not found:
-            log.info("worker printed", worker=self._worker, text=plain.strip(), **more)
+            log.info(f"{self.kind} printed", **{self.kind: self.name}, text=plain.strip(), **more)
         if found:
-            log.error("worker printed a traceback", worker=self._worker, exception=found + rest, **more)
+            log.error(
+                f"{self.kind} printed a traceback", **{self.kind: self.name}, exception=found + rest, **more
+            )

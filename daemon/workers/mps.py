@@ -21,7 +21,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from daemon.workers.worker import end
+from daemon.system.children import end
 from stages.processes import die_with, environment, locked_folder, python
 
 log = structlog.get_logger()

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import subprocess
-import threading
 import time
 from collections.abc import Mapping
 
@@ -32,14 +29,13 @@ from daemon.messages import (
     frame,
     receive,
 )
+from daemon.system import children
 from daemon.system.stray import Printed
-from stages import processes
 
 log = structlog.get_logger()
 
 LONGEST_MESSAGE = 256 << 20  # bytes
 OUTPUT_SECONDS = 0.5  # after its end, to read what it printed
-TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 
 
 class Worker:
@@ -82,30 +78,10 @@ class Worker:
     @classmethod
     async def start(cls, setup: Setup, device: str, slab_fd: int, environment: Mapping[str, str]) -> Worker:
         """Start the process. It has loaded nothing yet."""
-        # The kernel ends the child with the thread that started it (die_with), not with the process.
-        assert threading.current_thread() is threading.main_thread()
-        ours, theirs = socket.socketpair()
-        command = processes.python(
-            "-m", "daemon.workers.child", str(theirs.fileno()), str(slab_fd), str(os.getpid())
+        child = await children.start(
+            "daemon.workers.child", Printed(setup.name), slab_fd, environment=environment
         )
-        with theirs, contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
-            printed, output = await Printed.open(setup.name)
-            undo.callback(printed.close)
-            try:
-                process = await anyio.open_process(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=processes.environment(environment),
-                    pass_fds=(theirs.fileno(), slab_fd),
-                )
-            finally:
-                os.close(output)
-            undo.pop_all()
-        ours.setblocking(False)
-        return cls(setup, device, process, ours, printed)
+        return cls(setup, device, *child)
 
     async def load(self, timeout_seconds: float) -> Ready:
         """Wait until its models are loaded. Raises WorkerLost."""
@@ -194,13 +170,13 @@ class Worker:
                 self._send(Stop())
 
     async def kill(self) -> None:
-        await end(self.process, TERM_SECONDS)
+        await children.end(self.process)
         if self.process.returncode is None:
-            log.error(
-                "worker cannot be killed: a system call in it does not return",
-                worker=self.name,
-                pid=self.process.pid,
-            )
+            details = {"worker": self.name, "pid": self.process.pid}
+            if children.is_ending(self.process.pid):
+                log.warning("worker is still ending; the GPU's driver has not freed what it had", **details)
+            else:
+                log.error("worker cannot be killed: a system call in it does not return", **details)
         if self._printed:
             await self._printed.finish(OUTPUT_SECONDS)
         if self._writer:
@@ -228,14 +204,3 @@ class Worker:
         except msgspec.MsgspecError as error:
             self.cause = f"it sent an invalid message: {error}"
             raise EOFError from error
-
-
-async def end(process: anyio.abc.Process, seconds: float) -> None:
-    """SIGTERM, after this many seconds SIGKILL, and reap."""
-    with anyio.CancelScope(shield=True):
-        for signum in (signal.SIGTERM, signal.SIGKILL):
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signum)
-                with anyio.move_on_after(seconds):
-                    await process.wait()

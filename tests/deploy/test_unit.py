@@ -16,7 +16,7 @@ from daemon.cli.commands import app
 from daemon.config import loading as config
 from daemon.config.sections import PipelineSection
 from daemon.errors import ConfigError, LedgerTooNew, ModelsUnusable, VisiondError
-from daemon.workers.worker import TERM_SECONDS
+from daemon.system import children
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNIT = FOLDER / "visiond.service"
@@ -82,7 +82,8 @@ def test_the_unit_has_everything_that_the_daemon_relies_on(directive: str) -> No
 
 
 def test_a_stop_leaves_time_to_drain_and_to_end_the_workers() -> None:
-    assert seconds("TimeoutStopSec") > PipelineSection().drain_seconds + 2 * TERM_SECONDS
+    ends = children.TERM_SECONDS + children.KILL_SECONDS + children.EXIT_SECONDS
+    assert seconds("TimeoutStopSec") > PipelineSection().drain_seconds + ends
 
 
 def test_a_start_leaves_time_to_load_the_models() -> None:

@@ -477,7 +477,7 @@ STATES = [
         (
             "daemon/test_pipeline.py::test_a_version_that_is_replaced_while_a_worker_has_it_is_never_published",
         ),
-        within="Station._publish",
+        within="published_of",
     ),
     Mutant(
         "supersede",

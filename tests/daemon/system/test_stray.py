@@ -96,7 +96,8 @@ def test_a_worker_that_prints_without_end_is_not_blocked_and_fills_no_log(place:
 
 
 async def test_what_a_process_prints_at_its_end_is_logged_and_its_pipe_is_closed() -> None:
-    printed, output = await Printed.open("w/0")
+    printed = Printed("w/0")
+    output = await printed.open()
     os.write(output, b"Traceback (most recent call last):\n  line\nValueError: \xff\n")
     os.close(output)
     with structlog.testing.capture_logs() as heard:

@@ -1,0 +1,95 @@
+"""Starts child processes of the daemon that talk to it over a socket, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import anyio
+import anyio.abc
+
+from daemon.system.stray import Printed
+from stages import processes
+
+TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
+KILL_SECONDS = 2.0  # for a killed process to end, unless it frees much
+EXIT_SECONDS = 20.0  # for a process that is ending: the driver may take long to free what it had on a GPU
+EXITING = 0x4  # in a process's flags: PF_EXITING in linux/sched.h
+
+P = TypeVar("P", bound=Printed)
+
+
+class Child(NamedTuple, Generic[P]):
+    process: anyio.abc.Process
+    connection: socket.socket
+    printed: P
+
+
+async def start(module: str, printed: P, *fds: int, environment: Mapping[str, str] | None = None) -> Child[P]:
+    """Start `python -m module SOCKET_FD FDS … PARENT_PID`, which is killed when this process ends.
+    printed: reads what the child prints. Raises OSError."""
+    # The kernel ends the child with the thread that started it (die_with), not with the process.
+    assert threading.current_thread() is threading.main_thread()
+    ours, theirs = socket.socketpair()
+    arguments = [str(number) for number in (theirs.fileno(), *fds, os.getpid())]
+    with theirs, contextlib.ExitStack() as undo:
+        undo.callback(ours.close)
+        output = await printed.open()
+        undo.callback(printed.close)
+        try:
+            process = await anyio.open_process(
+                processes.python("-m", module, *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=processes.environment(environment),
+                pass_fds=(theirs.fileno(), *fds),
+            )
+        finally:
+            os.close(output)
+        undo.pop_all()
+    ours.setblocking(False)
+    return Child(process, ours, printed)
+
+
+async def end(process: anyio.abc.Process, term_seconds: float = TERM_SECONDS) -> None:
+    """SIGTERM, later SIGKILL, and reap. A process that is ending already gets more time. If it is not gone
+    afterwards, its returncode is None."""
+    with anyio.CancelScope(shield=True):
+        for signum, seconds in ((signal.SIGTERM, term_seconds), (signal.SIGKILL, KILL_SECONDS)):
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signum)
+                await _wait(process, seconds)
+        if is_ending(process.pid):
+            await _wait(process, EXIT_SECONDS)
+
+
+async def _wait(process: anyio.abc.Process, seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        await process.wait()
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process runs no code any more, but the kernel has not yet freed all that it had."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return bool(int(fields[6]) & EXITING)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The process's children, their children, and so on."""
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                yield child
+                yield from descendants(child)

@@ -1,0 +1,67 @@
+"""The log of a station: whole lines of the daemon's own log, whatever its process prints."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import structlog
+
+from daemon.stations.relay import Relayed
+from tests.daemon_process import Daemon, Place
+
+IN_STATIONS = """
+import sys
+if "daemon.stations.child" in sys.orig_argv:
+    import os, structlog
+    from daemon.system import lines
+    from daemon.stations.station import Station
+    run = Station.run
+    async def talk(self, coordinator):
+        for number in range(10):
+            structlog.get_logger().warning("a long event", text="x" * 20_000, number=number)
+        lines.drain()
+        os.write(2, b"Traceback (most recent call last):\\n  line\\nValueError: raw\\n")
+        await run(self, coordinator)
+    Station.run = talk
+"""
+
+
+def test_lines_of_several_stations_are_whole_and_name_their_station(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IN_STATIONS)
+    place = Place(tmp_path, {"pipeline": {"stations": 2, "workers_per_device": 2}})
+    stations = ("station 0", "station 1")
+    with Daemon(place, PYTHONPATH=str(place.folder)) as daemon:
+        for station in stations:
+            daemon.wait_event("station printed a traceback", station=station)
+        assert daemon.stop() == 0
+        entries = [json.loads(line) for line in daemon.log_text().splitlines()]
+    long = [entry for entry in entries if entry["event"] == "a long event"]
+    assert [entry["number"] for entry in long if entry["station"] == stations[0]] == list(range(10))
+    assert [entry["number"] for entry in long if entry["station"] == stations[1]] == list(range(10))
+    assert all(len(entry["text"]) == 20_000 and entry["level"] == "warning" for entry in long)
+    raw = [entry for entry in entries if entry["event"] == "station printed a traceback"]
+    assert [entry["exception"][-15:] for entry in raw] == ["ValueError: raw"] * 2
+
+
+@pytest.mark.anyio
+async def test_events_come_in_pieces_and_anything_else_is_an_event_too() -> None:
+    relayed = Relayed("station 7")
+    output = await relayed.open()
+    with structlog.testing.capture_logs() as heard:
+        event = b'{"path": "a.jpg", "event": "image failed", "level": "warning", "timestamp": "2026"}\n'
+        for piece in (event[:20], event[20:], b'{"no": "event"}\n', b"the last"):
+            os.write(output, piece)
+        os.close(output)
+        await relayed.finish(60.0)
+    assert heard == [
+        {"event": "image failed", "log_level": "warning", "path": "a.jpg", "station": "station 7"},
+        {
+            "event": "station printed",
+            "log_level": "info",
+            "text": '{"no": "event"}\nthe last',
+            "station": "station 7",
+        },
+    ]
