@@ -1,12 +1,17 @@
-"""The data types of the daemon: a version of a file, a job, and its states."""
+"""The data types of the daemon: a version of a file, a job, and its states.
+
+Those of which there is one for every image are structs of msgspec: one is made, and sent to a station, in a
+fraction of the time that a dataclass takes.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
+
+import msgspec
 
 from daemon.messages import Output
 from stages.base import Reason
@@ -87,8 +92,7 @@ class Extent(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """Why a job has no result. transient: it may succeed next time. away: the
     file's disk or mount is not available, so this attempt does not count."""
 
@@ -98,8 +102,7 @@ class Failure:
     away: bool = False
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct, array_like=True):
     """One version of one file on its way from PENDING to a final state."""
 
     id: int
@@ -119,13 +122,12 @@ class Job:
     width: int = 0  # pixels, upright
     height: int = 0
     pages: int = 1  # pictures in the file; only the first is read
-    outputs: dict[str, Output] = field(default_factory=dict)  # by stage name
+    outputs: dict[str, Output] = msgspec.field(default_factory=dict)  # by stage name
     failure: Failure | None = None
     gone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """How an attempt at a job ended. PENDING: it is retried, not before `not_before`."""
 
     job: Job
@@ -143,8 +145,7 @@ class Ending:
         return self.status is JobStatus.GONE and self.job.has_result
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, array_like=True, frozen=True):
     """Where a finished image's file is after publishing; None: where it was."""
 
     id: int

@@ -34,6 +34,7 @@ from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.stations.remote import RemoteStation
 from daemon.stations.station import Published, Station
+from daemon.system.clock import steady_seconds
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
 
@@ -224,13 +225,13 @@ class Pipeline:
             with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                 await self.recover(answering - self._recovered)
             lasting = self.absences.lasting() if complete else set()
-            pause = await self.retry("ledger", self.ledger.seconds_to_next_try, lasting)
-            losses = self._losses
+            losses, asked_at = self._losses, steady_seconds()
             jobs = await self._next_of(answering, complete)
             if losses != self._losses:  # The jobs of a lost station may be behind what was just read.
                 self.ledger.read_again()
             if jobs:
                 return jobs
+            pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
             nothing_waits = pause is None and not self.absences.resting() - lasting
             waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
             in_hand = self.in_flight or waiting - lasting or losses != self._losses

@@ -158,9 +158,9 @@ class Ledger:
                 return rows, cursors
             for priority in sorted(self._cursors, reverse=True):
                 place = self._cursors[priority]
-                while found := connection.execute(
-                    SQL["fresh"], (priority, place, wanted, limit - len(rows))
-                ).fetchall():
+                while (room := limit - len(rows)) and (
+                    found := connection.execute(SQL["fresh"], (priority, place, wanted, room)).fetchall()
+                ):
                     rows += [row for row in found if row["id"] not in busy]
                     cursors[priority] = place = found[-1]["id"]
             return rows, cursors
@@ -173,15 +173,17 @@ class Ledger:
         """Let `next_jobs` begin with the first row: jobs that it has returned were lost."""
         self._cursors = dict.fromkeys(self._cursors, 0)
 
-    async def seconds_to_next_try(self, without: Collection[int] = ()) -> float | None:
-        """Seconds until the next postponed job is due; None if there is none. without: inboxes to leave out."""
-        now, wanted = steady_seconds(), self._configured
+    async def seconds_to_next_try(self, asked_at: float, without: Collection[int] = ()) -> float | None:
+        """Seconds until the next postponed job is due; None if there is none. asked_at: when `next_jobs` was
+        asked, in steady seconds; those that have become due since then count. without: inboxes to leave out.
+        """
+        wanted = self._configured
         if without:
             wanted = msgspec.json.encode(sorted(self._inbox_paths.keys() - set(without))).decode()
         row = await self._ask(
-            lambda connection: connection.execute(SQL["next_again"], (now, wanted)).fetchone()
+            lambda connection: connection.execute(SQL["next_again"], (asked_at, wanted)).fetchone()
         )
-        return None if row[0] is None else max(0.0, float(row[0]) - now)
+        return None if row[0] is None else max(0.0, float(row[0]) - steady_seconds())
 
     async def recall(self, jobs: Sequence[Job]) -> None:
         """Add to each job what the ledger knows about its bytes: format and size,

@@ -47,14 +47,7 @@ def file_row(file: File, priority: int, now: float) -> tuple[Any, ...]:
 
 def job_of(row: sqlite3.Row) -> Job:
     """A job from a row of `fresh` or `again`."""
-    return Job(
-        id=row["id"],
-        inbox=row["inbox"],
-        path=row["path"],
-        location=row["location"] or b"",
-        version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
-        attempts=row["attempts"],
-        seen_at=row["seen_at"],
-        deaths=row["deaths"],
-        has_result=bool(row["has_result"]),
-    )
+    # Without the columns' names, which sqlite3 looks up one after another.
+    id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths, has_result = row
+    version = Version(inode, size, mtime_ns, ctime_ns)
+    return Job(id, inbox, path, location or b"", version, attempts, seen_at, deaths, bool(has_result))

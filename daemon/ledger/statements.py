@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-_CHUNKS = (128, 32, 8, 1)  # few sizes, so that the statements stay in the cache of prepared statements
+_CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # few sizes: the connection keeps the prepared statements
 
 
 def _parse(text: str) -> dict[str, str]:

@@ -224,7 +224,7 @@ class Metrics:
 
     def finished(self, endings: Sequence[Ending]) -> None:
         """Count a group of images: a label is looked up once for all that share it."""
-        now = time.monotonic()
+        now, last_success = time.monotonic(), 0.0
         reasons: collections.Counter[tuple[JobStatus, str]] = collections.Counter()
         bins: collections.Counter[str] = collections.Counter()
         for ending in endings:
@@ -235,7 +235,9 @@ class Metrics:
             if ending.status is JobStatus.DONE:
                 bins[ending.bin if ending.bin in BINS else "other"] += 1
                 self.image_seconds.observe(now - ending.job.fed_at)
-                self.last_success.set(ending.at)
+                last_success = ending.at
+        if last_success:
+            self.last_success.set(last_success)
         for (status, reason), count in reasons.items():
             if status is JobStatus.PENDING:
                 self.retries.labels(reason).inc(count)

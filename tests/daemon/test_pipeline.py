@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from daemon.config.loading import parse
@@ -321,6 +321,6 @@ async def test_a_bin_that_one_station_has_filled_is_known_to_all(ledger: Ledger,
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg")])
     [job] = await coordinator.next_jobs()
-    await coordinator.end([replace(done(job), bin="mine")])
+    await coordinator.end([msgspec.structs.replace(done(job), bin="mine")])
     assert list(coordinator.bins) == ["mine"]
     assert b"mine" in coordinator._destinations[1].known_bins

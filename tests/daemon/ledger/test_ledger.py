@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
+from msgspec.structs import replace
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerUnusable
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
@@ -216,8 +216,9 @@ async def test_an_image_to_be_tried_again_waits_for_its_time_and_then_goes_first
     again = await ledger.next_jobs(9, ())
     assert paths(again) == [b"overdue.jpg", b"due.jpg", b"new.jpg"]
     assert [job.attempts for job in again] == [1, 1, 0]
-    pause = await ledger.seconds_to_next_try()
+    pause = await ledger.seconds_to_next_try(steady_seconds())
     assert pause == pytest.approx(HOUR, abs=60)
+    assert await ledger.seconds_to_next_try(now - 3) == 0, "one has become due since"
 
 
 async def test_after_a_restart_nothing_waits_longer_than_its_own_pause(ledger: Ledger) -> None:
@@ -275,7 +276,7 @@ async def test_rows_of_an_inbox_that_is_no_longer_configured_wait_for_it(tmp_pat
 
 async def test_without_anything_to_try_again_there_is_no_time_to_wait_for(ledger: Ledger) -> None:
     await admit(ledger, b"a.jpg")
-    assert await ledger.seconds_to_next_try() is None
+    assert await ledger.seconds_to_next_try(steady_seconds()) is None
 
 
 async def test_retry_makes_failed_images_pending_with_a_fresh_set_of_attempts(ledger: Ledger) -> None:

@@ -4,7 +4,6 @@ import base64
 import collections
 import contextlib
 import csv
-import dataclasses
 import os
 import re
 import sqlite3
@@ -323,7 +322,7 @@ async def export_embeddings(
         await ledger.admit([make_file(b"%d.jpg" % number, inbox=2)])
         [job] = await ledger.next_jobs(1, ())
         job.outputs = make_outputs(stages=["ocr"]) | ({"clip": answer} if answer else {})
-        await complete(ledger, dataclasses.replace(done(job), bin="A"))
+        await complete(ledger, msgspec.structs.replace(done(job), bin="A"))
     said: list[str] = []
     with contextlib.closing(Reader(ledger.path)) as reader:
         export_records(reader, file, "parquet", "", {}, lambda done, total: None, warn=said.append)
@@ -459,7 +458,7 @@ async def test_a_bin_that_is_not_there_is_refused_with_those_that_are(reader: Re
 
 async def test_a_bin_of_a_users_rule_can_be_exported(ledger: Ledger, tmp_path: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
-    await complete(ledger, dataclasses.replace(done(job), bin="Receipts"))
+    await complete(ledger, msgspec.structs.replace(done(job), bin="Receipts"))
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert write(reader, tmp_path / "a.jsonl", bin_name="Receipts") == 1
         assert write(reader, tmp_path / "b.jsonl", bin_name="B") == 0
