@@ -48,8 +48,8 @@ class Placement:
 
 
 def choose_batch(gpus: Sequence[Gpu]) -> int:
-    """The largest batch, in images, with which the smallest GPU has room for two workers."""
-    room = min(gpu.total_bytes for gpu in gpus) // 2 - CONTEXT_BYTES - MODELS_BYTES
+    """The largest batch, in images, with which the GPU with the least free memory has room for two workers."""
+    room = min(gpu.free_bytes for gpu in gpus) // 2 - CONTEXT_BYTES - MODELS_BYTES
     return next((batch for batch in GPU_BATCHES if batch * IMAGE_BYTES <= room), GPU_BATCHES[-1])
 
 

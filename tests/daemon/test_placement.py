@@ -114,10 +114,11 @@ def test_memory_and_cores_bound_the_workers_on_a_gpu(
 
 
 @pytest.mark.parametrize(("gibibytes", "batch"), [(141, 128), (80, 128), (24, 64), (16, 32), (8, 8), (2, 8)])
-def test_batches_are_as_large_as_leaves_room_for_two_workers_on_the_smallest_gpu(
+def test_batches_are_as_large_as_leaves_room_for_two_workers_where_the_least_memory_is_free(
     gibibytes: int, batch: int
 ) -> None:
-    assert choose_batch(make_gpus(200 << 30, gibibytes << 29)) == batch  # total memory is twice what is free
+    """Others may use most of a large GPU."""
+    assert choose_batch(make_gpus(200 << 30, gibibytes << 30)) == batch
 
 
 @pytest.mark.parametrize(
