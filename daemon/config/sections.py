@@ -286,7 +286,7 @@ class StageSection(Section):
         0,
         ge=0,
         le=65_536,
-        description="Largest number of images in a forward pass. 0: 8 on a CPU, up to 128 on a GPU, depending on how much of its memory is free at the start.",
+        description="Largest number of images in a forward pass. 0: 8 on a CPU, up to 128 on a GPU, by its free memory.",
     )
     options: dict[str, Any] = Field(
         {}, description="Options of the backend; docs/configuration.md lists them."

@@ -35,7 +35,7 @@ START_SECONDS = 120.0  # the same, before the first report
 QUICK_LOSSES = 5  # in a row, without a published image, before a station is closed
 STEADY_SECONDS = 60.0  # of work, after which earlier losses no longer count
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
-STATUS_SECONDS = 1.0  # to wait for the exit status after the connection was closed
+STATUS_SECONDS = 5.0  # to wait for the exit status after the connection was closed
 OUTPUT_SECONDS = 0.5  # after its end, to read what it printed
 LEAVE_SECONDS = 5.0 + children.EXIT_SECONDS  # for a station to end its workers, after it was told to stop
 
@@ -160,6 +160,8 @@ class RemoteStation:
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_after(LEAVE_SECONDS if self._stopping else STATUS_SECONDS):
                     await process.wait()
+                if process.returncode is None:  # Its status will only be that of our signal.
+                    self._cause = self._cause or "it closed its connection and did not exit"
                 await children.end(process)
                 await child.printed.finish(OUTPUT_SECONDS)
             writer.close()

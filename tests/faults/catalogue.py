@@ -81,6 +81,16 @@ def kill_stations(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     return Figure(str(outcome), outcome.kept)
 
 
+def kill_daemons_with_stations(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = kill.kill_daemons(stations.open_stations(folder), sizes["kills"], sizes["files"], chance)
+    return Figure(str(outcome), outcome.kept)
+
+
+def kill_workers_of_stations(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = stations.kill_workers(folder, sizes["kills"], sizes["files"], chance)
+    return Figure(str(outcome), outcome.kept)
+
+
 def stop_a_station(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = stations.stop_a_station(folder, sizes["files"])
     return Figure(str(outcome), outcome.kept)
@@ -386,9 +396,12 @@ ROWS = [
         kill_with_a_worker_that_hangs, {"kills": 20}),
     Row("36", "a call keeps failing in a running daemon, for each cause", "it waits, says why, goes on; 0 violations",
         keep_failing, {"faults": len(persistent.FAULTS)}, {"faults": 2}),
-    Row("37", "kill -9 a random station", KILLED, kill_stations, {"kills": 60, "files": 6_000}, {"kills": 5, "files": 500}),
+    Row("37", "kill -9 a random station", KILLED, kill_stations, {"kills": 100, "files": 10_000}, {"kills": 5, "files": 500}),
     Row("38", "a station hangs", "the others go on, it is replaced; 0 lost, double, torn, wrong", stop_a_station,
         {"files": 2_000}),
+    Row("39", "kill -9 the daemon or its process group, three stations", KILLED, kill_daemons_with_stations,
+        {"kills": 100, "files": 5_000}, {"kills": 2, "files": 200}),
+    Row("40", "kill -9 a random worker, three stations", KILLED, kill_workers_of_stations, {"kills": 100, "files": 10_000}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip

@@ -48,7 +48,7 @@ class Outcome:
         return (
             f"{self.kills} kills{figures}; {sum(v.counts.values())} images ({v.counts['DONE']} DONE): "
             f"{len(v.lost)} lost, {len(v.double)} double, {len(v.torn)} torn, {len(v.wrong)} wrong, "
-            f"{self.orphans} orphan processes after 5 s, in {self.seconds:.0f} s"
+            f"{self.orphans} orphan processes after 5 s, in {self.seconds:.0f} s{''.join(v.problems[:5])}"
         )
 
 

@@ -45,6 +45,25 @@ def kill_stations(folder: Path, kills: int, files: int, chance: random.Random) -
     return Outcome(kills, end_orphans(place), place.judge(), seconds, {"seen by the daemon": lost})
 
 
+def kill_workers(folder: Path, kills: int, files: int, chance: random.Random) -> Outcome:
+    """Workers of any station. After each kill its successor is ready."""
+    place, started = open_stations(folder), time.monotonic()
+    with Daemon(place) as daemon:
+
+        def count_ready() -> int:
+            return len(list(daemon.events("worker ready")))
+
+        for number, _ in enumerate(drop_shares(place, kills, files)):
+            if number < kills:
+                threading.Event().wait(chance.uniform(0, MOST_SECONDS))
+                ready = count_ready()
+                os.kill(chance.choice(sorted(daemon.workers())), signal.SIGKILL)
+                wait_for(lambda ready=ready: count_ready() > ready, "its successor")
+        daemon.wait_idle(files, 240)
+        assert daemon.stop() == 0
+    return Outcome(kills, end_orphans(place), place.judge(), time.monotonic() - started, {})
+
+
 def stop_a_station(folder: Path, files: int) -> Outcome:
     """One station is stopped by a signal while it works: the others go on, and it is replaced."""
     place, started = open_stations(folder), time.monotonic()
