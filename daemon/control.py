@@ -37,7 +37,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
 from daemon.monitoring.diary import read_diary
-from daemon.monitoring.snapshot import SinkState, Snapshot
+from daemon.monitoring.snapshot import SinkState, Snapshot, describe_behind
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
 
@@ -113,7 +113,12 @@ def find_status(config: Config) -> Snapshot:
         counts = reader.counts()
         newest = next(iter(reader.newest(JobStatus.DONE, 1)), None)
         sinks = [
-            SinkState(name=name, behind=behind, succeeded_at=at)
+            SinkState(
+                name=name,
+                behind=behind,
+                succeeded_at=at,
+                problem=describe_behind(name, behind, find_cause(config, name)) if behind else "",
+            )
             for name, (behind, at) in reader.sinks().items()
         ]
     return Snapshot(
@@ -123,10 +128,30 @@ def find_status(config: Config) -> Snapshot:
         failed=counts[JobStatus.FAILED],
         skipped=counts[JobStatus.SKIPPED],
         gone=counts[JobStatus.GONE],
+        obstacles=[sink.problem for sink in sinks if sink.problem],
         sinks=sinks,
         upkeep=read_diary(config.state.path),
         notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
     )
+
+
+def find_cause(config: Config, sink: str) -> str:
+    """Why a sink is behind while no daemon is running, as far as a look at its output shows; otherwise empty."""
+    from daemon.results.sinks import open_sinks
+    from daemon.system import mounts
+
+    opened = open_sinks(config.output)
+    if sink not in opened:
+        return "it is no longer in output.sinks, so the next start forgets it"
+
+    def look() -> str:
+        try:
+            return opened[sink].problem()
+        except OSError as error:
+            return str(error)
+
+    why = mounts.ask(look)
+    return "its file system does not answer; its mount may be dead" if why is None else why
 
 
 def find_image(reader: Reader, name: str) -> Record:

@@ -77,7 +77,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             ),
         )
     if snapshot.sinks:
-        print_sinks(snapshot.sinks)
+        print_sinks(snapshot)
     if tried := [chore for chore in snapshot.upkeep if chore.tried_at]:
         print_chores(tried)
 

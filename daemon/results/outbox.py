@@ -21,7 +21,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.outbox import Place
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.monitoring.snapshot import SinkState
+from daemon.monitoring.snapshot import SinkState, describe_behind
 from daemon.results.damage import leave_out_damaged
 from daemon.results.sinks import Sink
 
@@ -101,9 +101,7 @@ class Delivery:
         why = self._failure
         if not why and (silent := time.monotonic() - self._called_at) > SILENT_SECONDS:
             why = f"it has not answered for {silent:.0f} s"
-        return (
-            f"sink {self.name}: {self.behind:,} record{'s' * (self.behind != 1)} behind: {why}" if why else ""
-        )
+        return describe_behind(self.name, self.behind, why)
 
     def state(self) -> SinkState:
         return SinkState(

@@ -655,3 +655,29 @@ def test_check_names_a_sink_that_cannot_take_records(tmp_path: Path) -> None:
         checked.stdout.split()
     )
     assert checked.returncode == os.EX_CONFIG
+
+
+def test_status_shows_without_a_daemon_why_a_sink_is_behind(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}})
+    file = tmp_path / "results.jsonl"
+    file.mkdir()
+    place.drop_many(range(2))
+    assert place.command("run", "--once").returncode == os.EX_IOERR
+    why = f"sink jsonl: 2 records behind: {file} is not a file that can be read and written"
+    on = "The next `visiond run` delivers the missing records, or logs why it cannot."
+    status = place.command("status").stdout
+    assert why in status
+    assert on in status
+    assert json.loads(place.command("status", "--json").stdout)["sinks"][0]["problem"] == why
+
+    file.rmdir()  # what hindered it is gone, and nobody has tried since
+    status = place.command("status").stdout
+    assert on in status
+    assert why not in status
+
+    place.configure({"output": {"sinks": []}})
+    assert "it is no longer in output.sinks, so the next start forgets it" in place.command("status").stdout
+
+    place.configure({"output": {"sinks": ["jsonl"]}})
+    assert place.command("run", "--once").returncode == os.EX_OK
+    assert on not in place.command("status").stdout
