@@ -77,6 +77,8 @@ class Delivery:
         self.name = name
         self.place = place
         self.last = place.sequence  # the highest sequence number in the outbox
+        self._started_at = place.sequence
+        self._earlier = 0  # the last sequence number of earlier runs, until the sink has it
         self._sink = sink
         self._recent = recent
         self._ledger = ledger
@@ -108,6 +110,11 @@ class Delivery:
             name=self.name, behind=self.behind, succeeded_at=self.place.succeeded_at, problem=self.problem()
         )
 
+    def note_earlier(self, last: int) -> None:
+        """Note that earlier runs left records up to this sequence number."""
+        self._earlier = last if last > self._started_at else 0
+        self.note_last(last)
+
     def note_last(self, last: int) -> None:
         """Note that there are records up to this sequence number."""
         self.last = max(self.last, last)
@@ -135,6 +142,13 @@ class Delivery:
                 if self._failure:
                     log.info("sink accepts records again", sink=self.name, after=self._failure)
                     self._failure = ""
+                if self._earlier and self.place.sequence >= self._earlier:
+                    log.info(
+                        "sink has received what earlier runs could not deliver",
+                        sink=self.name,
+                        records=self._earlier - self._started_at,
+                    )
+                    self._earlier = 0
                 if self.behind < GROUP and not self._is_finishing:
                     await anyio.sleep(GATHER_SECONDS)
         self._ended.set()
@@ -227,7 +241,7 @@ class Outbox:
             for name, sink in sinks.items()
         ]
         for delivery in deliveries:
-            delivery.note_last(opened.last)
+            delivery.note_earlier(opened.last)
         return cls(deliveries, recent)
 
     def add(self, records: Mapping[int, Record]) -> None:

@@ -4,6 +4,7 @@ and none delays another or the work."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sqlite3
@@ -404,11 +405,19 @@ def test_a_daemon_publishes_everything_while_a_sink_is_broken_and_delivers_the_r
     assert done.returncode == os.EX_IOERR
     assert "sink jsonl: 5 records behind" in done.stderr
     assert "run --once` delivers the rest" in done.stderr
+    caught_up = "sink has received what earlier runs could not deliver"
+    assert caught_up not in done.stderr
     file.rmdir()
-    assert place.run_once().returncode == 0
+    done = place.run_once()
+    assert done.returncode == 0
+    [line] = [line for line in map(json.loads, done.stderr.splitlines()) if line["event"] == caught_up]
+    assert (line["sink"], line["records"]) == ("jsonl", 5)
     assert len(file.read_bytes().splitlines()) == 5
-    assert place.run_once().returncode == 0
-    assert len(file.read_bytes().splitlines()) == 5
+    place.drop_many(range(5, 6))
+    done = place.run_once()
+    assert done.returncode == 0
+    assert caught_up not in done.stderr
+    assert len(file.read_bytes().splitlines()) == 6
 
 
 def test_a_sink_on_an_older_ledger_gets_no_record_that_was_published_before(tmp_path: Path) -> None:
