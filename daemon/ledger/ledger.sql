@@ -319,6 +319,11 @@ WHERE emitted = 1 AND image.id > ? AND EXISTS (
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 0 AND image.id > ? ORDER BY image.id LIMIT ?;
 
+-- name: redone
+-- Images that wait for a new result, as they were published.
+SELECT 1 AS status, image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE image.status = 0 AND finished_at IS NOT NULL AND emitted = 1 AND image.id > ? ORDER BY image.id LIMIT ?;
+
 -- name: set_aside
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE location IS NOT NULL AND image.id > ? AND (status = 4 OR status = 2 AND EXISTS (

@@ -157,6 +157,10 @@ class Reader:
         """Every image that has not ended yet."""
         return self._walk("pending", 256)
 
+    def redone(self) -> Iterator[Record]:
+        """Every image that waits for a new result, as it was when its last result was published: DONE."""
+        return self._walk("redone", 256)
+
     def set_aside(self) -> Iterator[Record]:
         """Every image that FAILED, was moved, and has a newer version.
         It is GONE if that version came before a retry."""
