@@ -113,15 +113,17 @@ class Ledger:
             now = time.time()
             last = connection.execute(SQL["last_id"]).fetchone()[0]
             rows = [file_row(file, self._priorities[file.inbox], now) for file in files]
-            statuses = [row[0] for row in run_rows(connection, "admit", rows)]
+            taken = run_rows(connection, "admit", rows)
+            statuses = [row[0] for row in taken]
             new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
-            if not statuses:
+            if not taken:
                 return Admitted(*new, 0)
             old = [
                 row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
             ]
             failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
-            return Admitted(*new, old.count(JobStatus.GONE), failures, old.count(JobStatus.DONE))
+            kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
+            return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back)
 
         admitted = await self._ask_soon(work)
         for file in files:

@@ -132,7 +132,7 @@ SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (
     )
 ) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- it was GONE, and is there again
 SET status = excluded.status, reason = excluded.reason, not_before = 1, detail = NULL, finished_at = NULL
-WHERE image.status = 4 RETURNING status;
+WHERE image.status = 4 RETURNING status, id;
 
 -- name: supersede
 -- A version that was DONE once is DONE again. CROSS JOIN: SQLite begins with the new rows, as all older ones may be millions.
