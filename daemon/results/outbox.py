@@ -36,21 +36,32 @@ LAST_TRIES = 3  # when the daemon ends
 SILENT_SECONDS = 30.0  # that a sink may take for one group before this counts as a problem
 DRAIN_SECONDS = 5.0  # that a daemon which stops waits for all sinks
 RECENT = 4 * GROUP  # records in memory: reading one from the ledger costs about 0.1 ms
+RECENT_BYTES = 16 << 20  # of their results; their sidecars may take as much again
 
 
 class Recent:
-    """The last records that entered the outbox, so that a sink that keeps up needs no reading of the ledger."""
+    """The last records that entered the outbox, so that a sink that keeps up needs no reading of the ledger:
+    at most RECENT, with at most RECENT_BYTES."""
 
     def __init__(self) -> None:
         # Without gaps in the sequence numbers.
-        self._records: deque[tuple[int, Record]] = deque(maxlen=RECENT)
+        self._records: deque[tuple[int, Record]] = deque()
+        self._sizes: deque[int] = deque()  # of each, in bytes
+        self._bytes = 0
 
     def add(self, records: Mapping[int, Record]) -> None:
         """records: by sequence number."""
         for sequence, record in sorted(records.items()):
             if self._records and self._records[-1][0] != sequence - 1:
                 self._records.clear()
+                self._sizes.clear()
+                self._bytes = 0
             self._records.append((sequence, record))
+            self._sizes.append(size := record.result_bytes)
+            self._bytes += size
+            while len(self._records) > RECENT or self._bytes > RECENT_BYTES:
+                self._records.popleft()
+                self._bytes -= self._sizes.popleft()
 
     def after(self, sequence: int) -> list[tuple[int, Record]]:
         """The next records and their sequence numbers, at most GROUP;

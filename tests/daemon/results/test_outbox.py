@@ -24,7 +24,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.results import outbox
-from daemon.results.outbox import Outbox
+from daemon.results.outbox import Outbox, Recent
 from daemon.results.sinks import SINKS, Sink
 from daemon.upkeep.pruning import prune
 from tests.daemon_process import Daemon, Place, free_port, until
@@ -168,6 +168,31 @@ async def test_more_records_than_fit_in_memory_come_once_and_in_order(
     await deliver(opened)
     assert sink.ids == list(range(1, 21))
     assert max(map(len, sink.groups)) == 3
+
+
+async def test_large_records_leave_the_memory_sooner_and_come_from_the_ledger(
+    ledger: Ledger, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recent = Recent()
+    ids = await publish(ledger, *(b"%d.jpg" % number for number in range(6)))
+    records = dict(zip(ids, reader.undelivered(0, 6)[0], strict=True))
+    size = records[1].result_bytes
+    assert size > 4 * 10  # the results of four stages
+    monkeypatch.setattr(outbox, "RECENT_BYTES", 3 * size)
+    for sequence in ids:
+        recent.add({sequence: records[sequence]})
+    assert [recent.after(place) for place in (1, 2)] == [[], []]
+    assert [sequence for sequence, _ in recent.after(3)] == [4, 5, 6]
+    recent.add({9: records[1]})  # after a gap
+    recent.add({10: records[2], 11: records[3]})
+    assert [sequence for sequence, _ in recent.after(8)] == [9, 10, 11]
+
+    monkeypatch.setattr(outbox, "RECENT_BYTES", size - 1)  # no record fits
+    sink = Collecting()
+    opened = await open_outbox(ledger, reader, sink=sink)
+    await publish(ledger, b"7.jpg", b"8.jpg", into=opened)
+    await deliver(opened)
+    assert sink.ids == [7, 8]
 
 
 async def test_records_that_become_known_out_of_order_are_all_delivered(
