@@ -347,10 +347,12 @@ SELECT status FROM image WHERE id = ?;
 
 -- name: annotate_again
 -- Its stored result is damaged and cannot be published. Of a replaced version, whose result must not follow the newer one's,
--- `clear` keeps only the row.
+-- `clear` keeps only the row. The same is true of a row whose path is damaged: the next scan finds its file as a new one.
+-- A damaged time would stop the daemon that writes the new result.
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
-    finished_at = iif(status = 1, finished_at, NULL)
-WHERE status IN (1, 2) AND id = :id AND :is_newest RETURNING id;
+    finished_at = iif(status = 1, finished_at, NULL),
+    seen_at = iif(typeof(seen_at) = 'real' AND seen_at BETWEEN 0 AND 253402300799, seen_at, strftime('%s', 'now'))
+WHERE status IN (1, 2) AND id = :id AND typeof(path) = 'blob' AND :is_newest RETURNING id;
 
 -- name: clear
 -- A replaced version with damaged data: only the row is kept.

@@ -188,23 +188,23 @@ def test_an_image_that_fails_in_a_redo_is_failed_and_keeps_its_sidecar_until_ano
 
 
 def test_sidecars_of_images_that_wait_for_a_new_result_are_verified_and_repaired(tmp_path: Path) -> None:
-    place = annotated(tmp_path, 4)
-    whole = [(place.site.results / f"{number:05d}.ppm.json").read_bytes() for number in range(4)]
+    place = annotated(tmp_path, 5)
+    whole = [(place.site.results / f"{number:05d}.ppm.json").read_bytes() for number in range(5)]
     redo(place, "--all")
     (place.site.results / "00000.ppm.json").unlink()
     (place.site.results / "00001.ppm.json").write_text("{}")
-    with contextlib.closing(
-        sqlite3.connect(place.site.ledger)
-    ) as connection:  # a damaged result is not compared
+    # A damaged result, or one that cannot be read, is not compared.
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection:
         connection.execute("UPDATE image SET bin = 'X' WHERE path = CAST('00002.ppm' AS BLOB)")
+        connection.execute("UPDATE image SET models = '[1,' WHERE path = CAST('00003.ppm' AS BLOB)")
         connection.commit()
     checked = json.loads(place.command("verify", "--json").stdout)
     assert checked["counts"] == {"missing": 1, "edited": 1, "whole": 1}
     assert place.command("repair").returncode == 0
     assert verified(place) == {"whole": 3}
-    assert whole == [(place.site.results / f"{number:05d}.ppm.json").read_bytes() for number in range(4)]
+    assert whole == [(place.site.results / f"{number:05d}.ppm.json").read_bytes() for number in range(5)]
     assert place.run_once().returncode == 0
-    assert verified(place) == {"whole": 4}
+    assert verified(place) == {"whole": 5}
 
 
 def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:

@@ -323,6 +323,46 @@ async def test_a_place_that_cannot_be_written_repeats_no_record(
     assert opened.problems() == []
 
 
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ("models = '[1,2'", JobStatus.PENDING),
+        ("models = NULL", JobStatus.PENDING),
+        ("models = '[77]'", JobStatus.PENDING),
+        ("models = CAST(x'ff' AS TEXT)", JobStatus.PENDING),
+        ("bin = CAST(x'ff' AS TEXT)", JobStatus.PENDING),
+        ("seen_at = 'then', checksum = NULL", JobStatus.PENDING),
+        ("finished_at = 1e300, checksum = NULL", JobStatus.PENDING),
+        ("seen_at = 1e300", JobStatus.PENDING),
+        ("digest = 'text', checksum = NULL", JobStatus.PENDING),
+        ("path = 'text'", JobStatus.GONE),
+    ],
+)
+async def test_a_row_that_cannot_be_read_is_left_out_and_does_not_stop_the_sink(
+    ledger: Ledger, reader: Reader, fault: str, status: JobStatus
+) -> None:
+    sink = Collecting()
+    await open_outbox(ledger, reader, sink=sink)
+    await publish(ledger, b"a.jpg", b"b.jpg", b"c.jpg")
+    await ledger.run(lambda connection: connection.execute(f"UPDATE image SET {fault} WHERE id = 2"))
+    opened = await open_outbox(ledger, reader, sink=sink)
+    with capture_logs() as logs:
+        await deliver(opened)
+    assert opened.problems() == []
+    assert sink.ids == [1, 3]
+    damaged = "result damaged in the ledger; it is not published, and the image is processed again"
+    assert [log["event"] for log in logs].count(damaged) == 1
+    assert await ledger.run(
+        lambda connection: [row[0] for row in connection.execute("SELECT status FROM image WHERE id = 2")]
+    ) == [status]
+    if status is JobStatus.PENDING:
+        opened = await open_outbox(ledger, reader, sink=sink)
+        await annotate(ledger, into=opened)
+        await deliver(opened)
+        assert sink.ids == [1, 3, 2]
+        assert reader.find_number(2)
+
+
 @pytest.mark.parametrize("drains", [True, False])
 async def test_the_end_does_not_wait_for_a_sink_that_does_not_answer(
     ledger: Ledger, reader: Reader, monkeypatch: pytest.MonkeyPatch, drains: bool
