@@ -290,7 +290,8 @@ class Ledger:
     ) -> dict[int, int]:
         """Mark images as published: their sidecars, bins and sources are as they should be. superseding: mark
         earlier versions of the same files too, whose sources could not leave the inbox. for_sinks: images
-        whose records go into the outbox; returns these images by their sequence numbers in it."""
+        whose records go into the outbox, except those whose present result an earlier run has put there;
+        returns these images by their sequence numbers in it."""
         rows = [
             (p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2))
             for p in placed
@@ -300,7 +301,7 @@ class Ledger:
             run_rows(connection, "placed", [row for row in rows if row[1]])
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
                 run_rows(connection, statement, [(p.id,) for p in placed])
-            return outbox.enqueue(connection, for_sinks) if for_sinks else {}
+            return outbox.enqueue(connection, for_sinks, [p.id for p in placed]) if for_sinks else {}
 
         return await self._ask(work)
 

@@ -70,7 +70,8 @@ CREATE TABLE image (                      -- a version of a file
     status INTEGER NOT NULL,              -- jobs.JobStatus
     seen_at REAL NOT NULL,                -- Unix seconds
     attempts INTEGER NOT NULL DEFAULT 0,
-    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, independent of the clock
+    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, independent of the clock;
+                                          -- `finished_at` of an image that has ended: see `note_held`
     location BLOB,                        -- absolute; to where the daemon moved the file, if it did
     digest BLOB,
     models TEXT,                          -- JSON array of the model ids of its last result, which may be older than its status
@@ -223,7 +224,13 @@ UPDATE image SET emitted = 1 WHERE id IN (
 );
 
 -- name: enqueue
-INSERT INTO outbox (image) SELECT id FROM image WHERE id IN (:rows) ORDER BY id RETURNING sequence, image;
+-- All but those of `note_held`.
+INSERT INTO outbox (image) SELECT id FROM image WHERE id IN (:rows) AND not_before IS NOT finished_at ORDER BY id
+RETURNING sequence, image;
+
+-- name: note_held
+-- Their records have entered the outbox, but their sources cannot leave the inbox yet: the next start publishes them again.
+UPDATE image SET not_before = finished_at WHERE emitted = 0 AND finished_at IS NOT NULL AND id IN (:rows);
 
 -- name: last_sequence
 -- The highest sequence number ever used.
