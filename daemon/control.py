@@ -53,10 +53,11 @@ def run(
 ) -> Counter[JobStatus]:
     """Run the daemon; returns the number of images by status, PENDING included. Raises VisiondError;
     AlreadyRunning before it does anything."""
-    if not config.state.path.exists():  # a first start that fails leaves no folders behind
-        set_up_log(config.log.level, config.log.format)
-        from daemon.inbox.absence import check_inboxes
+    from daemon.inbox.absence import check_inboxes
 
+    is_first = not config.state.path.exists()
+    if is_first:  # if it fails, it leaves no folders behind
+        set_up_log(config.log.level, config.log.format)
         check_inboxes(config)
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
@@ -74,6 +75,8 @@ def run(
         with written_aside():
             set_up_log(config.log.level, config.log.format)
             catch()
+            if not is_first:
+                check_inboxes(config)
             work = partial(run_service, config, once=once, limit=limit, show=show, ends_process=True)
             with lock_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})

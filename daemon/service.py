@@ -27,7 +27,6 @@ from daemon.errors import (
     leaves,
 )
 from daemon.hints import command
-from daemon.inbox.absence import check_inboxes
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
@@ -158,7 +157,6 @@ class Service:
     async def _open(self) -> AsyncIterator[tuple[Pipeline, Status]]:
         """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
-        await to_thread.run_sync(check_inboxes, config)
         with contextlib.ExitStack() as stack:
             layout = await to_thread.run_sync(Layout.of, config)
             announce(layout)
