@@ -134,7 +134,7 @@ def test_a_file_whose_result_would_have_too_long_a_path_is_passed_over_and_ends_
     tmp_path: Path,
 ) -> None:
     place = Place(tmp_path)
-    # in the inbox the path just fits
+    # In the inbox the path just fits.
     nest(place.inbox(), (4095 - len(os.fsencode(place.inbox()))) // 251, png())
     place.configure({"output": {"results": "results/" + "r" * 250}})
     place.drop("a.ppm", picture(1))

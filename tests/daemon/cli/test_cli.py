@@ -335,7 +335,7 @@ def test_check_lists_each_problem_with_its_fix_and_what_is_ok(tmp_path: Path) ->
         == errors
         != []
     )
-    # it created nothing
+    # It created nothing.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]
 
 
