@@ -37,7 +37,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
 from daemon.monitoring.diary import read_diary
-from daemon.monitoring.snapshot import SinkState, Snapshot
+from daemon.monitoring.snapshot import SinkState, Snapshot, describe_behind
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
 
@@ -53,10 +53,11 @@ def run(
 ) -> Counter[JobStatus]:
     """Run the daemon; returns the number of images by status, PENDING included. Raises VisiondError;
     AlreadyRunning before it does anything."""
-    if not config.state.path.exists():  # a first start that fails leaves no folders behind
-        set_up_log(config.log.level, config.log.format)
-        from daemon.inbox.absence import check_inboxes
+    from daemon.inbox.absence import check_inboxes
 
+    is_first = not config.state.path.exists()
+    if is_first:  # if it fails, it leaves no folders behind
+        set_up_log(config.log.level, config.log.format)
         check_inboxes(config)
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
         import anyio
@@ -74,6 +75,8 @@ def run(
         with written_aside():
             set_up_log(config.log.level, config.log.format)
             catch()
+            if not is_first:
+                check_inboxes(config)
             work = partial(run_service, config, once=once, limit=limit, show=show, ends_process=True)
             with lock_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})
@@ -113,7 +116,12 @@ def find_status(config: Config) -> Snapshot:
         counts = reader.counts()
         newest = next(iter(reader.newest(JobStatus.DONE, 1)), None)
         sinks = [
-            SinkState(name=name, behind=behind, succeeded_at=at)
+            SinkState(
+                name=name,
+                behind=behind,
+                succeeded_at=at,
+                problem=describe_behind(name, behind, find_cause(config, name)) if behind else "",
+            )
             for name, (behind, at) in reader.sinks().items()
         ]
     return Snapshot(
@@ -123,10 +131,30 @@ def find_status(config: Config) -> Snapshot:
         failed=counts[JobStatus.FAILED],
         skipped=counts[JobStatus.SKIPPED],
         gone=counts[JobStatus.GONE],
+        obstacles=[sink.problem for sink in sinks if sink.problem],
         sinks=sinks,
         upkeep=read_diary(config.state.path),
         notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
     )
+
+
+def find_cause(config: Config, sink: str) -> str:
+    """Why a sink is behind while no daemon is running, as far as a look at its output shows; otherwise empty."""
+    from daemon.results.sinks import open_sinks
+    from daemon.system import mounts
+
+    opened = open_sinks(config.output)
+    if sink not in opened:
+        return "it is no longer in output.sinks, so the next start forgets it"
+
+    def look() -> str:
+        try:
+            return opened[sink].problem()
+        except OSError as error:
+            return str(error)
+
+    why = mounts.ask(look)
+    return "its file system does not answer; its mount may be dead" if why is None else why
 
 
 def find_image(reader: Reader, name: str) -> Record:

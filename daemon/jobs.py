@@ -76,6 +76,7 @@ class Admitted(NamedTuple):
     replaced: int  # older versions that were still pending, now GONE
     failures_replaced: int = 0  # FAILED versions that were replaced
     results_kept: int = 0  # older versions that waited for a redo; they keep their results and are DONE
+    returned: int = 0  # of those that are pending or skipped: versions that were GONE and are there again
 
 
 class Change(NamedTuple):

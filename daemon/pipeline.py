@@ -1,12 +1,18 @@
-"""Read this first: the life of an image. The outer steps are methods here, the inner ones are in a station:
+"""Read this first: the life of an image, step by step. The coordinator, here, watches the inboxes, owns the
+ledger and hands out jobs. A station (stations/station.py) does the work on each image.
 
-    watch → admit → next_jobs → (feed → work → advance → finish → publish) → confirm
+    here 1     watch, admit   a file is complete: inbox/watcher.py; it gets a row in the ledger
+    here 2     next_jobs      a station asks for jobs
+    station 1  _feed          their bytes come into shared memory, known results from the ledger
+    station 2  lane, advance  a batch (workers/lane.py) runs through the stages of a worker (workers/chain.py)
+    station 3  _pass_on       to the next segment, or to the end
+    station 4  _finish        the result is committed (here 3: end): from now on it is durable
+    station 4  _publish       sidecar, bin and source: results/destinations.py
+    here 4     confirm        all of that is on the disk; results/outbox.py takes it on to the sinks
 
-The coordinator, here, watches the inboxes, owns the ledger and hands out jobs. A station
-(stations/station.py) does the work on each image. Every step is bounded: a station asks for jobs when it has
-room for their bytes, and forms a batch only when a worker has a free slot. So the slowest GPU limits how fast
-files are read, and the number of files costs no memory. A job is PENDING in the ledger until its station has
-finished it; what a crash interrupts is done again.
+Every step is bounded: a station asks for jobs when it has room for their bytes, and forms a batch only when a
+worker has a free slot. So the slowest GPU limits how fast files are read, and the number of files costs no
+memory. A job is PENDING in the ledger until its station has finished it; what a crash interrupts is done again.
 """
 
 from __future__ import annotations

@@ -17,9 +17,16 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.errors import InboxUnreadable, InboxUnwritable, SinkBehind, Unfinished, VisiondError, leaves
+from daemon.errors import (
+    InboxUnreadable,
+    InboxUnwritable,
+    Incomplete,
+    SinkBehind,
+    Unfinished,
+    VisiondError,
+    leaves,
+)
 from daemon.hints import command
-from daemon.inbox.absence import check_inboxes
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
@@ -109,10 +116,7 @@ class Service:
             if self.show:
                 self.show(status.snapshot())
             if not self.once:
-                for problem in pipeline.outbox.problems():
-                    log.warning(
-                        "stopped before a sink had all records; the next start delivers the rest", why=problem
-                    )
+                warn_of_sinks(pipeline)
                 log.info(
                     "stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING)
                 )
@@ -126,7 +130,19 @@ class Service:
                 self._check_complete(pipeline)
 
     def _check_complete(self, pipeline: Pipeline) -> None:
-        """Raises InboxUnreadable, InboxUnwritable when some files could not be done."""
+        """Raises InboxUnreadable, InboxUnwritable when some files could not be done,
+        and SinkBehind when only a sink lacks records."""
+        try:
+            self._check_images(pipeline)
+        except Incomplete:
+            warn_of_sinks(pipeline)
+            raise
+        if problems := pipeline.outbox.problems():
+            fix = f"All results and sidecars are written. When that is fixed, `{command('run', '--once')}` delivers the rest."
+            raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
+
+    def _check_images(self, pipeline: Pipeline) -> None:
+        """Raises InboxUnreadable, InboxUnwritable."""
         if problems := pipeline.watcher.held_back() + pipeline.absences.held_back():
             raise InboxUnreadable(
                 f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes()
@@ -138,15 +154,11 @@ class Service:
         if problems := pipeline.publisher.held_back():
             fix = f"Its result is written. When that is fixed, `{command('run', '--once')}` does the rest."
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
-        if problems := pipeline.outbox.problems():
-            fix = f"All results and sidecars are written. When that is fixed, `{command('run', '--once')}` delivers the rest."
-            raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, Status]]:
         """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
-        await to_thread.run_sync(check_inboxes, config)
         with contextlib.ExitStack() as stack:
             layout = await to_thread.run_sync(Layout.of, config)
             announce(layout)
@@ -311,6 +323,12 @@ async def _run_to_its_end(service: Service) -> None:
             error = next(leaves(rest))
             raise error from (None if isinstance(error, VisiondError) else group)
         log.warning("stopped before the drain was finished; images in flight stay pending")
+
+
+def warn_of_sinks(pipeline: Pipeline) -> None:
+    """Log which sinks lack records at the end."""
+    for problem in pipeline.outbox.problems():
+        log.warning("stopped before a sink had all records; the next start delivers the rest", why=problem)
 
 
 def announce(layout: Layout) -> None:

@@ -69,13 +69,13 @@ def sort_stages(names: Iterable[str]) -> list[str]:
 
 
 def check_options(specs: Iterable[StageSpec]) -> list[str]:
-    """What is wrong with the stages' options: one sentence for each stage with an error."""
+    """What is wrong with the stages' options: one sentence for each wrong option."""
     problems = []
     for spec in specs:
         try:
             read_options(spec, find_backend(spec.name, spec.backend).options)
         except ValueError as error:
-            problems.append(str(error))
+            problems += str(error).splitlines()
     return problems
 
 

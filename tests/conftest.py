@@ -23,7 +23,7 @@ from tests.daemon_process import GLANCE
 from tests.makers import MODELS, Commits
 
 keep_memory()  # as in workers, whose stages the tests run
-# under nohup the daemons of the tests would ignore it, as they should
+# Under nohup the daemons of the tests would ignore it, as they should.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if not Path("/dev/nvidiactl").exists():
     # read when Triton is imported, which torch may do; only the tests of kernels see it

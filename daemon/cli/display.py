@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from daemon.cli.progress import Progress
     from daemon.config.loading import Config
     from daemon.ledger.record import Record
-    from daemon.monitoring.snapshot import Chore, SinkState, Snapshot
+    from daemon.monitoring.snapshot import Chore, Snapshot
 
 MOST_OF_A_VALUE = 100  # characters
 ENDLESS = 10_000  # columns: a program that reads from a pipe wants whole lines
@@ -142,10 +142,14 @@ def print_chores(chores: Iterable[Chore]) -> None:
     )
 
 
-def print_sinks(sinks: Iterable[SinkState]) -> None:
-    """How far each sink has come."""
-    rows = ((sink.name, sink.behind, _moment(sink.succeeded_at)) for sink in sinks)
+def print_sinks(snapshot: Snapshot) -> None:
+    """Print how far each sink has come; without a running daemon also who delivers the rest."""
+    rows = ((sink.name, sink.behind, _moment(sink.succeeded_at)) for sink in snapshot.sinks)
     print_table(("sink", "records behind", "last success"), rows)
+    if not snapshot.running and any(sink.behind for sink in snapshot.sinks):
+        console.print(
+            f"The next `{printable(command('run'))}` delivers the missing records, or logs why it cannot."
+        )
 
 
 def _moment(at: float | None) -> str:

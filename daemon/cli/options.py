@@ -45,12 +45,12 @@ def find_config(path: Path | None) -> Path | None:
     return path or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
 
 
-def read_config(path: Path | None, *, reads_only: bool = False) -> Config:
-    """reads_only: the command runs no stage, so a stage whose plug-in is missing is only a warning."""
+def read_config(path: Path | None, *, needs_stages: bool = True) -> Config:
+    """needs_stages: without, a stage whose plug-in is missing is only a warning."""
     from daemon.config.loading import load
 
     keep_config(path)
-    return load(find_config(path), warn=_warn if reads_only else None)
+    return load(find_config(path), warn=None if needs_stages else _warn)
 
 
 def _warn(sentence: str) -> None:

@@ -44,7 +44,7 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from daemon.recovery import verify as recovery
 
-    settings = read_config(config, reads_only=True)
+    settings = read_config(config, needs_stages=False)
     counts = _show(recovery.verify(settings), settings, as_json=as_json)
     raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
 
@@ -79,7 +79,7 @@ def backup(
     """
     from daemon.recovery import verify as recovery
 
-    recovery.back_up(read_config(config, reads_only=True), file, force=force)
+    recovery.back_up(read_config(config, needs_stages=False), file, force=force)
     print(f"The ledger is backed up to {file}")
 
 

@@ -57,7 +57,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from daemon import control
 
-    snapshot = control.find_status(read_config(config, reads_only=True))
+    snapshot = control.find_status(read_config(config, needs_stages=False))
     if as_json:
         print_json(snapshot)
         return
@@ -77,7 +77,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             ),
         )
     if snapshot.sinks:
-        print_sinks(snapshot.sinks)
+        print_sinks(snapshot)
     if tried := [chore for chore in snapshot.upkeep if chore.tried_at]:
         print_chores(tried)
 
@@ -105,7 +105,7 @@ def list_images(
     """
     from daemon import control
 
-    with control.open_reader(read_config(config, reads_only=True)) as reader:
+    with control.open_reader(read_config(config, needs_stages=False)) as reader:
         records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
     if as_json:
         print_json(
@@ -138,7 +138,7 @@ def show(
     """
     from daemon import control
 
-    with control.open_reader(read_config(config, reads_only=True)) as reader:
+    with control.open_reader(read_config(config, needs_stages=False)) as reader:
         record = control.find_whole(reader, image)
     if as_json:
         sys.stdout.buffer.write(record.sidecar)
@@ -184,7 +184,7 @@ def export(
     from daemon.results.export import export_records, format_of, parse_ratio
 
     chosen = format.value if format else format_of(file)
-    with control.open_reader(read_config(config, reads_only=True)) as reader, Progress("rows") as progress:
+    with control.open_reader(read_config(config, needs_stages=False)) as reader, Progress("rows") as progress:
         written = export_records(
             reader,
             file,

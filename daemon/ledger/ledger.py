@@ -113,15 +113,17 @@ class Ledger:
             now = time.time()
             last = connection.execute(SQL["last_id"]).fetchone()[0]
             rows = [file_row(file, self._priorities[file.inbox], now) for file in files]
-            statuses = [row[0] for row in run_rows(connection, "admit", rows)]
+            taken = run_rows(connection, "admit", rows)
+            statuses = [row[0] for row in taken]
             new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
-            if not statuses:
+            if not taken:
                 return Admitted(*new, 0)
             old = [
                 row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
             ]
             failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
-            return Admitted(*new, old.count(JobStatus.GONE), failures, old.count(JobStatus.DONE))
+            kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
+            return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back)
 
         admitted = await self._ask_soon(work)
         for file in files:
@@ -290,7 +292,8 @@ class Ledger:
     ) -> dict[int, int]:
         """Mark images as published: their sidecars, bins and sources are as they should be. superseding: mark
         earlier versions of the same files too, whose sources could not leave the inbox. for_sinks: images
-        whose records go into the outbox; returns these images by their sequence numbers in it."""
+        whose records go into the outbox, except those whose present result an earlier run has put there;
+        returns these images by their sequence numbers in it."""
         rows = [
             (p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2))
             for p in placed
@@ -300,7 +303,7 @@ class Ledger:
             run_rows(connection, "placed", [row for row in rows if row[1]])
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
                 run_rows(connection, statement, [(p.id,) for p in placed])
-            return outbox.enqueue(connection, for_sinks) if for_sinks else {}
+            return outbox.enqueue(connection, for_sinks, [p.id for p in placed]) if for_sinks else {}
 
         return await self._ask(work)
 

@@ -70,7 +70,8 @@ CREATE TABLE image (                      -- a version of a file
     status INTEGER NOT NULL,              -- jobs.JobStatus
     seen_at REAL NOT NULL,                -- Unix seconds
     attempts INTEGER NOT NULL DEFAULT 0,
-    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, independent of the clock
+    not_before REAL NOT NULL DEFAULT 0,   -- Unix seconds; 0: never tried; 1: due at once, independent of the clock;
+                                          -- `finished_at` of an image that has ended: see `note_held`
     location BLOB,                        -- absolute; to where the daemon moved the file, if it did
     digest BLOB,
     models TEXT,                          -- JSON array of the model ids of its last result, which may be older than its status
@@ -132,7 +133,7 @@ SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (
     )
 ) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- it was GONE, and is there again
 SET status = excluded.status, reason = excluded.reason, not_before = 1, detail = NULL, finished_at = NULL
-WHERE image.status = 4 RETURNING status;
+WHERE image.status = 4 RETURNING status, id;
 
 -- name: supersede
 -- A version that was DONE once is DONE again. CROSS JOIN: SQLite begins with the new rows, as all older ones may be millions.
@@ -223,7 +224,13 @@ UPDATE image SET emitted = 1 WHERE id IN (
 );
 
 -- name: enqueue
-INSERT INTO outbox (image) SELECT id FROM image WHERE id IN (:rows) ORDER BY id RETURNING sequence, image;
+-- All but those of `note_held`.
+INSERT INTO outbox (image) SELECT id FROM image WHERE id IN (:rows) AND not_before IS NOT finished_at ORDER BY id
+RETURNING sequence, image;
+
+-- name: note_held
+-- Their records have entered the outbox, but their sources cannot leave the inbox yet: the next start publishes them again.
+UPDATE image SET not_before = finished_at WHERE emitted = 0 AND finished_at IS NOT NULL AND id IN (:rows);
 
 -- name: last_sequence
 -- The highest sequence number ever used.
@@ -319,6 +326,11 @@ WHERE emitted = 1 AND image.id > ? AND EXISTS (
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 0 AND image.id > ? ORDER BY image.id LIMIT ?;
 
+-- name: redone
+-- Images that wait for a new result, as they were published.
+SELECT 1 AS status, image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
+WHERE image.status = 0 AND finished_at IS NOT NULL AND emitted = 1 AND image.id > ? ORDER BY image.id LIMIT ?;
+
 -- name: set_aside
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE location IS NOT NULL AND image.id > ? AND (status = 4 OR status = 2 AND EXISTS (
@@ -342,10 +354,12 @@ SELECT status FROM image WHERE id = ?;
 
 -- name: annotate_again
 -- Its stored result is damaged and cannot be published. Of a replaced version, whose result must not follow the newer one's,
--- `clear` keeps only the row.
+-- `clear` keeps only the row. The same is true of a row whose path is damaged: the next scan finds its file as a new one.
+-- A damaged time would stop the daemon that writes the new result.
 UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
-    finished_at = iif(status = 1, finished_at, NULL)
-WHERE status IN (1, 2) AND id = :id AND :is_newest RETURNING id;
+    finished_at = iif(status = 1, finished_at, NULL),
+    seen_at = iif(typeof(seen_at) = 'real' AND seen_at BETWEEN 0 AND 253402300799, seen_at, strftime('%s', 'now'))
+WHERE status IN (1, 2) AND id = :id AND typeof(path) = 'blob' AND :is_newest RETURNING id;
 
 -- name: clear
 -- A replaced version with damaged data: only the row is kept.

@@ -49,9 +49,13 @@ def read_places(connection: sqlite3.Connection) -> dict[str, Place]:
     return {name: Place(*place) for name, *place in connection.execute(SQL["sinks"])}
 
 
-def enqueue(connection: sqlite3.Connection, images: Sequence[int]) -> dict[int, int]:
-    """Add the images' records; returns their images by sequence number."""
-    return dict(map(tuple, run_rows(connection, "enqueue", [(image,) for image in images])))
+def enqueue(connection: sqlite3.Connection, images: Sequence[int], placed: Sequence[int]) -> dict[int, int]:
+    """Add the images' records; returns their images by sequence number. An image that is not placed cannot
+    leave its inbox yet: its record is added now, and not again when it leaves."""
+    added = dict(map(tuple, run_rows(connection, "enqueue", [(image,) for image in images])))
+    if held := set(images).difference(placed):
+        run_rows(connection, "note_held", [(image,) for image in held])
+    return added
 
 
 def move(connection: sqlite3.Connection, name: str, sequence: int) -> Place:

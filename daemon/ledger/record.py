@@ -87,6 +87,11 @@ class Record:
         )
 
     @property
+    def result_bytes(self) -> int:
+        """The size of its results."""
+        return len(self.criteria) + sum([len(output.payload) for output in self.outputs.values()])
+
+    @property
     def has_moved(self) -> bool:
         """Whether the daemon has moved the file out of its inbox."""
         return self.location != os.path.join(self.inbox_path, self.path)

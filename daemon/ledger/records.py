@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from operator import attrgetter
@@ -157,6 +157,10 @@ class Reader:
         """Every image that has not ended yet."""
         return self._walk("pending", 256)
 
+    def redone(self) -> Iterator[Record]:
+        """Every image that waits for a new result, as it was when its last result was published: DONE."""
+        return self._walk("redone", 256, tolerant=True)
+
     def set_aside(self) -> Iterator[Record]:
         """Every image that FAILED, was moved, and has a newer version.
         It is GONE if that version came before a retry."""
@@ -169,10 +173,10 @@ class Reader:
     def undelivered(self, after: int, limit: int) -> tuple[list[Record], int]:
         """Records of the outbox that follow a sequence number, and the sequence number of the last one that
         was read, or the given one if there is none. An image that was replaced since and has no result has no
-        record."""
+        record. One that cannot be read has a record with only its name and `damage`."""
         rows = self._rows("undelivered", after, limit)
         ended = [row for row in rows if row["status"] in (JobStatus.DONE, JobStatus.FAILED)]
-        return self.assemble(ended), rows[-1]["sequence"] if rows else after
+        return self.assemble(ended, tolerant=True), rows[-1]["sequence"] if rows else after
 
     def sinks(self) -> dict[str, tuple[int, float | None]]:
         """By sink, how many records it does not have yet, and when it last took some, in Unix seconds."""
@@ -234,15 +238,20 @@ class Reader:
         except sqlite3.OperationalError as error:
             raise OSError(str(error)) from error
 
-    def _walk(self, statement: str, *parameters: object, with_results: bool = True) -> Iterator[Record]:
+    def _walk(
+        self, statement: str, *parameters: object, with_results: bool = True, tolerant: bool = False
+    ) -> Iterator[Record]:
         last = 0
         while rows := self._rows(statement, last, *parameters):
-            yield from self.assemble(rows, with_results=with_results)
+            yield from self.assemble(rows, with_results=with_results, tolerant=tolerant)
             last = rows[-1]["id"]
 
-    def assemble(self, rows: Iterable[sqlite3.Row], *, with_results: bool = True) -> list[Record]:
+    def assemble(
+        self, rows: Iterable[sqlite3.Row], *, with_results: bool = True, tolerant: bool = False
+    ) -> list[Record]:
         with self._connections.lend() as connection:
-            return list(assemble(connection, list(rows), self.models, with_results=with_results))
+            options = {"with_results": with_results, "tolerant": tolerant}
+            return list(assemble(connection, list(rows), self.models, **options))
 
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
         with self._connections.lend() as connection:
@@ -255,20 +264,28 @@ def assemble(
     models: dict[int, Model],
     *,
     with_results: bool = True,
+    tolerant: bool = False,
 ) -> Iterator[Record]:
     """Join rows of `image` in memory with their contents and results.
-    Raises LedgerDamaged when a row cannot be read."""
+
+    tolerant: a row that cannot be read, or has no sidecar, becomes a record with nothing but its name and
+    `damage`. Otherwise raises LedgerDamaged when a row cannot be read.
+    """
     stored = read_stored(
         connection, {row["digest"] for row in rows if row["digest"] and with_results}, models
     )
     for row in rows:
         try:
             record = _join(row, stored, models)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            if tolerant:
+                _ = record.sidecar
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:
             # For example after a flipped bit.
-            raise damaged(
-                ledger_of(connection), f"image {row['id']} cannot be read ({type(error).__name__}: {error})"
-            ) from error
+            fault = f"cannot be read ({type(error).__name__}: {error})"
+            if tolerant:
+                yield _name_only(row, damage=f"its row {fault}")
+                continue
+            raise damaged(ledger_of(connection), f"image {row['id']} {fault}") from error
         damage = _find_damage(record, row["checksum"], stored) if with_results else ""
         yield replace(record, damage=damage) if damage else record
 
@@ -293,7 +310,14 @@ def ledger_of(connection: sqlite3.Connection) -> Path:
     return Path(connection.execute("PRAGMA database_list").fetchone()["file"])
 
 
-def _join(row: sqlite3.Row, stored: Stored, models: dict[int, Model]) -> Record:
+def _name_only(row: sqlite3.Row, damage: str) -> Record:
+    """A record of a row that cannot be read: number and path of the image, as far as they are known."""
+    bare = dict.fromkeys(row.keys()) | {key: row[key] for key in ("id", "inbox", "status")}
+    bare |= {key: row[key] if isinstance(row[key], bytes) else b"" for key in ("inbox_path", "path")}
+    return replace(_join(bare | {"models": "[]"}, Stored({}, {}, set()), {}), damage=damage)
+
+
+def _join(row: sqlite3.Row | Mapping[str, Any], stored: Stored, models: dict[int, Model]) -> Record:
     used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
     outputs = stored.results.get(row["digest"], {})
     format, width, height, pages = stored.contents.get(row["digest"], ("", 0, 0, 1))

@@ -33,6 +33,7 @@ class Counts:
         self.states[JobStatus.PENDING] += admitted.pending - admitted.replaced - admitted.results_kept
         self.states[JobStatus.DONE] += admitted.results_kept
         self.states[JobStatus.FAILED] -= admitted.failures_replaced
+        self.states[JobStatus.GONE] -= admitted.returned
         for status, images in ((JobStatus.SKIPPED, admitted.skipped), (JobStatus.GONE, admitted.replaced)):
             self.states[status] += images
             self.ended[status] += images

@@ -80,9 +80,14 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""  # why it does not take records now, in a sentence
 
 
+def describe_behind(sink: str, behind: int, why: str) -> str:
+    """The problem of a sink; empty if there is none."""
+    return f"sink {sink}: {behind:,} record{'s' * (behind != 1)} behind: {why}" if why else ""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state at one moment. running = False: no daemon is running,
-    and only the ledger's counts are filled in."""
+    """The state at one moment. running = False: no daemon is running, and only what the ledger,
+    upkeep.json and the outputs of the sinks show is filled in."""
 
     running: bool
     pending: int

@@ -121,7 +121,9 @@ def _compare(reader: Reader, config: Config, *, fix: bool = False) -> Iterator[F
     known: set[bytes] = set()
     changed: set[bytes] = set()  # folders
     damaged_rows = DamagedRows(reader)
-    for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED)):
+    # An image that waits for a new result has the sidecar of its last one, unless this is damaged.
+    redone = (record for record in reader.redone() if not record.damage)
+    for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED), redone):
         destination = destinations.get(record.inbox_path)
         if record.damage:
             finding = damaged_rows.check(destination, record, fix=fix)

@@ -21,7 +21,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.outbox import Place
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.monitoring.snapshot import SinkState
+from daemon.monitoring.snapshot import SinkState, describe_behind
 from daemon.results.damage import leave_out_damaged
 from daemon.results.sinks import Sink
 
@@ -36,21 +36,32 @@ LAST_TRIES = 3  # when the daemon ends
 SILENT_SECONDS = 30.0  # that a sink may take for one group before this counts as a problem
 DRAIN_SECONDS = 5.0  # that a daemon which stops waits for all sinks
 RECENT = 4 * GROUP  # records in memory: reading one from the ledger costs about 0.1 ms
+RECENT_BYTES = 16 << 20  # of their results; their sidecars may take as much again
 
 
 class Recent:
-    """The last records that entered the outbox, so that a sink that keeps up needs no reading of the ledger."""
+    """The last records that entered the outbox, so that a sink that keeps up needs no reading of the ledger:
+    at most RECENT, with at most RECENT_BYTES."""
 
     def __init__(self) -> None:
         # Without gaps in the sequence numbers.
-        self._records: deque[tuple[int, Record]] = deque(maxlen=RECENT)
+        self._records: deque[tuple[int, Record]] = deque()
+        self._sizes: deque[int] = deque()  # of each, in bytes
+        self._bytes = 0
 
     def add(self, records: Mapping[int, Record]) -> None:
         """records: by sequence number."""
         for sequence, record in sorted(records.items()):
             if self._records and self._records[-1][0] != sequence - 1:
                 self._records.clear()
+                self._sizes.clear()
+                self._bytes = 0
             self._records.append((sequence, record))
+            self._sizes.append(size := record.result_bytes)
+            self._bytes += size
+            while len(self._records) > RECENT or self._bytes > RECENT_BYTES:
+                self._records.popleft()
+                self._bytes -= self._sizes.popleft()
 
     def after(self, sequence: int) -> list[tuple[int, Record]]:
         """The next records and their sequence numbers, at most GROUP;
@@ -77,6 +88,8 @@ class Delivery:
         self.name = name
         self.place = place
         self.last = place.sequence  # the highest sequence number in the outbox
+        self._started_at = place.sequence
+        self._earlier = 0  # the last sequence number of earlier runs, until the sink has it
         self._sink = sink
         self._recent = recent
         self._ledger = ledger
@@ -101,14 +114,17 @@ class Delivery:
         why = self._failure
         if not why and (silent := time.monotonic() - self._called_at) > SILENT_SECONDS:
             why = f"it has not answered for {silent:.0f} s"
-        return (
-            f"sink {self.name}: {self.behind:,} record{'s' * (self.behind != 1)} behind: {why}" if why else ""
-        )
+        return describe_behind(self.name, self.behind, why)
 
     def state(self) -> SinkState:
         return SinkState(
             name=self.name, behind=self.behind, succeeded_at=self.place.succeeded_at, problem=self.problem()
         )
+
+    def note_earlier(self, last: int) -> None:
+        """Note that earlier runs left records up to this sequence number."""
+        self._earlier = last if last > self._started_at else 0
+        self.note_last(last)
 
     def note_last(self, last: int) -> None:
         """Note that there are records up to this sequence number."""
@@ -137,6 +153,13 @@ class Delivery:
                 if self._failure:
                     log.info("sink accepts records again", sink=self.name, after=self._failure)
                     self._failure = ""
+                if self._earlier and self.place.sequence >= self._earlier:
+                    log.info(
+                        "sink has received what earlier runs could not deliver",
+                        sink=self.name,
+                        records=self._earlier - self._started_at,
+                    )
+                    self._earlier = 0
                 if self.behind < GROUP and not self._is_finishing:
                     await anyio.sleep(GATHER_SECONDS)
         self._ended.set()
@@ -229,7 +252,7 @@ class Outbox:
             for name, sink in sinks.items()
         ]
         for delivery in deliveries:
-            delivery.note_last(opened.last)
+            delivery.note_earlier(opened.last)
         return cls(deliveries, recent)
 
     def add(self, records: Mapping[int, Record]) -> None:

@@ -6,7 +6,11 @@ import os
 import re
 import shlex
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 ANSWER_SECONDS = 2.0  # after that a folder is reported as not answering
 NETWORK_FILE_SYSTEMS = re.compile(
@@ -15,12 +19,17 @@ NETWORK_FILE_SYSTEMS = re.compile(
 
 
 def is_there(folder: Path) -> bool | None:
-    """Whether the folder exists; None if its file system does not answer in time,
+    """Whether the folder exists; None if its file system does not answer in time."""
+    return ask(lambda: os.path.isdir(folder))
+
+
+def ask(look: Callable[[], T]) -> T | None:
+    """What a function finds that looks at files; None if their file system does not answer in time,
     as with a dead network mount."""
-    answers: list[bool] = []
-    look = threading.Thread(target=lambda: answers.append(os.path.isdir(folder)), name="look", daemon=True)
-    look.start()
-    look.join(ANSWER_SECONDS)
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(look()), name="look", daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
     return answers[0] if answers else None
 
 

@@ -71,7 +71,7 @@ def answers(request: pytest.FixtureRequest, references: References) -> Answers:
 def test_batch_mates_change_no_answer(answers: Answers) -> None:
     most = 0 if answers.is_float32 else answers.agreement.images // 50
     for aspect in ("texts", "objects", "tags", "captions", "bins"):
-        # boxes may differ by hundredths of a pixel
+        # Boxes may differ by hundredths of a pixel.
         assert answers.different[aspect] <= most, aspect
 
 

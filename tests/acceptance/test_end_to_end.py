@@ -15,7 +15,7 @@ from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH, Truth, caption_is_true, read_truth
 from stages.training.score import count_words, groups_are_true
 
-# the pack's card has 0.95 of 2,000 scenes; for some thirty, the standard deviation is 0.04
+# The pack's card has 0.95 of 2,000 scenes; for some thirty, the standard deviation is 0.04.
 LEAST_OF_OBJECTS = 0.85
 UNSEEN = 60_011  # a seed that no pack was trained on
 COUNT = 60

@@ -166,7 +166,7 @@ def beset(folder: Path, _chance: random.Random, sizes: Sizes, begin: bytes = loa
     kept, centiles = load.beset_by_slow_clients(folder, sizes["clients"], sizes["windows"], begin)
     median, slowest = centiles[49], centiles[98]
     full = kept >= 0.98 and slowest < 0.1
-    # other tests may delay anything once, but the work goes on, and most are answered
+    # Other tests may delay anything once, but the work goes on, and most are answered.
     short = kept >= 0.2 and median < 1.0
     passed = full if sizes["windows"] > 5 else short
     return Figure(f"{kept:.1%} of the rate kept, /healthz p99 {1000 * slowest:.0f} ms", passed)
@@ -287,7 +287,7 @@ def set_the_clock(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def starve_of_files(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    # with more, HTTP's limit on waiting clients applies first
+    # With more, HTTP's limit on waiting clients applies first.
     limits = [64 + 32 * step for step in range(sizes["limits"])]
     found = {
         limit: scarce.work_with_few_files(folder / str(limit), limit, sizes["images"]) for limit in limits

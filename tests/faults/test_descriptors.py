@@ -28,7 +28,7 @@ def test_without_descriptors_the_daemon_waits_reports_cause_and_fix_and_goes_on(
     with Daemon(place, WATCHDOG_USEC="150000") as daemon:  # which it feeds through a new socket each time
         connection, (_, most) = daemon.dial(), resource.prlimit(daemon.process.pid, FILES)
         assert "[]" in problems_of(connection)
-        # open files stay open, and no more can be opened
+        # Open files stay open, and no more can be opened.
         resource.prlimit(daemon.process.pid, FILES, (3, most))
         place.drop_many(range(5))
         cause = "the daemon cannot open more files (EMFILE); raise its limit (LimitNOFILE="

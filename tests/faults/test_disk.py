@@ -112,14 +112,14 @@ def test_images_of_an_inbox_that_is_read_only_have_results_and_leave_it_later_an
     settings = {"inbox": [{"settle_seconds": 0.1} | inbox for inbox in inboxes], "output": {"bins": bins}}
     with mounted(tmp_path / "disk", "4m") as disk:
         place = Place(tmp_path, settings)
-        # a rename from another file system is a copy
+        # A rename from another file system is a copy.
         staging, place.staging = place.staging, place.inbox("card")
         place.drop_many(range(20), "card")
         place.staging = staging
         disk.remount("ro")
         assert f"{place.inbox('card')} cannot be written" in place.command("check").stdout
         for number in range(20, 60, 20):
-            # the second time, images that the first daemon did not publish come first
+            # The second time, images that the first daemon did not publish come first.
             place.drop_many(range(number, number + 20), "well")
             with Daemon(place) as daemon:
                 daemon.wait_until(

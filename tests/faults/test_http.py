@@ -265,7 +265,7 @@ def test_clients_that_never_finish_their_handshake_use_up_no_descriptors_and_del
     before = open_files(guarded.daemon)
     with slow_clients(guarded.daemon.port, 300, HELLO):
         assert guarded.ask("/healthz", Authorization=f"Bearer {TOKEN}")[0] == 200
-        # it notices a closed one a little later
+        # It notices a closed one a little later.
         assert open_files(guarded.daemon) - before <= MOST_HANDSHAKES + 50
 
 

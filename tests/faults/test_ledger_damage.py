@@ -126,7 +126,7 @@ def test_an_emptied_ledger_is_reported_as_emptied_even_if_sqlite_has_deleted_its
 
 def test_a_run_once_whose_ledger_was_deleted_does_not_end_with_success(tmp_path: Path) -> None:
     slow = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
-    # the last check has to find it
+    # The last check has to find it.
     place = Place(tmp_path, {"stages": slow, "pipeline": {"rescan_seconds": 3600.0}})
     place.drop_many(range(100))
     with Daemon(place, "--once") as daemon:
@@ -163,7 +163,7 @@ def test_a_restored_backup_works_and_no_number_is_given_twice(tmp_path: Path) ->
 def test_a_ledger_made_from_sidecars_gives_no_number_twice(tmp_path: Path) -> None:
     place = worked(tmp_path, 5)
     identity = tmp_path / "state" / "identity"
-    # the daemon was killed before it noted more
+    # The daemon was killed before it noted more.
     noted = json.loads(identity.read_text()) | {"last_number": 2}
     identity.write_text(json.dumps(noted))
     *kept, fourth, fifth = sorted(

@@ -21,7 +21,7 @@ from tests.faults.syscalls import Call, Supervisor
 
 # a name too long for its sidecar, one that is not UTF-8
 ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]
-# every call of a model fails
+# Every call of a model fails.
 NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}
 
 
@@ -347,7 +347,7 @@ def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_po
     absent: list[Call] = []
 
     def decide(call: Call) -> int:
-        # a daemon that is started now would make a new ledger
+        # A daemon that is started now would make a new ledger.
         absent.extend([] if place.site.ledger.exists() else [call])
         return 0
 
@@ -473,7 +473,7 @@ def test_a_backup_brings_back_the_results_of_sources_that_are_no_longer_there(tm
     again = place.drop("00000.ppm", picture(0))
     assert place.run_once().returncode == 0
     assert place.rows("SELECT status FROM image ORDER BY id")[-1] == (1,)
-    # the image to retry is not there
+    # The image to retry is not there.
     assert place.rows("SELECT COUNT(*) FROM image WHERE status = 4")[0] == (1,)
     assert [path.name for path in place.site.bins.rglob("*.ppm")] == [again.name]
 

@@ -61,6 +61,17 @@ def test_once_processes_everything_else_and_then_exits_as_for_an_unreadable_inbo
     place.assert_kept(DONE=3)
 
 
+def test_once_also_reports_the_sinks_that_lack_records(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}})
+    (tmp_path / "results.jsonl").mkdir()
+    place.drop("a.ppm", picture(1))
+    nest(place.inbox(), 20, png())
+    run = place.run_once()
+    assert run.returncode == os.EX_IOERR
+    assert "Not every file was found" in run.stderr
+    assert "sink jsonl: 1 record behind" in run.stderr
+
+
 def test_unread_folders_are_named_everywhere_and_read_once_they_can_be(
     place: Place, humble: list[str]
 ) -> None:
@@ -123,7 +134,7 @@ def test_a_file_whose_result_would_have_too_long_a_path_is_passed_over_and_ends_
     tmp_path: Path,
 ) -> None:
     place = Place(tmp_path)
-    # in the inbox the path just fits
+    # In the inbox the path just fits.
     nest(place.inbox(), (4095 - len(os.fsencode(place.inbox()))) // 251, png())
     place.configure({"output": {"results": "results/" + "r" * 250}})
     place.drop("a.ppm", picture(1))

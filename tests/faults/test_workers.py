@@ -168,7 +168,7 @@ def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_n
     monkeypatch.setattr(
         layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())]
     )
-    # otherwise the others may be done before
+    # Otherwise the others may be done before.
     lend_when(lambda lending: any(seat.state == "closed" for seat in lending.seats))
     place = Place(
         tmp_path, {"stages": {"clip": {"backend": ""}}, "pipeline": {"devices": ["cuda:0", *others]}}

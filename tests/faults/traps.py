@@ -49,7 +49,7 @@ def spring(folder: Path, *, real: bool) -> tuple[int, list[str], int]:
     lay(folder, names, mark)
     lay(place.inbox(), names, mark)
     run(place, "run", "--once")
-    # this many are made by several processes
+    # This many are made by several processes.
     run(place, "samples", "more", "--count", "200" if real else "2")
     for name in loaded_by_python():
         (folder / f"{name}.py").unlink(missing_ok=True)

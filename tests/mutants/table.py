@@ -1133,8 +1133,8 @@ LEDGERS = [
         "damaged-replaced",
         "a damaged result of a replaced version is not made again, after the newer one's",
         "daemon/ledger/ledger.sql",
-        "WHERE status IN (1, 2) AND id = :id AND :is_newest RETURNING id",
-        "WHERE status IN (1, 2) AND id = :id RETURNING id",
+        "AND typeof(path) = 'blob' AND :is_newest RETURNING id",
+        "AND typeof(path) = 'blob' RETURNING id",
         (
             "daemon/ledger/test_ledger.py::test_a_damaged_result_is_made_again_unless_a_newer_version_has_replaced_it",
         ),

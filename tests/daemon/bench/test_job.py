@@ -71,7 +71,7 @@ def test_workers_are_fed_from_memory(tmp_path: Path) -> None:
     config = parse(place.settings, tmp_path)
     images = sorted(place.inbox().iterdir())
     assert measure_ceiling(config, images, 0.5) > 0
-    # nothing is written
+    # Nothing is written.
     assert tree(tmp_path).keys() == {f"inbox/{image.name}" for image in images} | {"daemon.toml"}
 
 

@@ -353,7 +353,7 @@ def test_a_file_edited_in_place_with_equal_size_and_time_is_not_moved_copied_or_
 # The same again after a crash, or later
 
 
-# a file too large to read has none
+# A file too large to read has none.
 @pytest.mark.parametrize("digest", [hashlib.sha256(b"image").digest(), b""])
 def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, digest: bytes

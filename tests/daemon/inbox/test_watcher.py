@@ -50,7 +50,7 @@ class Found:
 
     async def admit(self, files: list[File]) -> None:
         await self.ledger.admit(files)
-        # an event and a scan may find the same version at once: the ledger takes it once
+        # An event and a scan may find the same version at once: the ledger takes it once.
         self.files |= dict.fromkeys(files)
         self._news.set()
 
@@ -332,7 +332,7 @@ async def test_scans_for_what_had_no_room_end_when_all_is_found(
         for number in range(6):  # each takes as long as it would be to a further scan
             found.write(f"later-{number}.jpg")
             await found.until(unsettled := [*unsettled, f"later-{number}.jpg"])
-        # one was under way, one is for "first"
+        # One was under way, one is for "first".
         assert found.metrics.value("visiond_scan_duration_seconds_count") <= scans + 2
 
 

@@ -155,8 +155,9 @@ async def test_a_version_that_was_gone_and_is_there_again_is_pending_again(ledge
     known = reader.versions(1, [b"a.jpg"])
     reader.close()
     assert known == set()
-    assert await ledger.admit([make_file()]) == Admitted(1, 0, 0)
-    assert [job.path for job in await ledger.next_jobs(9, ())] == [b"a.jpg"]
+    files = [make_file(b"a.jpg"), make_file(b"b.jpg")]
+    assert await ledger.admit(files) == Admitted(pending=2, skipped=0, replaced=0, returned=1)
+    assert paths(await ledger.next_jobs(9, ())) == [b"a.jpg", b"b.jpg"]
 
 
 async def test_an_irregular_file_is_skipped_and_never_handed_out(ledger: Ledger) -> None:

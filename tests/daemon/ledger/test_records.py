@@ -285,7 +285,7 @@ async def test_a_failure_counts_until_a_newer_version_of_its_file_is_known(ledge
     assert (reader.counts()[JobStatus.FAILED], reader.failed_ids()) == (1, [2])
     assert [record.path for record in reader.newest(JobStatus.FAILED, 9)] == [b"b.jpg"]
     await ledger.mark_emitted([Placed(1), Placed(2)])
-    # versions that were replaced cannot be retried
+    # Versions that were replaced cannot be retried.
     assert await ledger.put_back(JobStatus.FAILED, [1, 2]) == 1
     reader.close()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from daemon.jobs import Admitted, JobStatus
 from daemon.monitoring.counts import Counts
+from tests.daemon_process import Daemon, Place, counts_of
 from tests.makers import done, failed, make_job, postponed
 
 PENDING, DONE, FAILED, SKIPPED, GONE = JobStatus
@@ -33,6 +36,29 @@ def test_a_new_version_replaces_one_that_waited_or_that_had_failed() -> None:
     counts.admitted(Admitted(pending=3, skipped=1, replaced=1, failures_replaced=2))
     assert [counts.of(status) for status in JobStatus] == [7, 0, 0, 1, 1]
     assert counts.ended == {SKIPPED: 1, GONE: 1}
+
+
+def test_a_version_that_was_gone_and_is_there_again_is_gone_no_more() -> None:
+    counts = begun(GONE=3)
+    counts.admitted(Admitted(pending=2, skipped=1, replaced=0, returned=2))
+    assert [counts.of(status) for status in JobStatus] == [2, 0, 0, 1, 1]
+
+
+def test_the_daemon_counts_a_file_that_comes_back_once(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop("sub/a.ppm", b"not an image")
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda status: status["failed"] == 1, "its failure")
+        (place.inbox() / "sub").rename(tmp_path / "sub")
+        assert place.command("retry", "--all").returncode == 0
+        daemon.wait_until(lambda status: status["gone"] == 1, "its disappearance")
+        (tmp_path / "sub").rename(place.inbox() / "sub")
+        status = daemon.wait_until(
+            lambda status: status["failed"] == 1 and not status["pending"], "its second failure"
+        )
+        assert (status["failed"], status["gone"]) == (1, 0)
+        assert daemon.stop() == 0
+    assert counts_of(place) == {"FAILED": 1}
 
 
 def test_an_image_that_was_put_back_and_then_vanished_keeps_its_result() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_changed_threshold_brings_images_into_their_new_bins_and_no_model_runs
     place.configure({"binning": ANY_TEXT, "stages": NO_MODEL})
     assert place.run_once().stdout.startswith("0 done")
     assert redo(place, "--stale") == ("6 images pending again\n", "")
-    assert verified(place) == {}
+    assert verified(place) == {"whole": 6}
     assert place.run_once().returncode == 0
     texts = {name: place.sidecar(name)["ocr"]["count"] for name in before}
     assert bins(place) == {name: "A" if texts[name] else before[name] for name in before} != before
@@ -171,7 +172,7 @@ def test_an_image_that_fails_in_a_redo_is_failed_and_keeps_its_sidecar_until_ano
     before = place.sidecar("00000.ppm")
     place.configure({"stages": {"clip": {"options": {"fail": {"": "error"}}}}})
     redo(place, "00000.ppm")
-    assert verified(place) == {}
+    assert verified(place) == {"whole": 1}
     assert place.run_once().returncode == 1
     assert counts_of(place) == {"DONE": 1, "FAILED": 1}
     assert verified(place) == {"whole": 1}
@@ -184,6 +185,26 @@ def test_an_image_that_fails_in_a_redo_is_failed_and_keeps_its_sidecar_until_ano
     assert place.run_once().returncode == 0
     assert verified(place) == {"whole": 1}
     assert place.sidecar("00000.ppm")["finished_at"] > before["finished_at"]
+
+
+def test_sidecars_of_images_that_wait_for_a_new_result_are_verified_and_repaired(tmp_path: Path) -> None:
+    place = annotated(tmp_path, 5)
+    whole = [(place.site.results / f"{number:05d}.ppm.json").read_bytes() for number in range(5)]
+    redo(place, "--all")
+    (place.site.results / "00000.ppm.json").unlink()
+    (place.site.results / "00001.ppm.json").write_text("{}")
+    # A damaged result, or one that cannot be read, is not compared.
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection:
+        connection.execute("UPDATE image SET bin = 'X' WHERE path = CAST('00002.ppm' AS BLOB)")
+        connection.execute("UPDATE image SET models = '[1,' WHERE path = CAST('00003.ppm' AS BLOB)")
+        connection.commit()
+    checked = json.loads(place.command("verify", "--json").stdout)
+    assert checked["counts"] == {"missing": 1, "edited": 1, "whole": 1}
+    assert place.command("repair").returncode == 0
+    assert verified(place) == {"whole": 3}
+    assert whole == [(place.site.results / f"{number:05d}.ppm.json").read_bytes() for number in range(5)]
+    assert place.run_once().returncode == 0
+    assert verified(place) == {"whole": 5}
 
 
 def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ and none delays another or the work."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sqlite3
@@ -23,7 +24,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.results import outbox
-from daemon.results.outbox import Outbox
+from daemon.results.outbox import Outbox, Recent
 from daemon.results.sinks import SINKS, Sink
 from daemon.upkeep.pruning import prune
 from tests.daemon_process import Daemon, Place, free_port, until
@@ -169,6 +170,31 @@ async def test_more_records_than_fit_in_memory_come_once_and_in_order(
     assert max(map(len, sink.groups)) == 3
 
 
+async def test_large_records_leave_the_memory_sooner_and_come_from_the_ledger(
+    ledger: Ledger, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recent = Recent()
+    ids = await publish(ledger, *(b"%d.jpg" % number for number in range(6)))
+    records = dict(zip(ids, reader.undelivered(0, 6)[0], strict=True))
+    size = records[1].result_bytes
+    assert size > 4 * 10  # the results of four stages
+    monkeypatch.setattr(outbox, "RECENT_BYTES", 3 * size)
+    for sequence in ids:
+        recent.add({sequence: records[sequence]})
+    assert [recent.after(place) for place in (1, 2)] == [[], []]
+    assert [sequence for sequence, _ in recent.after(3)] == [4, 5, 6]
+    recent.add({9: records[1]})  # after a gap
+    recent.add({10: records[2], 11: records[3]})
+    assert [sequence for sequence, _ in recent.after(8)] == [9, 10, 11]
+
+    monkeypatch.setattr(outbox, "RECENT_BYTES", size - 1)  # no record fits
+    sink = Collecting()
+    opened = await open_outbox(ledger, reader, sink=sink)
+    await publish(ledger, b"7.jpg", b"8.jpg", into=opened)
+    await deliver(opened)
+    assert sink.ids == [7, 8]
+
+
 async def test_records_that_become_known_out_of_order_are_all_delivered(
     ledger: Ledger, reader: Reader
 ) -> None:
@@ -297,6 +323,46 @@ async def test_a_place_that_cannot_be_written_repeats_no_record(
     assert opened.problems() == []
 
 
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ("models = '[1,2'", JobStatus.PENDING),
+        ("models = NULL", JobStatus.PENDING),
+        ("models = '[77]'", JobStatus.PENDING),
+        ("models = CAST(x'ff' AS TEXT)", JobStatus.PENDING),
+        ("bin = CAST(x'ff' AS TEXT)", JobStatus.PENDING),
+        ("seen_at = 'then', checksum = NULL", JobStatus.PENDING),
+        ("finished_at = 1e300, checksum = NULL", JobStatus.PENDING),
+        ("seen_at = 1e300", JobStatus.PENDING),
+        ("digest = 'text', checksum = NULL", JobStatus.PENDING),
+        ("path = 'text'", JobStatus.GONE),
+    ],
+)
+async def test_a_row_that_cannot_be_read_is_left_out_and_does_not_stop_the_sink(
+    ledger: Ledger, reader: Reader, fault: str, status: JobStatus
+) -> None:
+    sink = Collecting()
+    await open_outbox(ledger, reader, sink=sink)
+    await publish(ledger, b"a.jpg", b"b.jpg", b"c.jpg")
+    await ledger.run(lambda connection: connection.execute(f"UPDATE image SET {fault} WHERE id = 2"))
+    opened = await open_outbox(ledger, reader, sink=sink)
+    with capture_logs() as logs:
+        await deliver(opened)
+    assert opened.problems() == []
+    assert sink.ids == [1, 3]
+    damaged = "result damaged in the ledger; it is not published, and the image is processed again"
+    assert [log["event"] for log in logs].count(damaged) == 1
+    assert await ledger.run(
+        lambda connection: [row[0] for row in connection.execute("SELECT status FROM image WHERE id = 2")]
+    ) == [status]
+    if status is JobStatus.PENDING:
+        opened = await open_outbox(ledger, reader, sink=sink)
+        await annotate(ledger, into=opened)
+        await deliver(opened)
+        assert sink.ids == [1, 3, 2]
+        assert reader.find_number(2)
+
+
 @pytest.mark.parametrize("drains", [True, False])
 async def test_the_end_does_not_wait_for_a_sink_that_does_not_answer(
     ledger: Ledger, reader: Reader, monkeypatch: pytest.MonkeyPatch, drains: bool
@@ -404,11 +470,19 @@ def test_a_daemon_publishes_everything_while_a_sink_is_broken_and_delivers_the_r
     assert done.returncode == os.EX_IOERR
     assert "sink jsonl: 5 records behind" in done.stderr
     assert "run --once` delivers the rest" in done.stderr
+    caught_up = "sink has received what earlier runs could not deliver"
+    assert caught_up not in done.stderr
     file.rmdir()
-    assert place.run_once().returncode == 0
+    done = place.run_once()
+    assert done.returncode == 0
+    [line] = [line for line in map(json.loads, done.stderr.splitlines()) if line["event"] == caught_up]
+    assert (line["sink"], line["records"]) == ("jsonl", 5)
     assert len(file.read_bytes().splitlines()) == 5
-    assert place.run_once().returncode == 0
-    assert len(file.read_bytes().splitlines()) == 5
+    place.drop_many(range(5, 6))
+    done = place.run_once()
+    assert done.returncode == 0
+    assert caught_up not in done.stderr
+    assert len(file.read_bytes().splitlines()) == 6
 
 
 def test_a_sink_on_an_older_ledger_gets_no_record_that_was_published_before(tmp_path: Path) -> None:

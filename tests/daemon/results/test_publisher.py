@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from daemon.jobs import File, Job, Version
+from daemon.jobs import File, Job, JobStatus, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
@@ -82,6 +83,40 @@ async def test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once(
     assert await ledger.owed(0, 10) == []
     assert not list((tmp_path / "inbox").iterdir())
     assert opened.undelivered(0, 10)[1] == 1
+    opened.close()
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+async def test_an_image_that_is_held_through_restarts_goes_to_a_sink_once_and_its_next_result_too(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    destinations = {1: open_destination(tmp_path, on_success="move")}
+    opened = Reader(ledger.path)
+
+    async def start() -> Publisher:
+        sinks = {"jsonl": JsonlSink(tmp_path / "results.jsonl")}
+        outbox = await Outbox.open(ledger, opened, sinks, lambda images: None)
+        return Publisher(ledger, destinations, outbox, Retry(), lambda inbox, path: False)
+
+    job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    with monkeypatch.context() as patch:
+        patch.setattr("daemon.inbox.sources.move", refuse)
+        for _ in range(restarts):
+            publisher = await start()
+            await publisher.publish_owed({1})
+            assert publisher.held_back()
+            await publisher.try_again()
+    publisher = await start()
+    await publisher.publish_owed({1})
+    assert (tmp_path / "done" / "a.jpg").exists()
+    assert await ledger.owed(0, 10) == []
+    assert opened.undelivered(0, 10)[1] == 1
+
+    assert await ledger.put_back(JobStatus.DONE, [job.id]) == 1
+    [again] = await ledger.next_jobs(1, ())
+    await ledger.end([replace(done(again, data=b"image"), at=2e9 + 1)])
+    await publisher.publish_owed({1})
+    assert opened.undelivered(0, 10)[1] == 2
     opened.close()
 
 

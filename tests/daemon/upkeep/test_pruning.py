@@ -17,7 +17,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.upkeep import pruning
 from daemon.upkeep.pruning import prune, survey
-from tests.daemon_process import Daemon, Place, picture, seeded
+from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
 from tests.makers import Commits, admit, complete, done, failed, make_file
 
 pytestmark = pytest.mark.anyio
@@ -279,6 +279,28 @@ def test_the_command_prunes_with_and_without_a_daemon_and_verify_finds_all_whole
     assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": 40 + running}
     assert place.run_once().returncode == 0
     assert place.rows("SELECT COUNT(*) FROM image") == [(40 + running,)]  # nothing was taken for new
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_the_command_needs_no_plug_in_and_prunes_the_results_of_one_that_is_not_installed(
+    tmp_path: Path, running: bool
+) -> None:
+    place = replaced(tmp_path)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute(
+            "INSERT INTO model (id, stage, fingerprint, notice) VALUES (99, 'sharpness', 'f', '')"
+        )
+        connection.execute(
+            "INSERT INTO result (digest, model, payload, seconds) SELECT digest, 99, CAST('{}' AS BLOB), 0 FROM content"
+        )
+    with contextlib.ExitStack() as stack:
+        if running:
+            stack.enter_context(Daemon(place))
+        place.configure({"pipeline": {"stages": [*STAGES, "sharpness"]}})
+        assert 'no stage "sharpness" is installed' in place.command("prune", "--dry-run").stderr
+        expected = {"replaced DONE": 40, "results": 200, "contents": 40}
+        assert prune_by_command(place, "--dry-run") == prune_by_command(place) == expected
+        assert place.rows("SELECT COUNT(*) FROM result WHERE model = 99") == [(40,)]
 
 
 def test_without_a_ledger_nothing_is_created(tmp_path: Path) -> None:

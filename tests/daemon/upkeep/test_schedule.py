@@ -435,7 +435,7 @@ def test_a_scrape_does_not_wait_for_the_ledger_and_reports_what_was_known(tmp_pa
             "an image",
         )
         with contextlib.closing(sqlite3.connect(place.site.ledger, isolation_level=None)) as other:
-            # the ledger's thread waits for this for five seconds, and then fails
+            # The ledger's thread waits for this for five seconds, and then fails.
             other.execute("BEGIN IMMEDIATE")
             assert daemon.fetch("/metrics")[0] == 200
             assert daemon.metric(oldest) > known

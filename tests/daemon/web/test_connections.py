@@ -125,7 +125,7 @@ async def test_the_client_that_waited_longest_is_disconnected_for_one_that_sends
 async def test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # each client has one that the work needs
+    # Each client has one that the work needs.
     monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (3, 3))
     async with served() as port, contextlib.AsyncExitStack() as stack:
         clients = []

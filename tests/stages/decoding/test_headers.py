@@ -37,7 +37,7 @@ def test_a_header_has_the_size_and_orientation_that_pillow_finds(odd: Input) -> 
 
         pillow_heif.register_heif_opener()
     image = Image.open(io.BytesIO(data))
-    # an orientation in XMP alone counts for Pillow, for browsers and here it does not
+    # An orientation in XMP alone counts for Pillow, for browsers and here it does not.
     image.info.pop("xmp", None)
     upright = ImageOps.exif_transpose(image)
     header = inspect(memoryview(data), LIMITS)
@@ -144,7 +144,7 @@ def test_the_size_of_a_heic_follows_from_its_properties(
     properties: list[bytes], size: tuple[int, int]
 ) -> None:
     mine = bytes((0, 1, len(properties), *range(1, len(properties) + 1)))
-    # the last is another picture's
+    # The last is another picture's.
     data = memoryview(avif_of(mine, b"".join(properties) + clap(1, 1, 1, 1, 0, 1, 0, 1)))
     assert read_heif(data) == (*size, 1)
 

@@ -324,7 +324,7 @@ def cpu_pairs(stage: OcrStage) -> list[tuple[Image, Ocr]]:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
     ("dtype", "equal", "pixels"),
-    # of bfloat16's 8 bits boxes lose a pixel more
+    # Of bfloat16's 8 bits boxes lose a pixel more.
     [("float32", 1.0, 1), ("float16", 0.99, 2), ("bfloat16", 0.98, 3)],
 )
 def test_a_gpu_reads_what_the_cpu_reads(
