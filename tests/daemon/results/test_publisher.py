@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from daemon.jobs import File, Job, JobStatus, Version
+from daemon.jobs import Ending, File, Job, JobStatus, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
@@ -114,7 +113,8 @@ async def test_an_image_that_is_held_through_restarts_goes_to_a_sink_once_and_it
 
     assert await ledger.put_back(JobStatus.DONE, [job.id]) == 1
     [again] = await ledger.next_jobs(1, ())
-    await ledger.end([replace(done(again, data=b"image"), at=2e9 + 1)])
+    first = done(again, data=b"image")
+    await ledger.end([Ending(again, first.status, first.at + 1, 1, first.bin, first.criteria)])
     await publisher.publish_owed({1})
     assert opened.undelivered(0, 10)[1] == 2
     opened.close()
