@@ -35,6 +35,7 @@ from daemon.cli.prune import prune
 from daemon.cli.recovery import backup, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
+from daemon.cli.warm import warm
 from daemon.errors import ConfigError, VisiondError
 from daemon.hints import quantity
 from daemon.jobs import JobStatus
@@ -296,7 +297,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, check, retry, redo),
     "Look at results": (status, list_images, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
-    "Models and GPUs": (gpus, plan),
+    "Models and GPUs": (gpus, plan, warm),
     "Try it out": (demo, samples, bench),
 }
 for panel, commands in PANELS.items():

@@ -258,7 +258,7 @@ def argmax_softmax_kernel(logits_ptr, classes_ptr, probabilities_ptr, num_classe
     tl.store(probabilities_ptr + row, 1.0 / tl.sum(exp_sum, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def add_layer_norm_kernel(
     hidden_ptr,
     update_ptr,
