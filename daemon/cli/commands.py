@@ -29,13 +29,12 @@ from daemon.cli.display import (
     printable,
     standard_output,
 )
-from daemon.cli.models import models_app, train_app
+from daemon.cli.models import models_app, train_app, warm
 from daemon.cli.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
 from daemon.cli.prune import prune
 from daemon.cli.recovery import backup, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
-from daemon.cli.warm import warm
 from daemon.errors import ConfigError, VisiondError
 from daemon.hints import quantity
 from daemon.jobs import JobStatus

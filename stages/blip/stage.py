@@ -33,9 +33,10 @@ class BlipStage(VisionStage[Tensor]):
         from stages.kernels.launch import add_layer_norm
 
         super().launch_kernels(spec)
-        vision = load_part("configuration", BlipConfig, spec.files["model"]).vision_config
-        norm = nn.LayerNorm(vision.hidden_size, vision.layer_norm_eps, dtype=dtype_of(spec))
-        add_layer_norm(torch.zeros_like(norm.weight), torch.zeros_like(norm.weight), norm)
+        config = load_part("configuration", BlipConfig, spec.files["model"])
+        for part in (config.vision_config, config.text_config):
+            norm = nn.LayerNorm(part.hidden_size, part.layer_norm_eps, dtype=dtype_of(spec))
+            add_layer_norm(torch.zeros_like(norm.weight), torch.zeros_like(norm.weight), norm)
 
     def load(self) -> None:
         self.options = read_options(self.spec, BlipOptions)
