@@ -38,7 +38,7 @@ from stages.kernels.cache import can_compile_for, mark_of, try_lock
 log = structlog.get_logger()
 
 COMMAND = processes.python("-m", "daemon.workers.compiler")
-PROCESS_BYTES = 512 << 20  # of memory for each process that compiles, measured
+PROCESS_BYTES = 512 << 20  # of memory for each process: compiling takes 200 MiB, finding variants 840
 MOST_PROCESSES = 32  # of about 80 kernels the slowest takes as long as two others
 LONGEST_LINE = 4096  # bytes, of a step
 POLL_SECONDS = 0.1
