@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,20 @@ class NotWritable(VisiondError):
     """A file that a command should write."""
 
     exit_status = os.EX_CANTCREAT
+
+
+class KernelsMissing(VisiondError):
+    """Some GPU kernels could not be compiled. The stages run all the same."""
+
+    exit_status = os.EX_UNAVAILABLE
+
+    def __init__(self, compiled: int, known: int, problems: Sequence[str]) -> None:
+        more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(
+            f"{compiled} of {known} GPU kernels are compiled: {problems[0]}{more}. The daemon runs without the others, more "
+            "slowly, until its workers have compiled them. Triton needs a C compiler and Python's headers (on Debian: "
+            "apt install gcc python3-dev) and room in the folder of [state] path."
+        )
 
 
 class NotPrinted(VisiondError):

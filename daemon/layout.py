@@ -27,6 +27,8 @@ from daemon.results.judge import Judge
 from daemon.state import KERNELS
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.host import Host, count_cores
+from daemon.workers.compiler import Want
+from daemon.workers.kernels import list_wants
 from daemon.workers.lane import Lane
 from daemon.workers.mps import Server, is_installed
 from daemon.workers.pool import Pool, Seat
@@ -68,6 +70,10 @@ class Layout:
     def notices(self) -> dict[str, str]:
         """The notice of each stage whose weights have one."""
         return {spec.name: spec.notice for spec in self.specs.values() if spec.notice}
+
+    def wanted_kernels(self) -> list[Want]:
+        """The stages that may have kernels, for the GPUs that they run on."""
+        return list_wants(self.placement.segments, self.specs, self.gpus)
 
     def open_lane(
         self, segment: Segment, slab: Slab, metrics: Metrics, workers: Collection[int] | None = None

@@ -44,7 +44,7 @@ from daemon.results.destinations import Destination
 from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
-from daemon.state import CONTROL, LEDGER
+from daemon.state import CONTROL, KERNELS, LEDGER
 from daemon.stations.opening import open_stations
 from daemon.system import lines, signals
 from daemon.system.children import EXIT_SECONDS, descendants, is_ending
@@ -54,6 +54,7 @@ from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import serve
 from daemon.web.status import Status
+from daemon.workers.kernels import compile_for_workers
 from stages.registry import PROBLEMS
 
 log = structlog.get_logger()
@@ -84,6 +85,7 @@ class Service:
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
         self.outdated = 0  # files that were DONE at the start, by other models than the configured ones
+        self._layout: Layout | None = None  # set once it is open
         self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
         self.metrics = Metrics(self.counts)
@@ -160,7 +162,7 @@ class Service:
         """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
         with contextlib.ExitStack() as stack:
-            layout = await to_thread.run_sync(Layout.of, config)
+            layout = self._layout = await to_thread.run_sync(Layout.of, config)
             announce(layout)
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
@@ -211,6 +213,10 @@ class Service:
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
+        assert self._layout
+        await tasks.start(
+            compile_for_workers, self.config.state.path / KERNELS, self._layout.wanted_kernels()
+        )
         async with anyio.create_task_group() as starting:
             for station in pipeline.stations:
                 starting.start_soon(tasks.start, station.staff)

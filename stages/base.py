@@ -114,6 +114,15 @@ class Stage(ABC):
         self.device = device
         self.lock = threading.Lock()  # held by the part that runs on the device
 
+    @classmethod
+    def launch_kernels(cls, spec: StageSpec) -> None:
+        """Launch each Triton kernel that the stage has with this spec once, on tiny tensors on the CPU.
+
+        No kernel runs: the launches are noted, and what they need is compiled before there is work
+        (stages/kernels/variants.py). By default a stage has no kernels.
+        """
+        return
+
     @abstractmethod
     def load(self) -> None:
         """Put the model on the device and run it once, so that it is warm for the first batch."""

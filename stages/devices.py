@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
+from stages.kernels.cache import OLDEST_GPU, wait_for_compiler
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -23,7 +24,6 @@ Key = TypeVar("Key", bound=Hashable)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 BACKGROUND = "background"  # the name of threads that prepare something for later
-OLDEST_GPU = (8, 0)  # Ampere; for older ones Triton needs minutes to compile a kernel
 
 _OUT_OF_MEMORY = (
     *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
@@ -75,15 +75,18 @@ def has_kernels(device: torch.device) -> bool:
 
     One of the largest kernels is run. Triton also needs a C compiler with Python's headers, a folder for
     compiled kernels, and a GPU that it supports and that has enough shared memory: only a try shows all of
-    this.
+    this. If another process is compiling the kernels of this host, this one waits for it.
     """
     if find_spec("triton") is None or (
         device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_GPU
     ):
         return False
     try:
+        from triton import knobs  # type: ignore[import-untyped]
+
         from stages.kernels.launch import try_pointwise_linear
 
+        wait_for_compiler(knobs.cache.dir)
         try_pointwise_linear(device)
         synchronize(str(device))
     except Exception as error:

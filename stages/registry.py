@@ -79,11 +79,16 @@ def check_options(specs: Iterable[StageSpec]) -> list[str]:
     return problems
 
 
+def find_class(spec: StageSpec) -> type[Stage]:
+    """The class of the stage that a spec describes; imports its module. Raises UnknownName."""
+    module, _, name = find_backend(spec.name, spec.backend).place.partition(":")
+    kind: type[Stage] = getattr(import_module(module), name)
+    return kind
+
+
 def build(spec: StageSpec, device: str) -> Stage:
     """The stage that a spec describes, not yet loaded. Raises UnknownName."""
-    module, _, name = find_backend(spec.name, spec.backend).place.partition(":")
-    stage: Stage = getattr(import_module(module), name)(spec, device)
-    return stage
+    return find_class(spec)(spec, device)
 
 
 def decode(stage: str, payload: bytes | memoryview) -> Result:

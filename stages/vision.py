@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stages.base import Image, Stage
+from stages.base import Image, Stage, StageSpec
 from stages.checkpoints import load_model, load_part
 from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
 from stages.resizing.resize import ImageProcessor
@@ -24,16 +24,27 @@ Output = TypeVar("Output")
 class VisionStage(Stage, Generic[Output]):
     """A stage that runs batches of preprocessed images through a model with a vision tower."""
 
+    processor: ClassVar[Any]  # the class of the model's image processor
+
+    @classmethod
+    def launch_kernels(cls, spec: StageSpec) -> None:
+        prepare = cls.load_processor(spec, "cpu")
+        prepare.prepare_with_kernels([torch.zeros(3, prepare.height, prepare.width, dtype=torch.uint8)])
+
+    @classmethod
+    def load_processor(cls, spec: StageSpec, device: str) -> ImageProcessor:
+        """The preprocessing of the model in the stage's folder."""
+        settings = load_part("image processor", cls.processor, spec.files["model"])
+        return ImageProcessor(settings, device, dtype_of(spec))
+
     @abstractmethod
     def forward(self, pixels: Sequence[Tensor]) -> Output:
         """The model's answer for a batch of images, uint8 [3, height, width] each, copied to the host."""
 
-    def load_vision_model(self, kind: type[Model], processor: Any) -> Model:
-        """The model in the stage's folder; self.prepare becomes its preprocessing.
-        processor: the image processor's class."""
-        folder, dtype = self.spec.files["model"], dtype_of(self.spec)
-        model = load_model(kind, folder, dtype, self.device)
-        self.prepare = ImageProcessor(load_part("image processor", processor, folder), self.device, dtype)
+    def load_vision_model(self, kind: type[Model]) -> Model:
+        """The model in the stage's folder; self.prepare becomes its preprocessing."""
+        model = load_model(kind, self.spec.files["model"], dtype_of(self.spec), self.device)
+        self.prepare = self.load_processor(self.spec, self.device)
         speed_up_patches(model.vision_model)
         return model
 

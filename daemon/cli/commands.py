@@ -29,7 +29,7 @@ from daemon.cli.display import (
     printable,
     standard_output,
 )
-from daemon.cli.models import models_app, train_app
+from daemon.cli.models import models_app, train_app, warm
 from daemon.cli.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
 from daemon.cli.prune import prune
 from daemon.cli.recovery import backup, repair, verify
@@ -296,7 +296,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, check, retry, redo),
     "Look at results": (status, list_images, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
-    "Models and GPUs": (gpus, plan),
+    "Models and GPUs": (gpus, plan, warm),
     "Try it out": (demo, samples, bench),
 }
 for panel, commands in PANELS.items():

@@ -94,13 +94,15 @@ class Chain:
     def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
         """Build and load every stage, and report each; returns the seconds of each."""
         seconds = {}
-        for spec in self.setup.stages:
+        for spec in self.setup.stages:  # imports all libraries, before loading may wait for kernels
             started = time.perf_counter()
-            stage = registry.build(spec, self.setup.device)
-            stage.load()
-            self._stages.append(stage)
+            self._stages.append(registry.build(spec, self.setup.device))
             seconds[spec.name] = time.perf_counter() - started
-            report(Loaded(spec.name, seconds[spec.name]))
+        for stage in self._stages:
+            started = time.perf_counter()
+            stage.load()
+            seconds[stage.name] += time.perf_counter() - started
+            report(Loaded(stage.name, seconds[stage.name]))
         self._uses = {name for stage in self._stages for name in registry.find_stage(stage.name).uses}
         if any(stage.reads_pixels for stage in self._stages):
             self._decode = _decoding(self.setup)

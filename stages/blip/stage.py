@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
+from torch import Tensor, nn
+from transformers import BlipConfig, BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
-from stages.base import Image, ImageError, Reason, Result
+from stages.base import Image, ImageError, Reason, Result, StageSpec
 from stages.blip.captioner import Captioner
 from stages.blip.descriptor import BlipOptions, Caption
 from stages.blip.vision import embed_image, speed_up_attention, speed_up_mlp
-from stages.checkpoints import load_model, load_tokenizer
+from stages.checkpoints import load_model, load_part, load_tokenizer
 from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device
@@ -26,11 +26,23 @@ from stages.vision import VisionStage
 
 
 class BlipStage(VisionStage[Tensor]):
+    processor = BlipImageProcessor
+
+    @classmethod
+    def launch_kernels(cls, spec: StageSpec) -> None:
+        from stages.kernels.launch import add_layer_norm
+
+        super().launch_kernels(spec)
+        config = load_part("configuration", BlipConfig, spec.files["model"])
+        for part in (config.vision_config, config.text_config):
+            norm = nn.LayerNorm(part.hidden_size, part.layer_norm_eps, dtype=dtype_of(spec))
+            add_layer_norm(torch.zeros_like(norm.weight), torch.zeros_like(norm.weight), norm)
+
     def load(self) -> None:
         self.options = read_options(self.spec, BlipOptions)
         dtype = dtype_of(self.spec)
         self.tokenizer = load_tokenizer(self.spec.files["model"])
-        model = self.load_vision_model(BlipForConditionalGeneration, BlipImageProcessor)
+        model = self.load_vision_model(BlipForConditionalGeneration)
         self.vision = model.vision_model
         speed_up_attention(self.vision)
         if (

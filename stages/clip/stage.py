@@ -22,9 +22,11 @@ from stages.vision import VisionStage
 
 
 class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
+    processor = CLIPImageProcessor
+
     def load(self) -> None:
         self.options = read_options(self.spec, ClipOptions)
-        model = self.load_vision_model(CLIPModel, CLIPImageProcessor)
+        model = self.load_vision_model(CLIPModel)
         self.vision, self.projection = model.vision_model, model.visual_projection
         self.labels = self._read_labels()
         with hold_device(self.lock):

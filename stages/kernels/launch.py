@@ -227,7 +227,7 @@ def pointwise_linear(
     return out
 
 
-def try_pointwise_linear(device: torch.device) -> None:
+def try_pointwise_linear(device: torch.device | str) -> None:
     """Run once one of the two kernels that need the most shared memory.
     Raises whatever Triton and its compilers raise."""
     inputs, outputs = 384, 768

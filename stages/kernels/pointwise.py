@@ -9,17 +9,17 @@ import triton.language as tl
 
 from stages.kernels.convolution import load_width
 
-GELU_CLAMP = tl.constexpr(4.2)
 
-
+# CLAMP is not a global constant: with one, Triton's digest of a kernel that calls this depends on which of them
+# the process used first (3.6 to 3.9), so other processes compile it again.
 @triton.jit
-def gelu(x):
-    """F.gelu(x) = x · Φ(x), with Φ(x) ≈ 1/2 + an odd polynomial in x, x clamped to ±GELU_CLAMP.
+def gelu(x, CLAMP: tl.constexpr = 4.2):
+    """F.gelu(x) = x · Φ(x), with Φ(x) ≈ 1/2 + an odd polynomial in x, x clamped to ±CLAMP.
 
     A minimax fit of the product: its error is at most 2e-5, and 1e-5 · x beyond the clamp.
     erf takes twice as long.
     """
-    clamped = tl.minimum(tl.maximum(x, -GELU_CLAMP), GELU_CLAMP)
+    clamped = tl.minimum(tl.maximum(x, -CLAMP), CLAMP)
     square = clamped * clamped
     polynomial = 4.9238127e-11 * square - 4.7956572e-9
     polynomial = polynomial * square + 2.0724750e-7
@@ -258,7 +258,7 @@ def argmax_softmax_kernel(logits_ptr, classes_ptr, probabilities_ptr, num_classe
     tl.store(probabilities_ptr + row, 1.0 / tl.sum(exp_sum, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def add_layer_norm_kernel(
     hidden_ptr,
     update_ptr,

@@ -7,15 +7,12 @@ less rounding here: sums, biases, gates and residuals stay in float32 until a ma
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from stages.kernels import launch
@@ -26,12 +23,14 @@ from stages.kernels.layers import (
     PointwiseMlp,
     SqueezeExcitation,
 )
-from stages.ocr.ppocr import BLANK, Detector, Recognizer, count_steps
-
-# The code that decides how a kernel is compiled, relative to the folder of the stages.
-SOURCES = (
-    *("kernels/convolution.py", "kernels/pointwise.py", "kernels/launch.py", "kernels/layers.py"),
-    *("ocr/warpkernel.py", "ocr/fused.py"),
+from stages.ocr.ppocr import (
+    BLANK,
+    LINE_HEIGHT,
+    Detector,
+    Recognizer,
+    count_steps,
+    load_detector,
+    load_recognizer,
 )
 
 ENCODER_SLOPE, NECK_SLOPE = 1 / 6, 0.2  # of their hard sigmoids
@@ -218,10 +217,11 @@ def size_of(pixels: Tensor) -> tuple[int, int]:
     return pixels.shape[1], pixels.shape[2]
 
 
-def compiled_mark(device: torch.device) -> Path:
-    """The file, beside Triton's own, whose existence means that
-    all kernels of the networks have been compiled and run once."""
-    stages = Path(__file__).parents[1]
-    sources = b"".join((stages / source).read_bytes() for source in SOURCES)
-    target = f"{triton.__version__} {torch.cuda.get_device_capability(device)}".encode()
-    return Path(triton.knobs.cache.dir) / f"visiond-{hashlib.sha256(sources + target).hexdigest()[:16]}"
+def launch_kernels(files: Mapping[str, str]) -> None:
+    """Launch each kernel of both networks once, as stages.base.Stage.launch_kernels describes.
+    Kernels are the same for all sizes, unless a map has one row: no page is that flat."""
+    widths = torch.tensor([64])
+    with torch.inference_mode():
+        FusedDetector(load_detector(files["det"])).infer(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
+        recognizer = FusedRecognizer(load_recognizer(files["rec"])[0])
+        recognizer.infer(torch.zeros(1, LINE_HEIGHT, 64, 3, dtype=torch.uint8), widths, widths)

@@ -1,7 +1,8 @@
 """Loads OCR's two networks: with our own kernels in half precision on a GPU, otherwise with torch.
 
-Compiling the kernels takes most of a minute. Where they have not been compiled before,
-the plain networks run until a background thread has compiled them.
+The daemon compiles the kernels before its workers need them (daemon/workers/compiler.py). Where
+nobody has done so, one process takes most of a minute for it: the plain networks run until a
+background thread has compiled them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from stages.base import DeviceLost, OutOfMemory
-from stages.devices import device_errors, has_kernels, run_in_background, synchronize, warn_unfused
+from stages.base import DeviceLost, OutOfMemory, StageSpec
+from stages.devices import (
+    device_errors,
+    dtype_of,
+    has_kernels,
+    run_in_background,
+    synchronize,
+    warn_unfused,
+)
+from stages.kernels.cache import mark_of
 from stages.ocr.ppocr import Detector, Recognizer, group_depthwise, load_detector, load_recognizer
 
 if TYPE_CHECKING:
@@ -38,10 +48,11 @@ class NetworkLoader:
     """Loads the plain networks, and replaces them by the fused ones when those are compiled."""
 
     def __init__(
-        self, files: Mapping[str, str], device: str, dtype: torch.dtype, try_out: Callable[[Networks], object]
+        self, spec: StageSpec, files: Mapping[str, str], device: str, try_out: Callable[[Networks], object]
     ) -> None:
         """files: paths of "det" and "rec". try_out: runs networks once, with all their kernels."""
-        self.files, self.device, self.dtype, self.try_out = files, torch.device(device), dtype, try_out
+        self.spec, self.files, self.device, self.try_out = spec, files, torch.device(device), try_out
+        self.dtype = dtype_of(spec)
         self._lock = threading.Lock()
         self._fusing: Future[Networks] | None = None
         self._retry_at = 0.0
@@ -90,12 +101,16 @@ class NetworkLoader:
         return self.device.type == "cuda" and self.dtype == torch.float16 and has_kernels(self.device)
 
     def _is_compiled(self) -> bool:
-        from stages.ocr.fused import compiled_mark
+        return self._find_mark().exists()
 
-        return compiled_mark(self.device).exists()
+    def _find_mark(self) -> Path:
+        from triton import knobs  # type: ignore[import-untyped]
+
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return mark_of(Path(knobs.cache.dir), self.spec, f"{major}.{minor}")
 
     def _load_fused(self) -> Networks:
-        from stages.ocr.fused import FusedDetector, FusedRecognizer, compiled_mark
+        from stages.ocr.fused import FusedDetector, FusedRecognizer
 
         detector, (recognizer, characters) = (
             load_detector(self.files["det"]),
@@ -107,7 +122,7 @@ class NetworkLoader:
             self.try_out(networks)
             synchronize(str(self.device))
         with suppress(OSError):  # then the next start compiles again
-            compiled_mark(self.device).touch()
+            self._find_mark().touch()
         return networks
 
     def _load_plain(self) -> Networks:

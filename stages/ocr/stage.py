@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.base import Image, ImageError, Result, Stage
+from stages.base import Image, ImageError, Result, Stage, StageSpec
 from stages.devices import dtype_of, group_places, hold_device, pixels_of, split_batches
 from stages.ocr.dbpost import Quads, area, find_boxes
 from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
@@ -33,7 +33,16 @@ from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT
 from stages.ocr.turning import guess_turns, is_sure, order_lines, score_reading, turn_corners
-from stages.ocr.warp import VERTICAL_RATIO, Lines, concatenate, crop_lines, interleave, resize
+from stages.ocr.warp import (
+    VERTICAL_RATIO,
+    Lines,
+    concatenate,
+    crop_lines,
+    crop_with_kernel,
+    interleave,
+    interleave_with_kernel,
+    resize,
+)
 from stages.options import read_options
 
 WARM_WIDTHS = (320, 640, 1024)
@@ -99,15 +108,20 @@ def scale(size: tuple[int, int], ratio: float) -> tuple[int, int]:
 
 
 class OcrStage(Stage):
+    @classmethod
+    def launch_kernels(cls, spec: StageSpec) -> None:
+        from stages.ocr import fused
+
+        if dtype_of(spec) == torch.float16:
+            fused.launch_kernels(find_files(spec))
+        slanted = np.array([[[8, 4], [40, 8], [40, 16], [8, 12]]], dtype=np.float32)
+        page = interleave_with_kernel(torch.zeros(3, 32, 64, dtype=torch.uint8))
+        crop_with_kernel([page], plan_lines(0, slanted), LINE_HEIGHT, NARROWEST_LINE)
+
     def load(self) -> None:
-        files = self.spec.files or {role: str(path) for role, path in weight_files().items()}
-        if set(files) != {"det", "rec"}:
-            raise WeightsError(
-                f"ocr: the weights must be det and rec, but these are given: {', '.join(files)}."
-            )
         self.options = read_options(self.spec, OcrOptions)
         self.dtype, self.on_cpu = dtype_of(self.spec), torch.device(self.device).type == "cpu"
-        self.networks = NetworkLoader(files, self.device, self.dtype, self._try_out)
+        self.networks = NetworkLoader(self.spec, find_files(self.spec), self.device, self._try_out)
         self.networks.load()
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
@@ -236,6 +250,14 @@ class OcrStage(Stage):
         for width in WARM_WIDTHS:
             line = np.array([[[0, 0], [width, 0], [width, LINE_HEIGHT], [0, LINE_HEIGHT]]], dtype=np.float32)
             self._recognize(networks, [page], plan_lines(0, line), width)
+
+
+def find_files(spec: StageSpec) -> dict[str, str]:
+    """The paths of det and rec. Raises WeightsError."""
+    files = spec.files or {role: str(path) for role, path in weight_files().items()}
+    if set(files) != {"det", "rec"}:
+        raise WeightsError(f"ocr: the weights must be det and rec, but these are given: {', '.join(files)}.")
+    return files
 
 
 def make_page(pixels: Tensor, plan: Plan) -> Tensor:

@@ -54,8 +54,10 @@ def concatenate(parts: Sequence[Lines]) -> Lines:
 
 def interleave(pixels: Tensor) -> Tensor:
     """uint8 [3, height, width] to [height, width, 3]. On a GPU torch takes four times as long as the kernel."""
-    if not has_kernels_for(pixels):
-        return pixels.permute(1, 2, 0).contiguous()
+    return interleave_with_kernel(pixels) if has_kernels_for(pixels) else pixels.permute(1, 2, 0).contiguous()
+
+
+def interleave_with_kernel(pixels: Tensor) -> Tensor:
     from stages.ocr.warpkernel import interleave_kernel
 
     _, height, width = pixels.shape

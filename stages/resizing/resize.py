@@ -210,8 +210,7 @@ class ImageProcessor:
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
         """pixels: uint8 [3, height, width] each, on the device, of any sizes."""
         if has_kernels_for(pixels[0]):
-            axes = [self._axes(*image.shape[1:]) for image in pixels]
-            return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
+            return self.prepare_with_kernels(pixels)
         batch = torch.empty(len(pixels), 3, self.height, self.width, device=self._device)
         for (height, width), places in group_places(image.shape[1:] for image in pixels).items():
             resized = self._scale(height, width)
@@ -227,6 +226,10 @@ class ImageProcessor:
                         torch.stack([pixels[place] for place in part]), rows, columns
                     ).float()
         return ((batch - self.mean) / self.deviation).to(self.dtype)
+
+    def prepare_with_kernels(self, pixels: Sequence[Tensor]) -> Tensor:
+        axes = [self._axes(*image.shape[1:]) for image in pixels]
+        return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
 
     def _crop(self, resized: Tensor) -> Tensor:
         top, left = self._corner(*resized.shape[2:])

@@ -117,10 +117,15 @@ def take_detection_model(model: object, source: str | Path) -> DetectionModel:
 
 def speed_up_convolutions(model: nn.Module) -> None:
     """On a GPU, in half precision: compute a convolution's bias and SiLU in one pass instead of two."""
-    for module in model.modules():
-        if isinstance(module, Conv) and isinstance(module.act, nn.SiLU):
-            # Ultralytics' own fusing does the same.
-            module.forward = functools.partial(conv2d_silu, module.conv)
+    for module in convolutions_with_silu(model):
+        # Ultralytics' own fusing does the same.
+        module.forward = functools.partial(conv2d_silu, module.conv)
+
+
+def convolutions_with_silu(model: nn.Module) -> list[Any]:
+    return [
+        module for module in model.modules() if isinstance(module, Conv) and isinstance(module.act, nn.SiLU)
+    ]
 
 
 def conv2d_silu(layer: nn.Conv2d, pixels: Tensor) -> Tensor:

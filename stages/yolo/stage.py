@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.base import Image, ImageError, Result, Stage, StageUnusable
+from stages.base import Image, ImageError, Result, Stage, StageSpec, StageUnusable
 from stages.binning import measure_dispersion
 from stages.devices import (
     device_errors,
@@ -27,8 +27,9 @@ from stages.devices import (
 )
 from stages.options import read_options
 from stages.yolo.descriptor import Detection, Objects, YoloOptions
-from stages.yolo.letterbox import Letterbox, fill_canvases
+from stages.yolo.letterbox import Letterbox, fill_canvases, fill_with_kernel
 from stages.yolo.network import (
+    convolutions_with_silu,
     decode_in_float32,
     load_network,
     non_max_suppression,
@@ -42,6 +43,19 @@ FEWEST_CANDIDATES = 8
 
 
 class YoloStage(Stage):
+    @classmethod
+    def launch_kernels(cls, spec: StageSpec) -> None:
+        dtype, blank = dtype_of(spec), torch.zeros(3, 32, 32, dtype=torch.uint8)
+        fill_with_kernel([blank], [Letterbox.fit(32, 32, 32, 32)], dtype)
+        if dtype == torch.float32:
+            return
+        from stages.kernels.launch import add_bias_silu
+
+        model, _ = load_network(spec.files, allow_pickle=read_options(spec, YoloOptions).allow_pickle)
+        for module in convolutions_with_silu(model):
+            channels = module.conv.out_channels
+            add_bias_silu(torch.zeros(1, channels, 1, 1, dtype=dtype), torch.zeros(channels, dtype=dtype))
+
     def load(self) -> None:
         self.options, dtype = read_options(self.spec, YoloOptions), dtype_of(self.spec)
         model, config = load_network(self.spec.files, allow_pickle=self.options.allow_pickle)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
+from stages import devices
 from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
 from stages.devices import dtype_of, has_kernels, hold_device, pixels_of, split_batches
 from stages.kernels import launch
@@ -74,6 +76,19 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 def test_kernels_are_used_if_one_has_run() -> None:
     has_kernels.cache_clear()
     assert has_kernels(DEVICE)
+
+
+def test_a_worker_waits_for_the_process_that_compiles_before_it_tries_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    order: list[str] = []
+    monkeypatch.setattr(devices, "wait_for_compiler", order.append)
+    monkeypatch.setattr(launch, "try_pointwise_linear", lambda device: order.append("a kernel"))
+    has_kernels.cache_clear()
+    assert has_kernels(DEVICE)
+    assert order == [str(tmp_path), "a kernel"]
+    has_kernels.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from daemon.workers import chain as module
 from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, Entry, draw_page
 from stages.base import Header, Image, Limits, OutOfMemory, Reason, StageSpec
 from stages.decoding.images import inspect
-from stages.fake import answer
+from stages.fake import FakeStage, answer
 from stages.ocr.descriptor import Ocr
 from tests.daemon_process import picture
 
@@ -30,6 +30,27 @@ def open_chain(count: int, oom_above: int) -> tuple[Chain, Batch]:
     chain = Chain(setup, memoryview(data))
     chain.load()
     return chain, Batch(0, [Item(0, len(data), {})] * count)
+
+
+def test_all_stages_are_imported_before_the_first_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading may wait for kernels, and imports take seconds."""
+    order: list[str] = []
+
+    class Stage(FakeStage):
+        def load(self) -> None:
+            order.append("load")
+
+    def build(spec: StageSpec, device: str) -> Stage:
+        order.append("import")
+        return Stage(spec, device)
+
+    monkeypatch.setattr(module.registry, "build", build)
+    specs = [StageSpec(name, "fake") for name in ("ocr", "yolo")]
+    seconds = Chain(
+        Setup("w", "cpu", specs, 0, 1, 1, Limits(), None, ["ocr", "yolo"]), memoryview(b"")
+    ).load()
+    assert order == ["import", "import", "load", "load"]
+    assert list(seconds) == ["ocr", "yolo"]
 
 
 def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:

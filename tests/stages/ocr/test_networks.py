@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.base import DeviceLost, OutOfMemory
+from stages.base import DeviceLost, OutOfMemory, StageSpec
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import weight_files
 from tests.daemon_process import PATIENCE, wait_for
@@ -23,7 +23,7 @@ class Loader(NetworkLoader):
 
     def __init__(self, *errors: Exception) -> None:
         self.compiled, self.errors = threading.Event(), list(errors)
-        super().__init__(FILES, "cpu", torch.float32, lambda networks: networks.detector)
+        super().__init__(StageSpec("ocr", "ppocr"), FILES, "cpu", lambda networks: networks.detector)
         self.load()
         self.plain = self._networks
 

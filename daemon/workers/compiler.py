@@ -1,0 +1,131 @@
+"""The process that compiles the GPU kernels of all stages, once for all workers of a host.
+
+It has a pool of processes without a GPU: first each stage's variants are found in one of them, then each
+variant is compiled in one. kernels.py starts it, and holds the folder's lock until it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stages import registry
+from stages.base import StageSpec
+from stages.kernels.cache import mark_of
+from stages.kernels.variants import (
+    Variant,
+    compile_utilities,
+    compile_variant,
+    find_variants,
+    has_driver,
+    import_triton,
+)
+from stages.processes import die_with
+
+LONGEST_PROBLEM = 300  # characters
+
+
+class Want(msgspec.Struct, frozen=True):
+    """The kernels of a stage, for GPUs of one compute capability."""
+
+    spec: StageSpec
+    capability: str
+
+
+class Order(msgspec.Struct, frozen=True):
+    folder: str
+    wants: list[Want]
+    processes: int
+
+
+class Step(msgspec.Struct, frozen=True):
+    """How far it is: kernels that have been compiled or were there, and those that are known so far."""
+
+    done: int
+    known: int
+    problem: str = ""  # why something could not be compiled, in a sentence
+
+
+def main() -> None:
+    """Entry point of the process: `python -m daemon.workers.compiler PARENT_PID`. Reads the order from standard
+    input, and writes a line for each step to standard output."""
+    die_with(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    output = os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    with ProcessPoolExecutor(order.processes, get_context("spawn"), _begin, (os.getpid(),)) as pool:
+        for step in compile_all(order, pool):
+            os.write(output, msgspec.json.encode(step) + b"\n")
+
+
+def compile_all(order: Order, pool: Executor) -> Iterator[Step]:
+    """Compile everything that the order wants. A stage gets its mark when all of its kernels are compiled."""
+    try:
+        yield from _compile_all(order, pool)
+    except BrokenExecutor:
+        yield Step(0, 0, "a process that compiled kernels was killed, or crashed.")
+
+
+def _compile_all(order: Order, pool: Executor) -> Iterator[Step]:
+    plans = {pool.submit(find_variants_of, want): want for want in order.wants}
+    pool.submit(compile_utilities)
+    for _ in range(order.processes):
+        pool.submit(import_triton)  # starts the other processes already
+    compiled: dict[Variant, Future[None]] = {}
+    signatures: set[str] = set()
+    waiting: set[Future[Any]] = {*plans}
+    while waiting:
+        ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        problem = ""
+        for future in ended:
+            if error := future.exception():
+                problem = describe(error)
+            for variant in future.result() or () if not error else ():
+                if variant not in compiled:
+                    is_first = variant.signature not in signatures
+                    signatures.add(variant.signature)
+                    compiled[variant] = pool.submit(compile_variant, variant, with_launcher=is_first)
+                    waiting.add(compiled[variant])
+        fine = [future for future in compiled.values() if future.done() and not future.exception()]
+        yield Step(len(fine), len(compiled), problem)
+    for plan, want in plans.items():
+        if not plan.exception() and not any(compiled[variant].exception() for variant in plan.result()):
+            leave_mark(Path(order.folder), want)
+
+
+def find_variants_of(want: Want) -> list[Variant]:
+    kind = registry.find_class(want.spec)
+    return find_variants(lambda: kind.launch_kernels(want.spec), want.capability)
+
+
+def leave_mark(folder: Path, want: Want) -> None:
+    """Without a driver the launchers are missing, so the next start has to look again."""
+    if has_driver():
+        with suppress(OSError):  # as on a full disk: the next start looks again
+            mark_of(folder, want.spec, want.capability).touch()
+
+
+def describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:LONGEST_PROBLEM]
+
+
+def _begin(parent: int) -> None:
+    die_with(parent)
+    warnings.simplefilter("ignore")  # the workers show them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    main()
