@@ -26,11 +26,11 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from daemon.hints import command
 from daemon.placement import Segment
 from daemon.state import closed_to_others
+from daemon.system.children import end
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from daemon.system.stray import Printed
 from daemon.workers.compiler import Order, Step, Want
-from daemon.workers.worker import TERM_SECONDS, end
 from stages import processes
 from stages.base import StageSpec
 from stages.kernels.cache import can_compile_for, mark_of, try_lock
@@ -85,9 +85,9 @@ async def compile_for_workers(
     async with contextlib.AsyncExitStack() as stack:
         steps = None
         try:
-            printed, output = await Printed.open("kernels")
-            stack.callback(printed.close)
-            with os.fdopen(output, "wb") as file:
+            printed = Printed("kernels")
+            with os.fdopen(await printed.open(), "wb") as file:
+                stack.callback(printed.close)
                 steps = await stack.enter_async_context(compiling(folder, missing, output=file.fileno()))
         except OSError as error:  # a read-only or full disk, too few processes
             problem = f"{error.filename or folder}: {error.strerror}"
@@ -130,7 +130,7 @@ async def compiling(
     try:
         yield _steps(process)
     finally:
-        await end(process, TERM_SECONDS)
+        await end(process)
         assert process.stdout
         await process.stdout.aclose()
 
