@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.errors import NotWritable
-from daemon.ledger.files import sync_file, sync_folder
-from daemon.state import PROFILE
+from daemon.ledger.files import written_whole
+from daemon.state import LEDGER, PROFILE
 from daemon.system.gpus import Gpu
 from stages.base import StageSpec
 
@@ -122,17 +120,10 @@ def read_profile(folder: Path, *, finished: bool = True) -> Profile | None:
 
 def write_profile(folder: Path, profile: Profile, *, finished: bool) -> None:
     """Raises NotWritable."""
-    file = folder / _name(finished)
-    partial = file.with_name(f".{file.name}.partial")
-    try:
+    with written_whole(folder / _name(finished), folder / LEDGER, force=True) as partial:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(profile)) + b"\n")
-        sync_file(partial)
-        os.replace(partial, file)
-        sync_folder(folder)
-        if finished:
-            (folder / _name(False)).unlink(missing_ok=True)
-    except OSError as error:
-        raise NotWritable(f"{file} cannot be written: {error.strerror}.") from error
+    if finished:
+        (folder / _name(False)).unlink(missing_ok=True)
 
 
 def _name(finished: bool) -> str:

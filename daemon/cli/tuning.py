@@ -121,7 +121,8 @@ def tune(
     else:
         print_profile(profile, best, job)
     if file:
-        write_settings(file, text, set_keys(text, keys_of(best.settings)), dry_run=dry_run)
+        tuned = set_keys(text, keys_of(best.settings))
+        write_settings(settings, file, text, tuned, dry_run=dry_run)
     elif not dry_run:
         errors.print("There is no daemon.toml to change; `auto` uses these settings from now on.")
 
@@ -193,7 +194,9 @@ def print_profile(profile: Profile, best: Trial, job: int) -> None:
     console.print(f"{job:,} images will take about {describe_duration(best.seconds_for(job))}.")
 
 
-def write_settings(file: Path, before: str, after: str, *, dry_run: bool) -> None:
+def write_settings(config: Config, file: Path, before: str, after: str, *, dry_run: bool) -> None:
+    """Change daemon.toml, or print how it would change."""
+    from daemon.state import LEDGER
     from daemon.tuning.edit import replace_file, show_difference
 
     if before == after:
@@ -201,7 +204,7 @@ def write_settings(file: Path, before: str, after: str, *, dry_run: bool) -> Non
     elif dry_run:
         errors.print(printable_lines(show_difference(before, after, file)), end="")
     else:
-        kept = replace_file(file, after)
+        kept = replace_file(file, after, config.state.path / LEDGER)
         errors.print(printable(f"{file} is changed; the old one is {kept}. Restart the daemon to use it."))
 
 

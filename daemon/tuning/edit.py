@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from daemon.errors import ConfigError, NotWritable
-from daemon.ledger.files import sync_file, sync_folder
+from daemon.errors import ConfigError
+from daemon.ledger.files import written_whole
 from daemon.profile import Settings
 
 Keys = Mapping[tuple[str, ...], Any]  # path of a key → its value
@@ -53,23 +53,15 @@ def show_difference(before: str, after: str, file: Path) -> str:
     return "".join(lines)
 
 
-def replace_file(file: Path, text: str) -> Path:
+def replace_file(file: Path, text: str, ledger: Path) -> Path:
     """Write the file completely or not at all; returns where the old one is kept. Raises NotWritable."""
     file = file.resolve()  # the target of a link, not the link
-    kept, partial = file.with_name(f"{file.name}.before-tune"), file.with_name(f".{file.name}.partial")
-    try:
-        old = file.read_bytes()
-        for target, content in ((kept, old), (file, text.encode())):
+    kept = file.with_name(f"{file.name}.before-tune")
+    mode = stat.S_IMODE(file.stat().st_mode)
+    for target, content in ((kept, file.read_bytes()), (file, text.encode())):
+        with written_whole(target, ledger, force=True) as partial:
             partial.write_bytes(content)
-            partial.chmod(file.stat().st_mode & 0o7777)
-            sync_file(partial)
-            os.replace(partial, target)
-        sync_folder(file.parent)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise NotWritable(
-            f"{file} cannot be written: {error.strerror}. Its old content is unchanged."
-        ) from error
+            partial.chmod(mode)
     return kept
 
 

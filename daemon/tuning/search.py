@@ -61,12 +61,14 @@ def judge(space: Space, trial: Trial) -> Trial:
 
 def _steps(space: Space, trials: Sequence[Trial], best: Trial) -> Iterator[Settings]:
     now = best.settings
-    more = msgspec.structs.replace(now, workers=now.workers + 1)
+    more, larger = msgspec.structs.replace(now, workers=now.workers + 1), _scaled(now, 2)
     if more.workers <= space.most_workers:
         yield more
         if _is_hopeless(space, trials, more):
-            yield _scaled(more, 0.5)
-    yield _scaled(now, 2)
+            yield _with_more_workers(space, trials, _scaled(more, 0.5))
+    yield larger
+    if _is_hopeless(space, trials, larger) and now.workers > 1:
+        yield _with_larger_batches(space, trials, msgspec.structs.replace(larger, workers=now.workers - 1))
     yield _scaled(now, 0.5)
     for placement in space.placements:
         yield msgspec.structs.replace(now, placement=placement)
@@ -107,6 +109,36 @@ def _is_hopeless(space: Space, trials: Sequence[Trial], step: Settings) -> bool:
         if not trial.failure and no_more and not _has_room(space, trial, step.workers):
             return True
     return False
+
+
+def _with_more_workers(space: Space, trials: Sequence[Trial], settings: Settings) -> Settings:
+    """As many workers as should fit, at least those of the settings."""
+    fitting = settings
+    while fitting.workers < space.most_workers and _should_fit(
+        space, trials, more := msgspec.structs.replace(fitting, workers=fitting.workers + 1)
+    ):
+        fitting = more
+    return fitting
+
+
+def _with_larger_batches(space: Space, trials: Sequence[Trial], settings: Settings) -> Settings:
+    """Batches as large as should fit, at least those of the settings."""
+    fitting = settings
+    while fitting.batch < LARGEST_BATCH and _should_fit(space, trials, more := _scaled(fitting, 2)):
+        fitting = more
+    return fitting
+
+
+def _should_fit(space: Space, trials: Sequence[Trial], settings: Settings) -> bool:
+    """Whether the GPU's memory should suffice. A worker's memory is a straight line over its batch, through
+    the smallest and the largest that were measured; with fewer than two nothing is assumed to fit."""
+    measured = {trial.settings.batch: trial.gpu_bytes for trial in trials if trial.gpu_bytes}
+    if space.gpu_bytes is None or len(measured) < 2:
+        return False
+    low, high = min(measured), max(measured)
+    slope = (measured[high] - measured[low]) / (high - low)
+    each = measured[low] + slope * (settings.batch - low)
+    return SAFETY * each * settings.workers <= space.gpu_bytes
 
 
 def _has_room(space: Space, trial: Trial, workers: int) -> bool:

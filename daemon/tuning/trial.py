@@ -282,9 +282,11 @@ def _rate(times: Sequence[float], first: int, last: int) -> float:
 
 
 def _ends_of_batches(times: Sequence[float]) -> list[int]:
-    """The positions before the gaps that are longer than the average."""
-    average = (times[-1] - times[0]) / len(times)
-    gaps = [i for i, (a, b) in enumerate(itertools.pairwise(times)) if b - a > average]
+    """The positions before gaps that are not much shorter than the average of the middle half. Images of a
+    batch follow each other faster than that."""
+    first, last = len(times) // 4, len(times) * 3 // 4
+    average = (times[last] - times[first]) / max(1, last - first)
+    gaps = [end for end, (a, b) in enumerate(itertools.pairwise(times)) if b - a > average / 2]
     return [*gaps, len(times) - 1]
 
 
