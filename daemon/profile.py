@@ -158,7 +158,7 @@ def apply(config: Config, profile: Profile, gpus: Sequence[Gpu]) -> tuple[Config
         section.workers_per_device or fitting,
         {name: set_batches[name] or batch for name, batch in tuned.batches.items()},
     )
-    return fill_in(config, settings), _explain(profile, best, settings, gpus)
+    return fill_in(config, settings), _explain(profile, fitting, settings, gpus)
 
 
 def fill_in(config: Config, settings: Settings) -> Config:
@@ -176,13 +176,20 @@ def fill_in(config: Config, settings: Settings) -> Config:
     )
 
 
-def _explain(profile: Profile, best: Trial, settings: Settings, gpus: Sequence[Gpu]) -> str:
-    if known := profile.find(settings):
-        return f"`visiond tune` measured {known.images_per_second:,.4g} images/s with these settings"
-    if settings.workers < best.settings.workers:
+def _explain(profile: Profile, fitting: int, settings: Settings, gpus: Sequence[Gpu]) -> str:
+    """fitting: the number of workers that the memory that is free now would hold."""
+    known = profile.find(settings)
+    measured = (
+        f"`visiond tune` measured {known.images_per_second:,.4g} images/s with these settings"
+        if known
+        else ""
+    )
+    best = profile.best
+    if best and settings.workers == fitting < best.settings.workers:
         free = min(gpu.free_bytes for gpu in gpus) >> 20
-        return (
-            f"`visiond tune` found {best.settings.workers} workers to be best, but the {free:,} MiB of GPU memory "
-            f"that are free now hold only {settings.workers}"
+        short = (
+            f"`visiond tune` found {best.settings.workers} workers to be best, but the {free:,} MiB of GPU memory that "
+            f"are free now hold only {fitting}"
         )
-    return "as `visiond tune` measured, except for what the configuration sets"
+        return f"{short}; {measured}" if measured else short
+    return measured or "as `visiond tune` measured, except for what the configuration sets"
