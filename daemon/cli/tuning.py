@@ -4,6 +4,7 @@ fastest."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import typer
 
 from daemon.cli.display import console, errors, print_json, print_table, printable
 from daemon.cli.options import ConfigOption, JsonOption, find_config, flag, option, read_config
-from daemon.errors import ConfigError
+from daemon.errors import ConfigError, NotWritable
 from daemon.hints import command, quantity
 
 if TYPE_CHECKING:
@@ -102,11 +103,15 @@ def tune(
         raise typer.BadParameter(f"--images: there is no folder {images}")
     text = file.read_text() if file else ""
     if file:
-        refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}))
+        refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}), dry_run=dry_run)
+    order = Plan(images.absolute() if images else None, count, seconds)
+    errors.print(
+        f"Measuring with {printable(order.sample)}. Each setting starts a daemon; Ctrl-C stops at any time."
+    )
     with interruptible(settings, keep=not dry_run), progress() as say:
         profile = search(
             settings,
-            Plan(images.absolute() if images else None, count, seconds),
+            order,
             keep=not dry_run,
             force=force,
             say=say,
@@ -127,12 +132,14 @@ def tune(
         errors.print("There is no daemon.toml to change; `auto` uses these settings from now on.")
 
 
-def refuse_early(file: Path, change: Callable[[], object]) -> None:
-    """Raise ConfigError before minutes of work, not after them."""
+def refuse_early(file: Path, change: Callable[[], object], *, dry_run: bool) -> None:
+    """Raise ConfigError or NotWritable before minutes of work, not after them."""
     try:
         change()
     except ConfigError as error:
         raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+    if not dry_run and not os.access(file.resolve().parent, os.W_OK):
+        raise NotWritable(f"{file.resolve().parent} is not writable. Use --dry-run, which writes nothing.")
 
 
 @contextlib.contextmanager

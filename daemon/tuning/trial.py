@@ -37,7 +37,9 @@ from stages.processes import environment, python
 POLL_SECONDS = 0.1
 MEASURE_SECONDS = 1.0  # between two readings of memory, which cost time themselves
 WARM_UP_ROUNDS = 2  # a round is as many images as the workers hold at once
-ROUNDS = 8  # at least, that are measured
+ROUNDS = 8  # at least, that are measured; on a slow machine FEW_ROUNDS
+FEW_ROUNDS = 4
+LONG = 4  # times the seconds that were asked for, from which a machine counts as slow
 COMPILING = 5  # measurements that are repeated because kernels were compiled during them
 SHOWN_RECORDS = 200  # sidecars that are read for the times of the stages
 STOP_SECONDS = 60.0
@@ -97,8 +99,7 @@ class Bench:
         rough = WARM_UP_ROUNDS * held / (time.monotonic() - began)
         for number in range(COMPILING):
             compiled = self._count_kernels()
-            count = max(ROUNDS * held, int(rough * self.seconds))
-            times = self._drop(watch, f"measured-{number}", count)
+            times = self._drop(watch, f"measured-{number}", count_images(held, rough, self.seconds))
             if self._count_kernels() == compiled:
                 break
         return times
@@ -257,6 +258,12 @@ class Watch:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 return f"the daemon ended: {json.loads(line)['event']}"
         return f"the daemon ended with status {self._process.returncode}"
+
+
+def count_images(held: int, rate: float, seconds: float) -> int:
+    """How many images to measure. held: in all workers at once; rate: images per second, roughly."""
+    enough = min(ROUNDS * held, int(rate * seconds * LONG))
+    return max(FEW_ROUNDS * held, enough, int(rate * seconds))
 
 
 def measure_rate(times: Sequence[float]) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ import pytest
 
 from daemon.config.loading import load
 from daemon.profile import Settings, Trial
-from daemon.tuning.trial import Bench, measure_rate
+from daemon.tuning.trial import Bench, count_images, measure_rate
 from tests.daemon_process import TOKEN, Place, picture
 
 
@@ -45,6 +45,15 @@ def test_a_rate_that_changes_has_a_spread() -> None:
 
 def test_few_batches_are_measured_as_a_whole() -> None:
     assert measure_rate([0.0, 0.0, 2.0, 2.0])[0] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("held", "rate", "images"),
+    [(16, 1.0, 64), (16, 3.0, 120), (16, 5.0, 128), (16, 500.0, 5000), (1280, 700.0, 10240)],
+    ids=["very slow", "slow", "rounds", "fast", "many workers"],
+)
+def test_a_measurement_is_long_enough_and_not_too_long(held: int, rate: float, images: int) -> None:
+    assert count_images(held, rate, seconds=10) == images
 
 
 def run_trial(
