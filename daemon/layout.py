@@ -63,7 +63,8 @@ class Layout:
         batch = max(spec.batch_size for spec in specs.values())
         placement = plan(placed, gpus, weights_of(specs.values()), Host.here(), batch)
         if why:
-            placement = dataclasses.replace(placement, why=f"{why}; {placement.why}")
+            counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
+            placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
         for device in {device: None for segment in placement.segments for device in segment.devices}:
             address_device(device, gpus, LEAST_CPU_THREADS)
         return cls(config, gpus, specs, placement)

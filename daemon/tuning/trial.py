@@ -53,31 +53,40 @@ class Failed(Exception):
 class Bench:
     """A throwaway folder in which one daemon after another works on the same images."""
 
-    def __init__(self, config: Config, folder: Path, sample: Sequence[Path], seconds: float) -> None:
+    def __init__(
+        self, config: Config, folder: Path, sample: Sequence[Path], devices: Sequence[str], seconds: float
+    ) -> None:
         """sample: images in `folder`'s file system; seconds: how long to measure, roughly."""
         self.config = config
         self.folder = folder
         self.sample = sample
+        self.devices = devices
         self.seconds = seconds
+        self.idle_bytes: dict[str, int] = {}  # in use on each GPU without a daemon
         self.inbox = folder / "inbox"
         self.home = folder / "daemon"
 
-    def measure(self, settings: Settings, devices: int, say: Say) -> Trial:
+    def measure(self, settings: Settings, say: Say) -> Trial:
         """Run one daemon with these settings. What it could not do is the trial's failure."""
         own = self._prepare(settings)
-        before = {gpu.device: gpu.used_bytes for gpu in list_gpus()}
+        for gpu in list_gpus():  # the driver may still be freeing the memory of the last daemon
+            self.idle_bytes[gpu.device] = min(gpu.used_bytes, self.idle_bytes.get(gpu.device, gpu.used_bytes))
         started = time.monotonic()
         with self._daemon() as process:
             watch = Watch(own, process, self.home / "log", say)
             try:
                 watch.wait_until_ready()
                 start_seconds = time.monotonic() - started
-                times = self._measure_steady(watch, settings, devices)
+                times = self._measure_steady(watch, settings)
             except Failed as error:
                 return Trial(settings=settings, failure=str(error))
         rate, slowest, fastest = measure_rate(times)
-        workers = devices * settings.workers
-        grown = [peak - before.get(device, 0) for device, peak in watch.gpu_peaks.items()]
+        workers = len(self.devices) * settings.workers
+        grown = [
+            peak - self.idle_bytes.get(device, 0)
+            for device, peak in watch.gpu_peaks.items()
+            if device in self.devices
+        ]
         return Trial(
             settings=settings,
             images_per_second=rate,
@@ -91,9 +100,9 @@ class Bench:
             stage_seconds=self._stage_seconds(own),
         )
 
-    def _measure_steady(self, watch: Watch, settings: Settings, devices: int) -> list[float]:
+    def _measure_steady(self, watch: Watch, settings: Settings) -> list[float]:
         """When each image was finished. Repeated when kernels were compiled in between."""
-        held = devices * settings.workers * settings.batch * self.config.pipeline.threads_per_worker
+        held = len(self.devices) * settings.workers * settings.batch * self.config.pipeline.threads_per_worker
         began = time.monotonic()
         self._drop(watch, "warm-up", WARM_UP_ROUNDS * held)
         rough = WARM_UP_ROUNDS * held / (time.monotonic() - began)

@@ -72,13 +72,13 @@ def tune(config: Config, order: Plan, *, keep: bool, force: bool, say: Say, repo
     machine = Machine.of(used, host.cores, specs)
     with alone(config, force=force), work_folder(config) as folder:
         say("preparing images")
-        bench = Bench(config, folder, make_sample(order, folder / "sample"), order.seconds)
+        bench = Bench(config, folder, make_sample(order, folder / "sample"), devices, order.seconds)
         profile = start_profile(config, machine, order)
         for number, trial in enumerate(profile.trials, 1):
             report(number, trial)
         while settings := next_settings(space, profile.trials):
             named = partial(_say_named, say, f"trial {len(profile.trials) + 1}: {settings}")
-            measured = bench.measure(settings, len(devices), named)
+            measured = bench.measure(settings, named)
             trial = judge(space, measured)
             profile = msgspec.structs.replace(profile, trials=[*profile.trials, trial])
             report(len(profile.trials), trial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from daemon.config.loading import load
 from daemon.profile import Settings, Trial
+from daemon.system.gpus import Gpu
+from daemon.tuning import trial as trial_module
 from daemon.tuning.trial import Bench, count_images, measure_rate
 from tests.daemon_process import TOKEN, Place, picture
 
@@ -57,7 +60,11 @@ def test_a_measurement_is_long_enough_and_not_too_long(held: int, rate: float, i
 
 
 def run_trial(
-    tmp_path: Path, settings: Settings, options: dict[str, Any], said: list[str] | None = None
+    tmp_path: Path,
+    settings: Settings,
+    options: dict[str, Any],
+    said: list[str] | None = None,
+    devices: Sequence[str] = ("cpu",),
 ) -> Trial:
     place = Place(tmp_path, {"pipeline": {"stages": ["ocr"]}, "stages": {"ocr": {"options": options}}})
     sample = tmp_path / "sample"
@@ -66,10 +73,10 @@ def run_trial(
         (sample / f"{number}.ppm").write_bytes(picture(number))
     config = load(place.config)
     config.state.path.mkdir()
-    bench = Bench(config, tmp_path, sorted(sample.iterdir()), seconds=1.0)
+    bench = Bench(config, tmp_path, sorted(sample.iterdir()), devices, seconds=1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(TOKEN, place.token)
-        trial = bench.measure(settings, 1, (said if said is not None else []).append)
+        trial = bench.measure(settings, (said if said is not None else []).append)
     assert place.orphans() == []
     return trial
 
@@ -108,12 +115,29 @@ def test_settings_that_do_not_work_are_a_failure_with_its_reason(
     assert trial.images_per_second == 0
 
 
+def test_the_memory_of_a_worker_is_what_its_gpu_holds_more_than_when_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake GPU, of which a neighbor has 10 GiB; another GPU is not used."""
+    used = itertools.chain([10], itertools.repeat(34))
+
+    def list_gpus() -> list[Gpu]:
+        now = next(used) << 30
+        return [Gpu(index, "", "card", 80 << 30, 0, now * (1 + index), "9.0", None, ()) for index in (0, 1)]
+
+    monkeypatch.setattr(trial_module, "list_gpus", list_gpus)
+    trial = run_trial(tmp_path, one_stage(2, 2), {}, devices=["cuda:0"])
+    assert trial.gpu_bytes == (34 - 10 << 30) // 2
+
+
 def test_kernels_that_the_trial_compiles_are_kept_and_images_are_not(tmp_path: Path) -> None:
     place_kernels = tmp_path / "state" / "kernels"
     run_trial(tmp_path, one_stage(1, 2), {})
     (place_kernels / "compiled").touch()
-    bench = Bench(load(tmp_path / "daemon.toml"), tmp_path, sorted((tmp_path / "sample").iterdir()), 0.5)
-    assert not bench.measure(one_stage(1, 2), 1, lambda text: None).failure
+    bench = Bench(
+        load(tmp_path / "daemon.toml"), tmp_path, sorted((tmp_path / "sample").iterdir()), ["cpu"], 0.5
+    )
+    assert not bench.measure(one_stage(1, 2), lambda text: None).failure
     assert os.listdir(place_kernels) == ["compiled"]
     assert set(os.listdir(tmp_path / "inbox")) == {"measured-0", "warm-up"}
 
