@@ -105,9 +105,7 @@ def tune(
     if file:
         refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}), dry_run=dry_run)
     order = Plan(images.absolute() if images else None, count, seconds)
-    errors.print(
-        f"Measuring with {printable(order.sample)}. Each setting starts a daemon; Ctrl-C stops at any time."
-    )
+    errors.print("Each setting starts a daemon and measures it. Ctrl-C stops at any time.")
     with interruptible(settings, keep=not dry_run), progress() as say:
         profile = search(
             settings,

@@ -40,11 +40,9 @@ class Plan:
     count: int  # of different images
     seconds: float  # of each measurement, roughly
 
-    @property
-    def sample(self) -> str:
-        return f"{quantity(self.count, 'image')} of " + (
-            str(self.images) if self.images else "the standard job"
-        )
+    def describe(self, count: int) -> str:
+        """Where this number of images is from."""
+        return f"{quantity(count, 'image')} of {self.images or 'the standard job'}"
 
 
 Report = Callable[[int, Trial], None]  # gets the number of a trial, and the trial
@@ -72,8 +70,9 @@ def tune(config: Config, order: Plan, *, keep: bool, force: bool, say: Say, repo
     machine = Machine.of(used, host.cores, specs)
     with alone(config, force=force), work_folder(config) as folder:
         say("preparing images")
-        bench = Bench(config, folder, make_sample(order, folder / "sample"), devices, order.seconds)
-        profile = start_profile(config, machine, order)
+        sample = make_sample(order, folder / "sample")
+        bench = Bench(config, folder, sample, devices, order.seconds)
+        profile = start_profile(config, machine, order.describe(len(sample)))
         for number, trial in enumerate(profile.trials, 1):
             report(number, trial)
         while settings := next_settings(space, profile.trials):
@@ -95,12 +94,12 @@ def _say_named(say: Say, name: str, text: str) -> None:
     say(f"{name}: {text}")
 
 
-def start_profile(config: Config, machine: Machine, order: Plan) -> Profile:
+def start_profile(config: Config, machine: Machine, sample: str) -> Profile:
     """The profile of an interrupted search with the same images, or an empty one."""
     old = read_profile(config.state.path, finished=False)
-    if old and (old.machine, old.sample) == (machine, order.sample):
+    if old and (old.machine, old.sample) == (machine, sample):
         return old
-    return Profile(machine=machine, sample=order.sample, made_on=time.strftime("%Y-%m-%d"))
+    return Profile(machine=machine, sample=sample, made_on=time.strftime("%Y-%m-%d"))
 
 
 def refuse_segments(config: Config) -> None:

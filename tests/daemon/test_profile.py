@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from daemon.config.loading import Config, parse
+from daemon.layout import Layout
 from daemon.profile import Machine, Profile, Settings, Trial, apply, find_tuned, read_profile, write_profile
 from daemon.state import PROFILE
 from daemon.system.gpus import Gpu
+from daemon.system.host import count_cores
 from stages.base import StageSpec
 
 GIB = 1 << 30
@@ -135,3 +137,26 @@ def test_a_profile_without_a_working_trial_is_not_used() -> None:
 
 def test_a_job_takes_its_start_and_its_images() -> None:
     assert make_trial(1, 8, 100, start_seconds=20).seconds_for(1000) == 30
+
+
+@pytest.mark.parametrize(("fingerprint", "used"), [("", True), ("other", False)])
+def test_the_daemon_starts_with_the_best_settings_of_a_profile_of_its_models(
+    tmp_path: Path, fingerprint: str, used: bool
+) -> None:
+    stages = {name: {"backend": "fake"} for name in ("ocr", "clip")}
+    config = parse({"pipeline": {"stages": list(stages)}, "stages": stages}, tmp_path)
+    before = Layout.of(config)
+    specs = {
+        name: msgspec.structs.replace(spec, fingerprint=fingerprint or spec.fingerprint)
+        for name, spec in before.specs.items()
+    }
+    machine = Machine.of(before.gpus, count_cores(), specs)
+    profile = msgspec.structs.replace(PROFILE_OF_5, machine=machine, trials=[make_trial(3, 32, 100)])
+    config.state.path.mkdir()
+    write_profile(config.state.path, profile, finished=True)
+    after = Layout.of(config)
+    assert all((spec.batch_size == 32) is used for spec in after.specs.values())
+    assert after.placement.why.startswith("`visiond tune` measured 100 images/s with these settings") is used
+    if not before.gpus:
+        assert after.placement.segments[0].devices == ("cpu",) * (3 if used else 1)
+        assert after.placement.why.endswith("; workers: 3 on cpu") is used

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from daemon.profile import Profile, read_profile
+from daemon.tuning.explain import describe_duration
 from daemon.tuning.trial import measure_rate
 from tests.daemon_process import TOKEN, Daemon, Place, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # up to ten daemons, one after another
 
 QUICK = ["--seconds", "1", "--count", "20", "--images"]
-IMAGE_SECONDS = 0.004
+IMAGE_SECONDS = 0.02
 
 
 def make_place(folder: Path, *, batch: int = 8, **options: Any) -> Place:
@@ -80,7 +81,7 @@ def test_the_prediction_is_within_fifteen_percent_of_a_real_run(tuned: tuple[Pla
     place, _ = tuned
     best = profile_of(place).best
     assert best
-    place.drop_many(range(100, 1100))
+    place.drop_many(range(100, 500))
     run = place.run_once()
     assert run.returncode == 0, run.stderr
     times = sorted(file.stat().st_mtime for file in place.site.results.iterdir())
@@ -96,9 +97,22 @@ def test_the_result_is_a_table_a_sentence_and_the_time_of_the_job(tuned: tuple[P
     [chosen] = [line for line in table if line.rstrip().endswith("chosen")]
     assert chosen.startswith(str(best.settings))
     assert f"Chosen: {best.settings}, {best.images_per_second:,.4g} images/s." in printed
-    hours = best.seconds_for(10_000_000) / 3600
-    assert f"10,000,000 images will take about {hours:.2g} hours." in printed
+    assert f"10,000,000 images will take about {describe_duration(best.seconds_for(10_000_000))}." in printed
     assert "trial 1: replicated, 1 worker, batches of 8: " in (place.folder / "stderr").read_text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (40, "40 seconds"),
+        (119, "119 seconds"),
+        (150, "2.5 minutes"),
+        (13_700, "3.8 hours"),
+        (86_400 * 400, "400 days"),
+    ],
+)
+def test_a_duration_is_named_in_its_unit(seconds: float, words: str) -> None:
+    assert describe_duration(seconds) == words
 
 
 def test_the_settings_are_written_and_everything_else_stays(tuned: tuple[Place, str]) -> None:

@@ -54,8 +54,15 @@ def test_the_shipped_file_changes_in_these_lines_only() -> None:
             "[http]\n#workers_per_device = 0\n",
             "[http]\n#workers_per_device = 0\n\n[pipeline]\nworkers_per_device = 5\n",
         ),
+        (
+            "[pipeline]\nmps = true\n[http]\n#workers_per_device = 0\n",
+            "[pipeline]\nworkers_per_device = 5\nmps = true\n[http]\n#workers_per_device = 0\n",
+        ),
     ],
-    ids=["set", "not set", "no table", "dotted", "inline", "spaces", "a comment of another table"],
+    ids=[
+        *("set", "not set", "no table", "dotted", "inline", "spaces"),
+        *("a comment of an earlier table", "a comment of a later table"),
+    ],
 )
 def test_a_key_is_changed_wherever_it_is_and_comments_stay(before: str, after: str) -> None:
     changed = set_keys(before, {("pipeline", "workers_per_device"): 5})
