@@ -34,23 +34,18 @@ def plan(
 ) -> None:
     """Show on which devices the stages would run, how fast, and why.
 
-    With --gpus: for a machine that you do not have.
+    With --gpus: for a machine that you do not have, with automatic settings.
 
     Examples:
       visiond plan
       visiond plan --gpus 4xA100-40GB
       visiond plan --json
     """
-    from daemon.layout import resolve_models
     from daemon.recorded import read_gpus
     from daemon.tuning.explain import explain, explain_other
 
     settings = read_config(config)
-    if machine:
-        gpus = read_gpus(machine)
-        explanation = explain_other(settings, gpus, list(resolve_models(settings, gpus).values()))
-    else:
-        explanation = explain(settings)
+    explanation = explain_other(settings, read_gpus(machine)) if machine else explain(settings)
     if as_json:
         print_json(explanation)
         return

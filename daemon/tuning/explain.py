@@ -9,7 +9,7 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.hints import command
-from daemon.layout import Layout, used_gpus, weights_of
+from daemon.layout import Layout, resolve_models, used_gpus, weights_of
 from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Placement, Segment, plan
 from daemon.profile import Machine, Settings, find_tuned
 from daemon.recorded import find_rates
@@ -58,19 +58,36 @@ def explain(config: Config) -> Explanation:
     return _explanation(layout.placement, specs, trial.images_per_second if trial else None, sentences)
 
 
-def explain_other(config: Config, gpus: list[Gpu], specs: Sequence[StageSpec]) -> Explanation:
-    """For a machine with these GPUs. specs: as resolved for them."""
+def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
+    """For a machine with these GPUs. What the configuration says about devices, workers and batches is for
+    this machine, so it is left out. Raises ModelsUnusable, ConfigError."""
+    config = open_settings(config)
+    specs = list(resolve_models(config, gpus).values())
     batch = max(spec.batch_size for spec in specs)
     placement = plan(config, gpus, weights_of(specs), AMPLE, batch)
     workers = sum(len(segment.devices) for segment in placement.segments)
     sentences = [
-        *_describe(placement, specs, used_gpus(config, gpus)),
+        *_describe(placement, specs, gpus),
         f"That needs at least {workers * CORES_PER_WORKER} cores and {workers * WORKER_BYTES >> 30} GiB of the host's "
         "memory; with less there are fewer workers.",
         f"Expected rate: not known; only memory was considered. `{command('tune')}` measures it on that machine.",
         *_comparisons(gpus),
     ]
     return _explanation(placement, specs, None, sentences)
+
+
+def open_settings(config: Config) -> Config:
+    """The configuration with everything that depends on the machine at its default."""
+    pipeline = {"placement": "auto", "workers_per_device": 0, "devices": [], "segment": []}
+    stages = {
+        name: getattr(config.stages, name).model_copy(update={"batch_size": 0}) for name in config.stage_names
+    }
+    return config.model_copy(
+        update={
+            "pipeline": config.pipeline.model_copy(update=pipeline),
+            "stages": config.stages.model_copy(update=stages),
+        }
+    )
 
 
 def settings_of(placement: Placement, specs: Sequence[StageSpec]) -> Settings:

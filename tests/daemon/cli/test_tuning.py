@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from daemon.placement import choose_batch
 from daemon.profile import Profile, read_profile
+from daemon.recorded import read_gpus
 from daemon.tuning.explain import describe_duration
 from daemon.tuning.trial import measure_rate
 from tests.daemon_process import TOKEN, Daemon, Place, wait_for
@@ -240,10 +242,14 @@ def test_where_nothing_works_the_reason_is_printed(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_another_machine_claims_no_rate(tmp_path: Path) -> None:
-    place = make_place(tmp_path)
+    """It also ignores what is set for this machine."""
+    place = make_place(tmp_path, batch=7)
+    place.configure({"pipeline": {"devices": ["cpu"], "workers_per_device": 3, "placement": "pipelined"}})
     told = place.command("plan", "--gpus", "4xA100-40GB").stdout
     assert "Devices: 4 × A100-40GB with 37 GiB free." in told
     assert re.search(r"Workers with ocr: (\d+) on cuda:0, \1 on cuda:1, \1 on cuda:2, \1 on cuda:3\.", told)
+    assert f"Batches: up to {choose_batch(read_gpus('A100-40GB'))} images." in told
+    assert "Limit: " in told
     assert "Expected rate: not known; only memory was considered." in told
     assert "For comparison: 1 × H200" in place.command("plan", "--gpus", "H200").stdout
     planned = json.loads(place.command("plan", "--gpus", "4xA100-40GB", "--json").stdout)
