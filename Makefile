@@ -26,7 +26,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types faults mutants bench gpu-test gpu-bench lock audit docs picture clean
+.PHONY: help setup demo test lint types faults mutants bench gpu-test gpu-bench gpu-tune lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,9 @@ gpu-test: $(STAMP)  ## run the tests that need a CUDA device
 
 gpu-bench: $(STAMP)  ## run the standard benchmark on this machine (BENCH="--count 2000 --memory 10" for options)
 	$(BIN)/visiond bench $(BENCH)
+
+gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs (TUNE="--gpus 1 2" for options)
+	$(BIN)/python -m benchmarks.tuning $(TUNE)
 
 lock: $(STAMP)  ## resolve the dependencies and write requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra heic --extra parquet \

@@ -245,6 +245,11 @@ def prune(config: Config, before: float) -> Amounts:
 def ask(control: Path, method: str, path: str, body: object = None) -> Any:
     """Send a request to the running daemon by its control socket; returns the decoded JSON.
     Raises NotRunning, NotAnswering."""
+    return msgspec.json.decode(fetch(control, method, path, body))
+
+
+def fetch(control: Path, method: str, path: str, body: object = None) -> bytes:
+    """As `ask`, for pages that are not JSON."""
     with contextlib.closing(http.client.HTTPConnection("localhost", timeout=30)) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
         try:
@@ -256,7 +261,7 @@ def ask(control: Path, method: str, path: str, body: object = None) -> Any:
             raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
         try:
             connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
-            return msgspec.json.decode(connection.getresponse().read())
+            return connection.getresponse().read()
         except OSError as error:
             busy = "The daemon did not answer in time; it may be compacting its ledger"
             raise NotAnswering(f"{busy}. Try again in a minute; the request may be done by then.") from error

@@ -4,6 +4,7 @@ and the lanes of workers that follow from it."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import os
@@ -23,6 +24,7 @@ from daemon.ledger.record import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.placement import Placement, Segment, choose_batch, plan
+from daemon.profile import Machine, apply, find_tuned
 from daemon.results.judge import Judge
 from daemon.state import KERNELS
 from daemon.system.gpus import Gpu, list_gpus
@@ -57,8 +59,14 @@ class Layout:
         """Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
         gpus = list_gpus()
         specs = resolve_models(config, gpus)
+        placed, why = use_profile(config, gpus, specs)
+        if why:
+            specs = {name: use_batch(spec, placed) for name, spec in specs.items()}
         batch = max(spec.batch_size for spec in specs.values())
-        placement = plan(config, gpus, weights_of(specs.values()), Host.here(), batch)
+        placement = plan(placed, gpus, weights_of(specs.values()), Host.here(), batch)
+        if why:
+            counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
+            placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
         for device in {device: None for segment in placement.segments for device in segment.devices}:
             address_device(device, gpus, LEAST_CPU_THREADS)
         return cls(config, gpus, specs, placement)
@@ -159,6 +167,18 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     if problems := check_options(specs):
         raise ConfigError(problems)
     return {spec.name: spec for spec in specs}
+
+
+def use_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> tuple[Config, str]:
+    """The configuration with what `visiond tune` measured on this machine, and why; or as it is, and ""."""
+    used = used_gpus(config, gpus)
+    profile = find_tuned(config.state.path, Machine.of(used, count_cores(), specs))
+    return (profile and apply(config, profile, used)) or (config, "")
+
+
+def use_batch(spec: StageSpec, config: Config) -> StageSpec:
+    size: int = getattr(config.stages, spec.name).batch_size
+    return msgspec.structs.replace(spec, batch_size=size)
 
 
 def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:

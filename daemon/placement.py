@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from daemon.config.loading import Config
 from daemon.system.gpus import Gpu
@@ -45,6 +45,8 @@ class Segment:
 class Placement:
     segments: tuple[Segment, ...]
     why: str
+    # what keeps a GPU from having more workers; empty if the configuration sets their number
+    limit: str = field(default="", compare=False)
 
 
 def choose_batch(gpus: Sequence[Gpu]) -> int:
@@ -77,7 +79,8 @@ def plan(
     on_cpu = config.pipeline.workers_per_device or 1  # one worker's models use all cores
     held = _repeat(devices, on_gpu, on_cpu)
     counts = ", ".join(f"{count} on {device}" for device, count in Counter(held).items())
-    return Placement((Segment(stages, held),), f"{why}; workers: {counts}")
+    limit = "" if config.pipeline.workers_per_device else _limit(devices, used, need, host)
+    return Placement((Segment(stages, held),), f"{why}; workers: {counts}", limit)
 
 
 def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:
@@ -130,10 +133,25 @@ def _workers(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host)
     """The number of processes on a GPU that its memory and its share of the host allow."""
     if not used:
         return 1
-    by_gpu_memory = min(gpu.free_bytes for gpu in used) // need
-    by_memory = host.free_bytes // (WORKER_BYTES * len(devices))
-    by_cores = host.cores // (CORES_PER_WORKER * len(devices))
-    return int(max(1, min(GPU_WORKERS, by_gpu_memory, by_memory, by_cores)))
+    return max(1, min(_bounds(devices, used, need, host).values()))
+
+
+def _limit(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) -> str:
+    """What allows the fewest workers."""
+    if not used:
+        return "one worker's models use all cores of the CPU"
+    bounds = _bounds(devices, used, need, host)
+    return min(bounds, key=lambda name: bounds[name])
+
+
+def _bounds(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) -> dict[str, int]:
+    return {
+        f"more than {GPU_WORKERS} workers gained nothing on an H200": GPU_WORKERS,
+        f"each worker needs {need >> 20:,} MiB of GPU memory": min(gpu.free_bytes for gpu in used) // need,
+        f"each worker needs {WORKER_BYTES >> 30} GiB of the host's memory": host.free_bytes
+        // (WORKER_BYTES * len(devices)),
+        f"each worker needs {CORES_PER_WORKER} cores": host.cores // (CORES_PER_WORKER * len(devices)),
+    }
 
 
 def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tuple[Segment, ...]:

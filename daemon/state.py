@@ -19,8 +19,10 @@ CONTROL = "control.sock"
 LOCK = "lock"
 DIARY = "upkeep.json"
 NAMES = "inboxes.json"
+PROFILE = "tuning.json"  # what `visiond tune` measured
+TUNING = "tuning-"  # how the folders begin in which it works
 KERNELS = "kernels"  # compiled for the GPU, so that only the first start compiles them
-OWN = (IDENTITY, CONTROL, LOCK, DIARY, NAMES, KERNELS)  # in addition to the ledger
+OWN = (IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS)  # in addition to the ledger
 SOCKET_BYTES = 107  # unix(7)
 FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
 

@@ -3,12 +3,14 @@ No torch."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 from stages.base import (
@@ -53,9 +55,19 @@ class FakeStage(Stage):
         seconds = ceil(len(images) / self.spec.batch_size) * self.options.latency_seconds
         seconds += len(images) * self.options.latency_per_image_seconds
         if seconds > 0:
-            with self.lock:
+            with self.lock, self._device():
                 time.sleep(seconds)
         return [error or self._answer(image) for image, error in zip(images, errors, strict=True)]
+
+    @contextlib.contextmanager
+    def _device(self) -> Iterator[None]:
+        """Waits until no other worker uses the fake device."""
+        if not self.options.device_file:
+            yield
+            return
+        with open(self.options.device_file, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _answer(self, image: Image) -> Result:
         earlier = frozenset(name for name in self._uses if name in image.results) if self._uses else NONE

@@ -100,7 +100,8 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "error" and "transient" are that image's answer. "raise" is raised like a bug in a stage, "oom" as
     OutOfMemory for a batch of more than `oom_above` images, "lost" as DeviceLost. "segfault" and "exit" end
     the process. "hang" blocks it forever, with the interpreter lock held. unusable: why the stage cannot be
-    built. notice: like that of a pack.
+    built. notice: like that of a pack. device_file: a file that is locked for the time of each forward pass, so
+    that all workers together are no faster than one device.
     """
 
     load_seconds: float = 0.0
@@ -110,3 +111,4 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oom_above: int = 0
     unusable: str = ""
     notice: str = ""
+    device_file: str = ""

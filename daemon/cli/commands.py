@@ -35,6 +35,7 @@ from daemon.cli.prune import prune
 from daemon.cli.recovery import backup, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
+from daemon.cli.tuning import plan, tune
 from daemon.errors import ConfigError, VisiondError
 from daemon.hints import quantity
 from daemon.jobs import JobStatus
@@ -188,25 +189,6 @@ def gpus(as_json: JsonOption = False) -> None:
         )
 
 
-def plan(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show on which devices the stages would run, and why.
-
-    Examples:
-      visiond plan
-      visiond plan --json
-    """
-    from daemon.layout import Layout
-
-    placement = Layout.of(read_config(config)).placement
-    if as_json:
-        print_json(placement)
-        return
-    print_table(
-        ("stages", "devices"), ((" → ".join(s.stages), ", ".join(s.devices)) for s in placement.segments)
-    )
-    print(placement.why)
-
-
 def check(
     config: ConfigOption = None,
     quick: Annotated[
@@ -296,7 +278,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, check, retry, redo),
     "Look at results": (status, list_images, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
-    "Models and GPUs": (gpus, plan, warm),
+    "Models and GPUs": (gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),
 }
 for panel, commands in PANELS.items():

@@ -120,7 +120,8 @@ class OutputSection(Section):
 
 class StateSection(Section):
     path: Path = Field(
-        Path("state"), description="The daemon's own folder: ledger, lock, control socket, compiled kernels."
+        Path("state"),
+        description="The daemon's own folder: ledger, lock, control socket, compiled kernels, what `visiond tune` measured.",
     )
 
 
@@ -188,7 +189,7 @@ class PipelineSection(Section):
     placement: Literal["auto", "replicated", "pipelined"] = Field(
         "auto",
         description="replicated: each device holds all stages. pipelined: the stages are spread over the devices. "
-        "auto: replicated if the memory is sufficient.",
+        "auto: as `visiond tune` measured; without that, replicated if the memory is sufficient.",
     )
     segment: list[SegmentTable] = Field(
         [], description="Explicit placement: a [[pipeline.segment]] table for each segment."
@@ -200,8 +201,9 @@ class PipelineSection(Section):
         0,
         ge=0,
         le=256,
-        description="Worker processes on each device. 0: one on a CPU, or if stages are spread over devices; otherwise "
-        "as many as the GPU's memory, the host's memory (4 GB for each worker) and the cores allow.",
+        description="Worker processes on each device. 0: as `visiond tune` measured; without that, one on a CPU, or if "
+        "stages are spread over devices, otherwise as many as the GPU's memory, the host's memory (4 GB for each worker) and "
+        "the cores allow.",
     )
     mps: bool = Field(
         True,
@@ -286,7 +288,8 @@ class StageSection(Section):
         0,
         ge=0,
         le=65_536,
-        description="Largest number of images in a forward pass. 0: 8 on a CPU, up to 128 on a GPU, by its free memory.",
+        description="Largest number of images in a forward pass. 0: as `visiond tune` measured; without that, 8 on a CPU, "
+        "up to 128 on a GPU, by its free memory.",
     )
     options: dict[str, Any] = Field(
         {}, description="Options of the backend; docs/configuration.md lists them."

@@ -1826,4 +1826,56 @@ STATIONS = [
 ]
 
 
-MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *STATIONS, *PAGES]
+# What `visiond tune` measures is used only where it was measured, and nothing is left of its trials
+
+TUNING = [
+    Mutant(
+        "tuned-machine",
+        "auto uses only what was measured on this machine with these models",
+        "daemon/profile.py",
+        "profile.machine == machine",
+        "True",
+        ("daemon/test_profile.py::test_a_profile_of_another_machine_or_other_models_is_not_used",),
+        within="find_tuned",
+    ),
+    Mutant(
+        "tuned-memory",
+        "a neighbor on the GPU leaves fewer workers than the tuner found to be best",
+        "daemon/profile.py",
+        "fitting = min([tuned.workers, *room])",
+        "fitting = tuned.workers",
+        ("daemon/test_profile.py::test_a_neighbor_on_the_gpu_leaves_fewer_workers",),
+        within="apply",
+    ),
+    Mutant(
+        "tuned-keys-only",
+        "daemon.toml changes in the tuned keys only, or not at all",
+        "daemon/tuning/edit.py",
+        "if tomllib.loads(changed) == expected:",
+        "if True:",
+        (
+            "daemon/tuning/test_edit.py::test_a_file_that_cannot_be_changed_safely_is_refused_with_the_keys_to_set",
+        ),
+        within="set_keys",
+    ),
+    Mutant(
+        "tuning-folder",
+        "after Ctrl-C nothing of a trial is left",
+        "daemon/tuning/tuner.py",
+        "shutil.rmtree(folder, ignore_errors=True)",
+        "pass",
+        ("daemon/cli/test_tuning.py::test_after_ctrl_c_nothing_runs_and_the_next_search_continues",),
+        within="work_folder",
+    ),
+    Mutant(
+        "tuning-alone",
+        "nothing is measured beside a running daemon",
+        "daemon/tuning/tuner.py",
+        "stack.enter_context(lock_state(config.state.path))",
+        "pass",
+        ("daemon/cli/test_tuning.py::test_a_running_daemon_is_a_reason_not_to_measure",),
+        within="alone",
+    ),
+]
+
+MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *STATIONS, *PAGES, *TUNING]

@@ -1,0 +1,212 @@
+"""The commands `visiond plan` and `visiond tune`: where the stages run, and with which settings they are
+fastest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.cli.display import console, errors, print_json, print_table, printable
+from daemon.cli.options import ConfigOption, JsonOption, find_config, flag, option, read_config
+from daemon.errors import ConfigError, NotWritable
+from daemon.hints import command, quantity
+
+if TYPE_CHECKING:
+    from daemon.config.loading import Config
+    from daemon.profile import Profile, Trial
+    from daemon.tuning.trial import Say
+
+
+def plan(
+    config: ConfigOption = None,
+    machine: Annotated[
+        str,
+        option("--gpus", metavar="GPUS", help="Plan for these GPUs instead, for example 4xA100-40GB."),
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Show on which devices the stages would run, how fast, and why.
+
+    With --gpus: for a machine that you do not have, with automatic settings.
+
+    Examples:
+      visiond plan
+      visiond plan --gpus 4xA100-40GB
+      visiond plan --json
+    """
+    from daemon.recorded import read_gpus
+    from daemon.tuning.explain import explain, explain_other
+
+    settings = read_config(config)
+    explanation = explain_other(settings, read_gpus(machine)) if machine else explain(settings)
+    if as_json:
+        print_json(explanation)
+        return
+    for sentence in explanation.sentences:
+        console.print(printable(sentence))
+
+
+def tune(
+    config: ConfigOption = None,
+    images: Annotated[
+        Path | None,
+        option(
+            "--images", metavar="FOLDER", help="Measure with images like these. Default: the standard job."
+        ),
+    ] = None,
+    count: Annotated[
+        int, option("--count", "-n", metavar="N", min=1, help="Number of different images.")
+    ] = 200,
+    seconds: Annotated[
+        float, option("--seconds", metavar="SECONDS", min=0.1, help="Time of each measurement.")
+    ] = 15,
+    job: Annotated[
+        int, option("--job", metavar="N", min=1, help="Print how long this number of images will take.")
+    ] = 10_000_000,
+    dry_run: Annotated[
+        bool, flag("--dry-run", help="Write nothing; print how daemon.toml would change.")
+    ] = False,
+    force: Annotated[bool, flag("--force", help="Measure although a daemon is running.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the fastest placement, number of workers and batch sizes.
+
+    Runs a daemon in a temporary folder with one setting after another, and
+    measures images per second. Then writes the best settings into daemon.toml,
+    and keeps the old file beside it. After Ctrl-C, the next `visiond tune`
+    continues.
+
+    Examples:
+      visiond tune
+      visiond tune --images /data/photos --count 500
+      visiond tune --dry-run
+    """
+    from daemon.tuning.edit import keys_of, set_keys
+    from daemon.tuning.tuner import Plan, refuse_segments
+    from daemon.tuning.tuner import tune as search
+
+    settings, file = read_config(config), find_config(config)
+    refuse_segments(settings)
+    if images and not images.is_dir():
+        raise typer.BadParameter(f"--images: there is no folder {images}")
+    text = file.read_text() if file else ""
+    if file:
+        refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}), dry_run=dry_run)
+    order = Plan(images.absolute() if images else None, count, seconds)
+    errors.print("Each setting starts a daemon and measures it. Ctrl-C stops at any time.")
+    with interruptible(settings, keep=not dry_run), progress() as say:
+        profile = search(
+            settings,
+            order,
+            keep=not dry_run,
+            force=force,
+            say=say,
+            report=print_trial,
+        )
+    best = profile.best
+    assert best
+    if as_json:
+        print_json(
+            {"best": best, "job": {"images": job, "seconds": best.seconds_for(job)}, "profile": profile}
+        )
+    else:
+        print_profile(profile, best, job)
+    if file:
+        tuned = set_keys(text, keys_of(best.settings))
+        write_settings(settings, file, text, tuned, dry_run=dry_run)
+    elif not dry_run:
+        errors.print("There is no daemon.toml to change; `auto` uses these settings from now on.")
+
+
+def refuse_early(file: Path, change: Callable[[], object], *, dry_run: bool) -> None:
+    """Raise ConfigError or NotWritable before minutes of work, not after them."""
+    try:
+        change()
+    except ConfigError as error:
+        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+    if not dry_run and not os.access(file.resolve().parent, os.W_OK):
+        raise NotWritable(f"{file.resolve().parent} is not writable. Use --dry-run, which writes nothing.")
+
+
+@contextlib.contextmanager
+def interruptible(config: Config, *, keep: bool) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the search in an orderly way: the daemon is stopped, its folder removed."""
+    from daemon.profile import read_profile
+
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        profile = read_profile(config.state.path, finished=False) if keep else None
+        kept = len(profile.trials) if profile else 0
+        again = f"; {quantity(kept, 'trial')} kept: `{command('tune')}` continues" if kept else ""
+        errors.print(f"Stopped{printable(again)}.")
+        raise typer.Exit(128 + signal.SIGINT) from None
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Say]:
+    """On a terminal: a line on stderr that changes. Otherwise nothing: finished trials are printed anyway."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with errors.status("") as status:
+        yield lambda text: status.update(printable(text))
+
+
+def print_trial(number: int, trial: Trial) -> None:
+    found = trial.failure or f"{trial.images_per_second:,.4g} images/s"
+    errors.print(printable(f"trial {number}: {trial.settings}: {found}"))
+
+
+def print_profile(profile: Profile, best: Trial, job: int) -> None:
+    from daemon.profile import GAIN
+    from daemon.tuning.explain import describe_duration
+
+    print_table(
+        ("settings", "images/s", "spread", "GPU MiB", "host MiB", ""),
+        (
+            (
+                trial.settings,
+                f"{trial.images_per_second:,.4g}" if trial.images_per_second else "-",
+                f"{trial.slowest:,.4g} to {trial.fastest:,.4g}" if trial.images_per_second else "-",
+                trial.gpu_bytes >> 20,
+                trial.host_bytes >> 20,
+                "chosen" if trial is best else trial.failure,
+            )
+            for trial in profile.trials
+        ),
+    )
+    console.print(
+        printable(
+            f"Chosen: {best.settings}, {best.images_per_second:,.4g} images/s. No other setting was more than "
+            f"{GAIN - 1:.0%} faster. MiB are for each worker."
+        )
+    )
+    console.print(f"{job:,} images will take about {describe_duration(best.seconds_for(job))}.")
+
+
+def write_settings(config: Config, file: Path, before: str, after: str, *, dry_run: bool) -> None:
+    """Change daemon.toml, or print how it would change."""
+    from daemon.state import LEDGER
+    from daemon.tuning.edit import replace_file, show_difference
+
+    if before == after:
+        errors.print(printable(f"{file} has these settings already."))
+    elif dry_run:
+        errors.print(printable_lines(show_difference(before, after, file)), end="")
+    else:
+        kept = replace_file(file, after, config.state.path / LEDGER)
+        errors.print(printable(f"{file} is changed; the old one is {kept}. Restart the daemon to use it."))
+
+
+def printable_lines(text: str) -> str:
+    return "".join(f"{printable(line)}\n" for line in text.splitlines())

@@ -1,0 +1,1 @@
+"""`visiond tune`: measures which settings are the fastest on this machine."""

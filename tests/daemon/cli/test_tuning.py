@@ -1,0 +1,258 @@
+"""`visiond tune` and `visiond plan` as users type them: real daemons with fake stages of known speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.placement import choose_batch
+from daemon.profile import Profile, read_profile
+from daemon.recorded import read_gpus
+from daemon.tuning.explain import describe_duration
+from daemon.tuning.trial import measure_rate
+from tests.daemon_process import TOKEN, Daemon, Place, wait_for
+
+pytestmark = pytest.mark.timeout(600)  # up to ten daemons, one after another
+
+QUICK = ["--seconds", "1", "--count", "20", "--images"]
+IMAGE_SECONDS = 0.02
+
+
+def make_place(folder: Path, *, batch: int = 8, **options: Any) -> Place:
+    """One fake stage and twenty images."""
+    options = {"latency_per_image_seconds": IMAGE_SECONDS} | options
+    place = Place(
+        folder,
+        {
+            "pipeline": {"stages": ["ocr"], "workers_per_device": 0},
+            "stages": {"ocr": {"options": options, "batch_size": batch}},
+        },
+    )
+    place.config.write_text(f"# mine\n{place.config.read_text()}")
+    place.drop_many(range(20))
+    return place
+
+
+def two_cores() -> list[str]:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    return ["taskset", "--cpu-list", ",".join(map(str, cores))]
+
+
+def tune(
+    place: Place, *options: str | Path, prefix: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return place.command("tune", *QUICK, place.inbox(), *options, prefix=prefix or [])
+
+
+def profile_of(place: Place) -> Profile:
+    profile = read_profile(place.folder / "state")
+    assert profile
+    return profile
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, str]:
+    """A place where all workers share one fake device, after `visiond tune`, and what that printed."""
+    folder = tmp_path_factory.mktemp("tuned")
+    place = make_place(folder, device_file=str(folder / "device"))
+    done = tune(place)
+    assert done.returncode == 0, done.stderr
+    (folder / "stderr").write_text(done.stderr)
+    return place, done.stdout
+
+
+def test_one_worker_is_chosen_where_a_second_one_gains_nothing(tuned: tuple[Place, str]) -> None:
+    place, _ = tuned
+    profile = profile_of(place)
+    assert profile.best
+    assert profile.best.settings.workers == 1
+    assert {trial.settings.workers for trial in profile.trials} >= {1, 2} or os.cpu_count() == 1
+    assert profile.best.images_per_second == pytest.approx(1 / IMAGE_SECONDS, rel=0.15)
+
+
+def test_the_prediction_is_within_fifteen_percent_of_a_real_run(tuned: tuple[Place, str]) -> None:
+    place, _ = tuned
+    best = profile_of(place).best
+    assert best
+    place.drop_many(range(100, 500))
+    run = place.run_once()
+    assert run.returncode == 0, run.stderr
+    times = sorted(file.stat().st_mtime for file in place.site.results.iterdir())
+    assert measure_rate(times)[0] == pytest.approx(best.images_per_second, rel=0.15)
+
+
+def test_the_result_is_a_table_a_sentence_and_the_time_of_the_job(tuned: tuple[Place, str]) -> None:
+    place, printed = tuned
+    best = profile_of(place).best
+    assert best
+    table = printed.splitlines()
+    assert table[0].split() == ["settings", "images/s", "spread", "GPU", "MiB", "host", "MiB"]
+    [chosen] = [line for line in table if line.rstrip().endswith("chosen")]
+    assert chosen.startswith(str(best.settings))
+    assert f"Chosen: {best.settings}, {best.images_per_second:,.4g} images/s." in printed
+    assert f"10,000,000 images will take about {describe_duration(best.seconds_for(10_000_000))}." in printed
+    assert "trial 1: replicated, 1 worker, batches of 8: " in (place.folder / "stderr").read_text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (40, "40 seconds"),
+        (119, "119 seconds"),
+        (150, "2.5 minutes"),
+        (13_700, "3.8 hours"),
+        (86_400 * 400, "400 days"),
+    ],
+)
+def test_a_duration_is_named_in_its_unit(seconds: float, words: str) -> None:
+    assert describe_duration(seconds) == words
+
+
+def test_the_settings_are_written_and_everything_else_stays(tuned: tuple[Place, str]) -> None:
+    place, _ = tuned
+    best = profile_of(place).best
+    assert best
+    old, new = place.folder / "daemon.toml.before-tune", place.config
+    assert new.read_text().startswith("# mine\n")
+    before, after = (tomllib.loads(file.read_text()) for file in (old, new))
+    assert after["pipeline"].pop("placement") == "replicated"
+    assert after["pipeline"].pop("workers_per_device") == 1
+    assert after["stages"]["ocr"].pop("batch_size") == best.settings.batches["ocr"]
+    del before["pipeline"]["workers_per_device"], before["stages"]["ocr"]["batch_size"]
+    assert before == after
+
+
+def test_nothing_of_the_trials_is_left(tuned: tuple[Place, str]) -> None:
+    place, _ = tuned
+    names = {path.name for path in place.folder.rglob("*")}
+    assert not [name for name in names if name.startswith("tuning-") or name.endswith("unfinished")]
+    assert place.orphans() == []
+
+
+def test_the_plan_names_the_measured_rate(tuned: tuple[Place, str]) -> None:
+    place, _ = tuned
+    best = profile_of(place).best
+    assert best
+    told = place.command("plan").stdout
+    assert f"Expected rate: {best.images_per_second:,.4g} images/s. `visiond tune` measured it on 2" in told
+    assert "with 20 images of " in told
+    assert "Workers with ocr: 1 on cpu.\nBatches: up to " in told
+    assert json.loads(place.command("plan", "--json").stdout)["images_per_second"] == best.images_per_second
+
+
+def test_auto_uses_what_was_measured(tuned: tuple[Place, str]) -> None:
+    """As daemon.toml was before the tuner changed it, but without its own batch size."""
+    place, _ = tuned
+    before = (place.folder / "daemon.toml.before-tune").read_text()
+    automatic = place.folder / "automatic.toml"
+    automatic.write_text(before.replace('"batch_size" = 8', '"batch_size" = 0'))
+    best = profile_of(place).best
+    assert best
+    planned = json.loads(place.command("plan", "--json", "--config", automatic).stdout)
+    assert planned["batches"] == best.settings.batches
+    assert planned["why"].startswith("`visiond tune` measured")
+
+
+def test_two_workers_are_chosen_where_they_are_twice_as_fast(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    done = tune(place, prefix=two_cores())
+    assert done.returncode == 0, done.stderr
+    best = profile_of(place).best
+    assert best
+    if len(os.sched_getaffinity(0)) > 1:
+        assert best.settings.workers == 2
+        assert best.images_per_second == pytest.approx(2 / IMAGE_SECONDS, rel=0.15)
+
+
+def test_batches_that_do_not_fit_are_left_and_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    place = make_place(
+        tmp_path, batch=64, fail={"P6": "oom"}, oom_above=32, device_file=str(tmp_path / "device")
+    )
+    before = place.config.read_bytes()
+    done = tune(place, "--dry-run", "--json", prefix=two_cores())
+    assert done.returncode == 0, done.stderr
+    assert "batches of 64: a batch did not fit into the GPU's memory" in done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["best"]["settings"]["batches"]["ocr"] <= 32
+    assert answer["job"]["seconds"] > answer["job"]["images"] * IMAGE_SECONDS * 0.8
+    assert '\n-"batch_size" = 64\n' in done.stderr
+    assert place.config.read_bytes() == before
+    assert read_profile(tmp_path / "state") is None
+    assert not (tmp_path / "daemon.toml.before-tune").exists()
+
+
+def test_after_ctrl_c_nothing_runs_and_the_next_search_continues(tmp_path: Path) -> None:
+    place = make_place(tmp_path, device_file=str(tmp_path / "device"))
+    command = [sys.executable, "-P", "-m", "daemon", "tune", *QUICK, str(place.inbox())]
+    environment = os.environ | {TOKEN: place.token, "VISIOND_CONFIG": str(place.config)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        begin, first = process.stderr.readline(), process.stderr.readline()
+        wait_for(lambda: list(tmp_path.glob("state/tuning-*/daemon/state/control.sock")), "the second trial")
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert first.startswith("trial 1: ")
+    assert process.returncode == 130
+    assert "Stopped; 1 trial kept: `visiond tune` continues." in rest
+    assert place.orphans() == []
+    assert list((tmp_path / "state").glob("tuning-*")) == []
+    assert read_profile(tmp_path / "state") is None, "auto must not use half a search"
+    done = tune(place)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(begin + first), "the first trial was not measured again"
+
+
+def test_a_running_daemon_is_a_reason_not_to_measure(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    with Daemon(place):
+        refused = tune(place)
+    assert refused.returncode == os.EX_TEMPFAIL
+    assert "would falsify the figures; --force" in refused.stderr.replace("\n", " ")
+    assert not (tmp_path / "daemon.toml.before-tune").exists()
+
+
+def test_what_cannot_be_tuned_is_refused_at_once(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    place.configure({"pipeline": {"segment": [{"stages": ["ocr"], "devices": ["cpu"]}]}})
+    refused = tune(place)
+    assert (refused.returncode, "nothing to tune" in refused.stderr) == (os.EX_CONFIG, True)
+    empty = make_place(tmp_path / "empty")
+    (tmp_path / "nothing").mkdir()
+    none = empty.command("tune", "--images", tmp_path / "nothing")
+    assert (none.returncode, "There are no images in" in none.stderr) == (os.EX_NOINPUT, True)
+    missing = empty.command("tune", "--images", tmp_path / "missing")
+    assert missing.returncode == os.EX_USAGE
+
+
+def test_where_nothing_works_the_reason_is_printed(tmp_path: Path) -> None:
+    place = make_place(tmp_path, batch=1, unusable="no such weights")
+    failed = tune(place)
+    assert failed.returncode == os.EX_SOFTWARE
+    assert "No settings worked. The last ones: " in failed.stderr
+    assert "no such weights" in failed.stderr
+
+
+def test_the_plan_of_another_machine_claims_no_rate(tmp_path: Path) -> None:
+    """It also ignores what is set for this machine."""
+    place = make_place(tmp_path, batch=7)
+    place.configure({"pipeline": {"devices": ["cpu"], "workers_per_device": 3, "placement": "pipelined"}})
+    told = place.command("plan", "--gpus", "4xA100-40GB").stdout
+    assert "Devices: 4 × A100-40GB with 37 GiB free." in told
+    assert re.search(r"Workers with ocr: (\d+) on cuda:0, \1 on cuda:1, \1 on cuda:2, \1 on cuda:3\.", told)
+    assert f"Batches: up to {choose_batch(read_gpus('A100-40GB'))} images." in told
+    assert "Limit: " in told
+    assert "Expected rate: not known; only memory was considered." in told
+    assert "For comparison: 1 × H200" in place.command("plan", "--gpus", "H200").stdout
+    planned = json.loads(place.command("plan", "--gpus", "4xA100-40GB", "--json").stdout)
+    assert planned["images_per_second"] is None
+    assert {"segments", "why", "batches", "limit"} <= planned.keys()
+    assert place.command("plan", "--gpus", "4xB9000").returncode == os.EX_USAGE
