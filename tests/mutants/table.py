@@ -1417,6 +1417,16 @@ LEDGERS = [
         ("faults/test_lifecycle.py::test_a_missing_inbox_is_named_with_78_and_not_created",),
         within="check_inboxes",
     ),
+    Mutant(
+        "admit-reads-new-rows",
+        "a new file costs the same however many images there are",
+        "daemon/ledger/ledger.sql",
+        "AS new CROSS JOIN image AS old",
+        "AS new JOIN image AS old",
+        (
+            "daemon/ledger/test_statements.py::test_files_that_are_admitted_are_looked_up_and_older_ones_are_not_read",
+        ),
+    ),
 ]
 
 # Sinks: each gets every record, and none delays another or the work
@@ -1822,6 +1832,54 @@ STATIONS = [
         (
             "daemon/monitoring/test_samples.py::test_the_work_of_all_stations_is_added_up_and_what_a_lost_one_counted_stays",
         ),
+    ),
+    Mutant(
+        "station-exit-status",
+        "the cause of a lost station is its own end, not our signal",
+        "daemon/stations/remote.py",
+        "STATUS_SECONDS = 5.0",
+        "STATUS_SECONDS = 0.0",
+        ("daemon/stations/test_remote.py::test_without_any_station_left_the_daemon_says_why",),
+    ),
+    Mutant(
+        "station-held-for-sinks",
+        "sinks get images whose source cannot leave its inbox yet",
+        "daemon/stations/remote.py",
+        "published_of(endings, ended)",
+        "[e for e in endings if e.job.id in {p.id for p in call.placed}]",
+        (
+            "daemon/stations/test_remote.py::test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet",
+        ),
+        within="RemoteStation._note_published",
+    ),
+    Mutant(
+        "station-log",
+        "a station's log becomes the daemon's, line by line",
+        "daemon/stations/relay.py",
+        "if event := decode_event(line):",
+        "if event := None:",
+        ("daemon/stations/test_relay.py::test_events_come_in_pieces_and_anything_else_is_an_event_too",),
+        within="Relayed.data_received",
+    ),
+    Mutant(
+        "ending-waited-for",
+        "a process that is ending is given time",
+        "daemon/system/children.py",
+        "if is_ending(process.pid):",
+        "if False:",
+        ("daemon/system/test_children.py::test_only_a_process_that_is_ending_gets_more_time",),
+        within="end",
+    ),
+    Mutant(
+        "leave-ending",
+        "the daemon waits for workers that are ending",
+        "daemon/service.py",
+        "time.monotonic() < latest and any(",
+        "False and any(",
+        (
+            "daemon/system/test_children.py::test_the_daemon_waits_for_workers_that_are_ending_and_not_for_hanging_threads",
+        ),
+        within="leave_within",
     ),
 ]
 
