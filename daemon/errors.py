@@ -93,8 +93,8 @@ class KernelsMissing(VisiondError):
     def __init__(self, compiled: int, known: int, problems: Sequence[str]) -> None:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         super().__init__(
-            f"{compiled} of {known} GPU kernels are compiled: {problems[0]}{more}. The daemon runs without the others, more "
-            "slowly, until its workers have compiled them. Triton needs a C compiler and Python's headers (on Debian: "
+            f"{compiled} of {known} GPU kernels are compiled. The first problem: {problems[0]}{more}. The daemon works "
+            "without the others, but more slowly. Triton needs a C compiler and Python's headers (on Debian: "
             "apt install gcc python3-dev) and room in the folder of [state] path."
         )
 

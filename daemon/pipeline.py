@@ -114,6 +114,8 @@ class Pipeline:
             while self.in_flight:
                 self._landed.clear()
                 await self._landed.wait()
+            if self._owed:  # of a station that was lost only now
+                await self.recover({inbox for inbox, _ in self._owed})
             await self.outbox.finish()
             tasks.cancel_scope.cancel()
         if once and not self._draining:
@@ -136,6 +138,11 @@ class Pipeline:
         self.outbox.drain(seconds / 2)
         for station in self.stations:
             station.drain()
+
+    @property
+    def unfinished(self) -> int:
+        """Images in flight, and those that a lost station has left to be published here."""
+        return len(self.in_flight) + len(self._owed)
 
     @property
     def has_sinks(self) -> bool:
@@ -243,7 +250,7 @@ class Pipeline:
             in_hand = self.in_flight or waiting - lasting or losses != self._losses
             if complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over)):
                 break
-            with anyio.move_on_after(min(pause or 1.0, 1.0)):
+            with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
                 await self._admitted.wait()
         return []
 

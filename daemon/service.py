@@ -47,7 +47,7 @@ from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, KERNELS, LEDGER
 from daemon.stations.opening import open_stations
 from daemon.system import lines, signals
-from daemon.system.children import EXIT_SECONDS, descendants, is_ending
+from daemon.system.children import END_SECONDS, descendants, is_ending
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
@@ -265,26 +265,25 @@ class Service:
 def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
     """End the process after this time, even if a thread hangs in a system call, for example on a dead mount.
     Workers that are ending, but not gone yet, get more time."""
-    latest = time.monotonic() + EXIT_SECONDS
+    what = [
+        "a thread hangs in a system call, perhaps on a dead mount",
+        "a worker has not ended, because the GPU's driver is still freeing its memory",
+    ]
 
     def leave() -> None:
-        if time.monotonic() < latest and any(map(is_ending, descendants(os.getpid()))):
-            start(EXIT_POLL_SECONDS)
-            return
+        started = last_ending = time.monotonic()
+        while (now := time.monotonic()) < last_ending + seconds:
+            if now < started + END_SECONDS and any(map(is_ending, descendants(os.getpid()))):
+                last_ending = now
+            time.sleep(min(EXIT_POLL_SECONDS, seconds / 4))
         if why:
             log.error(why)
-        log.warning(
-            "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost"
-        )
+        is_worker = any(map(is_ending, descendants(os.getpid())))
+        log.warning(f"{what[is_worker]}; the daemon exits without waiting for it; nothing is lost")
         lines.drain()
         os._exit(status)
 
-    def start(after: float) -> None:
-        timer = threading.Timer(after, leave)
-        timer.daemon = True
-        timer.start()
-
-    start(seconds)
+    threading.Thread(target=leave, name="leave", daemon=True).start()
 
 
 async def run_service(

@@ -212,11 +212,10 @@ def warm(
 ) -> None:
     """Compile the GPU kernels ahead of the first start.
 
-    The daemon does this by itself at its first start, which takes some seconds
-    longer for it. In an image or an installer, this command does it before.
-    The kernels are in the folder `kernels` below [state] path; run the command
-    as the user who runs the daemon, and keep that folder where it is. With
-    --gpu the machine needs no GPU.
+    The daemon compiles them itself at its first start, which then takes some
+    seconds longer. Use this command in an installer, or when you build an image.
+    Run it as the user who runs the daemon. The kernels are stored in `kernels`
+    in the state folder; do not move it. With --gpu the machine needs no GPU.
 
     Examples:
       visiond warm

@@ -1,5 +1,5 @@
-"""Passes the log of a station on to the daemon's own log. A pipe that several processes write to would tear
-long lines, and a progress bar on the terminal would be written over."""
+"""Passes what a station logs on to the daemon's log. If several processes wrote to one pipe, long lines would be
+torn, and they would write over a progress bar."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ log = structlog.get_logger()
 
 LONGEST_LINE = 1 << 20  # bytes
 LEVELS = logging.getLevelNamesMapping()
+RESERVED = {"self", "method_name"}  # names of structlog's own parameters
 
 
 class Relayed(Printed):
@@ -55,7 +56,7 @@ def decode_event(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         event = msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     is_event = isinstance(event.get("event"), str) and str(event.get("level")).upper() in LEVELS
-    return event if is_event else None
+    return event if is_event and not event.keys() & RESERVED else None

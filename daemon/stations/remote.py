@@ -37,7 +37,7 @@ STEADY_SECONDS = 60.0  # of work, after which earlier losses no longer count
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 STATUS_SECONDS = 5.0  # to wait for the exit status after the connection was closed
 OUTPUT_SECONDS = 0.5  # after its end, to read what it printed
-LEAVE_SECONDS = 5.0 + children.EXIT_SECONDS  # for a station to end its workers, after it was told to stop
+LEAVE_SECONDS = 5.0 + children.END_SECONDS  # for a station to end its workers, after it was told to stop
 
 
 class Coordinator(station.Coordinator, Protocol):

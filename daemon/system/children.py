@@ -21,6 +21,7 @@ from stages import processes
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 KILL_SECONDS = 2.0  # for a killed process to end, unless it frees much
 EXIT_SECONDS = 20.0  # for a process that is ending: the driver may take long to free what it had on a GPU
+END_SECONDS = TERM_SECONDS + KILL_SECONDS + EXIT_SECONDS  # that `end` takes at most
 EXITING = 0x4  # in a process's flags: PF_EXITING in linux/sched.h
 
 P = TypeVar("P", bound=Printed)
@@ -78,12 +79,14 @@ async def _wait(process: anyio.abc.Process, seconds: float) -> None:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process runs no code any more, but the kernel has not yet freed all that it had."""
+    """Whether a process no longer runs any code, while the kernel is still freeing what it had."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
-    return bool(int(fields[6]) & EXITING)
+    state, flags, threads = fields[0], int(fields[6]), int(fields[17])
+    is_gone = state == "Z" and threads <= 1  # nobody has asked for its exit status yet
+    return bool(flags & EXITING) and not is_gone
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -44,7 +44,7 @@ class Status:
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
-        metrics.in_flight.set_function(lambda: len(pipeline.in_flight))
+        metrics.in_flight.set_function(lambda: pipeline.unfinished)
         metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
         metrics.slab_size.set_function(lambda: sum(state.slab_size for state in pipeline.states()))
         metrics.slab_used.set_function(lambda: sum(state.slab_used for state in pipeline.states()))
@@ -61,7 +61,7 @@ class Status:
         return Snapshot(
             running=True,
             pending=pending,
-            in_flight=len(pipeline.in_flight),
+            in_flight=pipeline.unfinished,
             ended_in_this_run=counts.ended.total(),
             left_in_this_run=left,
             done=counts.of(JobStatus.DONE),

@@ -71,10 +71,12 @@ def main() -> None:
 
 def compile_all(order: Order, pool: Executor) -> Iterator[Step]:
     """Compile everything that the order wants. A stage gets its mark when all of its kernels are compiled."""
+    last = Step(0, 0)
     try:
-        yield from _compile_all(order, pool)
+        for last in _compile_all(order, pool):
+            yield last
     except BrokenExecutor:
-        yield Step(0, 0, "a process that compiled kernels was killed, or crashed.")
+        yield msgspec.structs.replace(last, problem="a process that compiled kernels was killed, or crashed")
 
 
 def _compile_all(order: Order, pool: Executor) -> Iterator[Step]:

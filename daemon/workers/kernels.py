@@ -29,6 +29,7 @@ from daemon.state import closed_to_others
 from daemon.system.children import end
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
+from daemon.system.log import print_line
 from daemon.system.stray import Printed
 from daemon.workers.compiler import Order, Step, Want
 from stages import processes
@@ -38,10 +39,11 @@ from stages.kernels.cache import can_compile_for, mark_of, try_lock
 log = structlog.get_logger()
 
 COMMAND = processes.python("-m", "daemon.workers.compiler")
-PROCESS_BYTES = 512 << 20  # of memory for each process: compiling takes 200 MiB, finding variants 840
+PROCESS_BYTES = 840 << 20  # of memory for each process: finding variants takes that, compiling 200 MiB
 MOST_PROCESSES = 32  # of about 80 kernels the slowest takes as long as two others
 LONGEST_LINE = 4096  # bytes, of a step
 POLL_SECONDS = 0.1
+STUCK_SECONDS = 120.0  # without a step, after which the process is ended
 # No process may open a context on a GPU: that takes seconds, and hundreds of megabytes of its memory.
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
@@ -67,7 +69,8 @@ def list_wants(
 
 def list_missing(folder: Path, wants: Sequence[Want]) -> list[Want]:
     """Those that have not been compiled into the folder."""
-    return [want for want in wants if not mark_of(folder, want.spec, want.capability).exists()]
+    # A folder that may not be entered has none of them.
+    return [want for want in wants if not os.access(mark_of(folder, want.spec, want.capability), os.F_OK)]
 
 
 async def compile_for_workers(
@@ -98,7 +101,7 @@ async def compile_for_workers(
                 problem = last.problem or problem
     if problem:
         log.warning(
-            "not all kernels could be compiled before the workers need them",
+            "not all kernels were compiled before the workers needed them",
             cause=problem,
             compiled=last.done,
             of=last.known,
@@ -117,11 +120,15 @@ async def compiling(
     If another one is doing that already: yields None, or waits for its end if `patient`. output: a descriptor
     for what the process prints. Raises OSError.
     """
+    waited = False
     _make(folder)
     while (lock := try_lock(folder)) is None:
         if not patient:
             yield None
             return
+        if not waited:
+            waited = True
+            print_line(f"Another visiond is compiling kernels into {folder}; waiting for it.")
         await anyio.sleep(POLL_SECONDS)
     try:
         process = await _start(folder, wants, lock, output)
@@ -164,9 +171,14 @@ async def _steps(process: anyio.abc.Process) -> AsyncIterator[Step]:
     step = Step(0, 0)
     with contextlib.suppress(anyio.IncompleteRead):
         while True:
-            line = await lines.receive_until(b"\n", LONGEST_LINE)
+            with anyio.move_on_after(STUCK_SECONDS) as waiting:
+                line = await lines.receive_until(b"\n", LONGEST_LINE)
+            if waiting.cancelled_caught:
+                problem = f"the process that compiles the kernels has not gone on for {STUCK_SECONDS:g} s"
+                yield msgspec.structs.replace(step, problem=problem)
+                return
             step = msgspec.json.decode(line, type=Step)
             yield step
     if status := await process.wait():
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        yield msgspec.structs.replace(step, problem=f"the process that compiles {how}.")
+        yield msgspec.structs.replace(step, problem=f"the process that compiles the kernels {how}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from stages.base import StageSpec
 
 OLDEST_GPU = (8, 0)  # Ampere; for older ones Triton needs minutes to compile a kernel
-LONGEST_WAIT_SECONDS = 120.0  # a compiler that takes longer is stuck
+LONGEST_WAIT_SECONDS = 600.0  # then workers stop waiting, and compile for themselves
 POLL_SECONDS = 0.02
 LIBRARIES = ("triton", "torch")  # torch decides the version of Triton, whatever its package is called
 
@@ -27,7 +27,8 @@ LIBRARIES = ("triton", "torch")  # torch decides the version of Triton, whatever
 def mark_of(folder: Path, spec: StageSpec, capability: str) -> Path:
     """The file whose existence means that all kernels of a stage have been compiled into a folder, for GPUs of
     a compute capability ("9.0"). It has another name when the code, Triton or the weights change."""
-    made_from = [spec.name, spec.backend, spec.fingerprint, spec.dtype, capability, digest_code()]
+    settings = [spec.dtype, spec.batch_size, sorted(spec.options.items())]
+    made_from = [spec.name, spec.backend, spec.fingerprint, settings, capability, digest_code()]
     return folder / f"visiond-{spec.name}-{hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]}"
 
 

@@ -244,8 +244,21 @@ def published(folder: Path) -> list[str]:
 
 
 def make_coordinator(ledger: Ledger, folder: Path) -> Pipeline:
-    watcher: Any = SimpleNamespace(answering=lambda: {1})
+    async def watch(*_: object, once: bool) -> None:
+        await anyio.sleep_forever()
+
+    watcher: Any = SimpleNamespace(answering=lambda: {1}, run=watch)
     return Pipeline(ledger, watcher, [], Judge(Thresholds()), {1: open_destination(folder)}, Metrics())
+
+
+def asking() -> Any:
+    """A station that only asks for jobs."""
+
+    async def run(coordinator: Pipeline) -> None:
+        while await coordinator.next_jobs():
+            pass
+
+    return SimpleNamespace(run=run, drain=lambda: None)
 
 
 @pytest.mark.anyio
@@ -324,3 +337,22 @@ async def test_a_bin_that_one_station_has_filled_is_known_to_all(ledger: Ledger,
     await coordinator.end([msgspec.structs.replace(done(job), bin="mine")])
     assert list(coordinator.bins) == ["mine"]
     assert b"mine" in coordinator._destinations[1].known_bins
+
+
+@pytest.mark.anyio
+async def test_what_a_lost_station_has_committed_is_published_before_a_stop(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    coordinator = make_coordinator(ledger, tmp_path)
+    await coordinator.admit([make_file(b"a.jpg")])
+    [job] = await coordinator.next_jobs()
+    endings = [done(job)]
+    ended = await coordinator.end(endings)
+    await coordinator.take_back([], endings, ended)
+    assert coordinator.unfinished == 1
+    coordinator.stations = [asking()]
+    coordinator.drain()
+    with anyio.fail_after(5):
+        await coordinator.run()
+    assert coordinator.unfinished == 0
+    assert (tmp_path / "results" / "a.jpg.json").exists()

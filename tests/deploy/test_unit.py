@@ -82,8 +82,7 @@ def test_the_unit_has_everything_that_the_daemon_relies_on(directive: str) -> No
 
 
 def test_a_stop_leaves_time_to_drain_and_to_end_the_workers() -> None:
-    ends = children.TERM_SECONDS + children.KILL_SECONDS + children.EXIT_SECONDS
-    assert seconds("TimeoutStopSec") > PipelineSection().drain_seconds + ends
+    assert seconds("TimeoutStopSec") > PipelineSection().drain_seconds + children.END_SECONDS
 
 
 def test_a_start_leaves_time_to_load_the_models() -> None:

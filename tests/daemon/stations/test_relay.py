@@ -47,6 +47,28 @@ def test_lines_of_several_stations_are_whole_and_name_their_station(tmp_path: Pa
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"event": "x", "level": "info", "path": "\xff"}',
+        b'{"event": ' + b"[" * 100_000,
+        b'{"event": "x", "level": "info", "self": 1}',
+        b'{"event": "x", "level": "loud"}',
+        b'{"event": 1, "level": "info"}',
+    ],
+    ids=["not UTF-8", "deep", "reserved", "level", "type"],
+)
+async def test_no_line_that_a_rule_prints_ends_the_log(line: bytes) -> None:
+    relayed = Relayed("station 7")
+    output = await relayed.open()
+    with structlog.testing.capture_logs() as heard:
+        os.write(output, line[:60_000] + b"\n" + b'{"event": "seat closed", "level": "error"}\n')
+        os.close(output)
+        await relayed.finish(60.0)
+    assert [entry["event"] for entry in heard if entry["event"] != "station printed"] == ["seat closed"]
+
+
+@pytest.mark.anyio
 async def test_events_come_in_pieces_and_anything_else_is_an_event_too() -> None:
     relayed = Relayed("station 7")
     output = await relayed.open()

@@ -186,6 +186,22 @@ def children(pid: int | None = None) -> list[psutil.Process]:
 
 
 @pytest.mark.anyio
+async def test_a_process_that_does_not_go_on_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, "import time; time.sleep(60)")
+    monkeypatch.setattr(kernels, "STUCK_SECONDS", 0.2)
+    with anyio.fail_after(30):
+        async with compiling(tmp_path / "kernels", WANTS) as steps:
+            assert steps
+            problems = [step.problem async for step in steps]
+    assert problems == ["the process that compiles the kernels has not gone on for 0.2 s"]
+    fd = try_lock(tmp_path / "kernels")
+    assert fd is not None, "its lock is free"
+    os.close(fd)
+
+
+@pytest.mark.anyio
 async def test_workers_wait_until_the_process_that_compiles_has_ended_even_if_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +216,9 @@ async def test_workers_wait_until_the_process_that_compiles_has_ended_even_if_it
         (process,) = set(children()) - set(before)
         process.kill()
         await until(worker.done)
-        assert [step.problem async for step in steps] == ["the process that compiles was killed by SIGKILL."]
+        assert [step.problem async for step in steps] == [
+            "the process that compiles the kernels was killed by SIGKILL"
+        ]
 
 
 @pytest.mark.anyio
