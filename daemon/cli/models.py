@@ -213,9 +213,10 @@ def warm(
     """Compile the GPU kernels ahead of the first start.
 
     The daemon compiles them itself at its first start, which then takes some
-    seconds longer. Use this command in an installer, or when you build an image.
-    Run it as the user who runs the daemon. The kernels are stored in `kernels`
-    in the state folder; do not move it. With --gpu the machine needs no GPU.
+    seconds longer. Use this command in an installer, or when you build an
+    image. Run it as the user who runs the daemon. The kernels are stored in
+    `kernels` in the state folder; do not move it. With --gpu the machine needs
+    no GPU.
 
     Examples:
       visiond warm
