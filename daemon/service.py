@@ -61,8 +61,7 @@ log = structlog.get_logger()
 
 SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
-# For the end itself, when no work is left. A worker that must be killed takes up to four of them
-LEAVE_SECONDS = 5.0
+LEAVE_SECONDS = 5.0  # for the end itself, when no work is left and no worker is ending any more
 EXIT_POLL_SECONDS = 0.2  # to see whether workers that are ending are gone
 # How many batch time-outs may pass without progress before the watchdog is no longer notified
 STALL_FACTOR = 2.0
@@ -265,21 +264,22 @@ class Service:
 def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
     """End the process after this time, even if a thread hangs in a system call, for example on a dead mount.
     Workers that are ending, but not gone yet, get more time."""
-    what = [
-        "a thread hangs in a system call, perhaps on a dead mount",
-        "a worker has not ended, because the GPU's driver is still freeing its memory",
-    ]
+
+    def is_a_worker_ending() -> bool:
+        return any(map(is_ending, descendants(os.getpid())))
 
     def leave() -> None:
         started = last_ending = time.monotonic()
         while (now := time.monotonic()) < last_ending + seconds:
-            if now < started + END_SECONDS and any(map(is_ending, descendants(os.getpid()))):
+            if now < started + END_SECONDS and is_a_worker_ending():
                 last_ending = now
             time.sleep(min(EXIT_POLL_SECONDS, seconds / 4))
         if why:
             log.error(why)
-        is_worker = any(map(is_ending, descendants(os.getpid())))
-        log.warning(f"{what[is_worker]}; the daemon exits without waiting for it; nothing is lost")
+        reason = "a thread hangs in a system call, perhaps on a dead mount"
+        if is_a_worker_ending():
+            reason = "a worker has not ended, because the GPU's driver is still freeing its memory"
+        log.warning(f"{reason}; the daemon exits without waiting for it; nothing is lost")
         lines.drain()
         os._exit(status)
 

@@ -119,7 +119,8 @@ class Stage(ABC):
         """Launch each Triton kernel that the stage has with this spec once, on tiny tensors on the CPU.
 
         No kernel runs: the launches are noted, and what they need is compiled before there is work
-        (stages/kernels/variants.py). By default a stage has no kernels.
+        (stages/kernels/variants.py). They must not depend on the batch size, which may be another at the next
+        start. By default a stage has no kernels.
         """
         return
 

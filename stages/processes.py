@@ -46,6 +46,13 @@ def die_with(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
         sys.exit("the parent is gone")
 
 
+def describe_end(status: int | None, killed: str = "killed by", ended: str = "exited with status") -> str:
+    """How a child ended, by its exit status: "killed by SIGKILL" or "exited with status 1"."""
+    if status is not None and status < 0:
+        return f"{killed} {signal.Signals(-status).name}"
+    return f"{ended} {status}"
+
+
 @contextlib.contextmanager
 def locked_folder(folder: str | Path) -> Iterator[int]:
     """Hold the folder's lock. Yields the lock's descriptor: a child that inherits it keeps the lock.

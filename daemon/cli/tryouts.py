@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import subprocess
 import tempfile
 import time
@@ -109,7 +108,7 @@ def _lines(child: subprocess.Popen[bytes], patience_seconds: float) -> Iterator[
 
 def _describe_end(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     status = child.wait(DEATH_SECONDS)
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    how = processes.describe_end(status, "was killed by", "ended with status")
     log.seek(0)
     printed = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     last = f": {printed[-1].strip()}" if printed and status >= 0 else ""

@@ -7,7 +7,6 @@ endings were committed: those are published by the daemon itself, as after a cra
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -27,6 +26,7 @@ from daemon.stations.relay import Relayed
 from daemon.stations.station import Published, published_of
 from daemon.system import children
 from daemon.system.retry import Hurried
+from stages import processes
 
 log = structlog.get_logger()
 
@@ -165,10 +165,7 @@ class RemoteStation:
                 await children.end(process)
                 await child.printed.finish(OUTPUT_SECONDS)
             writer.close()
-            status = process.returncode or 0
-            self._cause = self._cause or (
-                f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-            )
+            self._cause = self._cause or processes.describe_end(process.returncode or 0)
 
     async def _end_silence(self, process: anyio.abc.Process) -> None:
         """Kill the process when it has reported nothing for too long."""

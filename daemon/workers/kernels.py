@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -180,5 +179,5 @@ async def _steps(process: anyio.abc.Process) -> AsyncIterator[Step]:
             step = msgspec.json.decode(line, type=Step)
             yield step
     if status := await process.wait():
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        how = processes.describe_end(status, "was killed by", "ended with status")
         yield msgspec.structs.replace(step, problem=f"the process that compiles the kernels {how}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from daemon.messages import (
 )
 from daemon.system import children
 from daemon.system.stray import Printed
+from stages import processes
 
 log = structlog.get_logger()
 
@@ -185,14 +185,7 @@ class Worker:
 
     def why_it_ended(self) -> str:
         """Why the worker ended, in a sentence for the log."""
-        status = self.process.returncode
-        if self.cause:
-            return self.cause
-        return (
-            f"killed by {signal.Signals(-status).name}"
-            if status and status < 0
-            else f"exited with status {status}"
-        )
+        return self.cause or processes.describe_end(self.process.returncode)
 
     def _send(self, message: Setup | Batch | Stop) -> None:
         assert self._writer is not None

@@ -27,7 +27,8 @@ LIBRARIES = ("triton", "torch")  # torch decides the version of Triton, whatever
 def mark_of(folder: Path, spec: StageSpec, capability: str) -> Path:
     """The file whose existence means that all kernels of a stage have been compiled into a folder, for GPUs of
     a compute capability ("9.0"). It has another name when the code, Triton or the weights change."""
-    settings = [spec.dtype, spec.batch_size, sorted(spec.options.items())]
+    # Without its batch size, which follows the memory that is free at a start: no kernel depends on it.
+    settings = [spec.dtype, sorted(spec.options.items())]
     made_from = [spec.name, spec.backend, spec.fingerprint, settings, capability, digest_code()]
     return folder / f"visiond-{spec.name}-{hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]}"
 

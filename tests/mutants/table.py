@@ -1874,8 +1874,8 @@ STATIONS = [
         "leave-ending",
         "the daemon waits for workers that are ending",
         "daemon/service.py",
-        "started + END_SECONDS and any(",
-        "0.0 and any(",
+        "started + END_SECONDS and is_a_worker_ending()",
+        "0.0",
         (
             "daemon/system/test_children.py::test_the_daemon_waits_for_workers_that_are_ending_and_not_for_hanging_threads",
         ),

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 import psutil
 import pytest
 
@@ -67,12 +68,18 @@ def test_what_has_its_mark_is_not_missing(tmp_path: Path) -> None:
     assert list_missing(tmp_path, WANTS) == WANTS[1:]
 
 
+def test_a_mark_holds_for_any_batch_size(tmp_path: Path) -> None:
+    """It follows the memory that is free at a start."""
+    larger = msgspec.structs.replace(SPECS["ocr"], batch_size=128)
+    assert mark_of(tmp_path, larger, "9.0") == mark_of(tmp_path, SPECS["ocr"], "9.0")
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"fingerprint": "2"}, {"dtype": "float16"}, {"backend": "other"}],
+    [{"fingerprint": "2"}, {"dtype": "float16"}, {"backend": "other"}, {"options": {"silent": True}}],
     ids=lambda change: next(iter(change)),
 )
-def test_a_mark_is_for_one_model_and_one_kind_of_gpu(change: dict[str, str], tmp_path: Path) -> None:
+def test_a_mark_is_for_one_model_and_one_kind_of_gpu(change: dict[str, Any], tmp_path: Path) -> None:
     mark = mark_of(tmp_path, StageSpec("ocr", **{"backend": "real", "fingerprint": "1"} | change), "9.0")
     assert mark != mark_of(tmp_path, SPECS["ocr"], "9.0") != mark_of(tmp_path, SPECS["ocr"], "8.0")
 
