@@ -114,7 +114,13 @@ def read_version(path: Path, connection: sqlite3.Connection) -> int:
     LedgerTooNew."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
-    if connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0] == 0:
+    try:
+        tables = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]
+    except UnicodeDecodeError as error:  # SQLite's message quotes a damaged name, which is no longer UTF-8
+        damage = sqlite3.DatabaseError("its list of tables is damaged")
+        damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise damage from error
+    if tables == 0:
         return 0
     if owner != APPLICATION_ID:
         raise ConfigError([f"{path} is a database of another program. Name another folder in [state] path."])
