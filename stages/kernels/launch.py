@@ -38,6 +38,7 @@ SCALE_BLOCK_M, UPSAMPLE_BLOCK_M = 32, 16
 LINEAR_BLOCK_M, LINEAR_BLOCK_N, LINEAR_BLOCK_K = 128, 128, 64
 SQUEEZE_BLOCK_T, SQUEEZE_BLOCK_S = 16, 4
 NORM_BLOCK_M = 4
+ATTENTION_BLOCK_M = 64
 SILU_BLOCK_SIZE = 2048
 
 
@@ -299,13 +300,33 @@ def deconv_head(head: DeconvHead, pixels: Tensor) -> Tensor:
     return out.view(torch.uint8)
 
 
+def attention(qkv: Tensor, lengths: Tensor, heads: int, scale: float) -> Tensor:
+    """Self-attention of lines: float16 [N, steps, dim] from queries, keys and values side by side, [N, steps,
+    3 · dim]. lengths: int64 [N], at least 1: how many steps of each line are attended to."""
+    count, steps, thrice = qkv.shape
+    out = qkv.new_empty(count, steps, thrice // 3)
+    head_dim = thrice // 3 // heads
+    pointwise.attention_kernel[triton.cdiv(steps, ATTENTION_BLOCK_M), heads, count](
+        qkv,
+        lengths,
+        out,
+        steps,
+        SCALE=scale,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK_M=ATTENTION_BLOCK_M,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+    )
+    return out
+
+
 def argmax_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The most likely class of each row and its probability: int64 and float32 [...] for logits [...,
     classes]."""
     classes = logits.new_empty(logits.shape[:-1], dtype=torch.int64)
     probabilities = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
     pointwise.argmax_softmax_kernel[(classes.numel(),)](
-        logits.contiguous(), classes, probabilities, logits.shape[-1], BLOCK=1024, num_warps=8
+        logits.contiguous(), classes, probabilities, logits.shape[-1], BLOCK=2048, num_warps=8
     )
     return classes, probabilities
 

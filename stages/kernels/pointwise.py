@@ -224,7 +224,7 @@ def pointwise_linear_kernel(
     tl.store(out_ptr + start_m * N + offs, acc.to(tl.float16), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_classes"])
+@triton.jit
 def argmax_softmax_kernel(logits_ptr, classes_ptr, probabilities_ptr, num_classes, BLOCK: tl.constexpr):
     """classes, probabilities = logits.argmax(dim=-1), logits.float().softmax(dim=-1).amax(dim=-1);
     the first of equal maxima.
@@ -233,29 +233,72 @@ def argmax_softmax_kernel(logits_ptr, classes_ptr, probabilities_ptr, num_classe
     row is read twice, the second time from the cache, so that each logit costs one exponential. Grid:
     (rows,).
     """
-    row = tl.program_id(0).to(tl.int64)
+    # num_classes is specialized: where it is a multiple of 16, a thread reads 16 bytes at a time.
+    row = tl.program_id(0)
+    logits_ptr += row.to(tl.int64) * num_classes
     lanes = tl.arange(0, BLOCK)
     maxima = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
     argmaxima = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, num_classes, BLOCK):
         offs = start + lanes
-        logit = tl.load(
-            logits_ptr + row * num_classes + offs, mask=offs < num_classes, other=float("-inf")
-        ).to(tl.float32)
+        logit = tl.load(logits_ptr + offs, mask=offs < num_classes, other=float("-inf")).to(tl.float32)
         argmaxima = tl.where(logit > maxima, offs, argmaxima)
         maxima = tl.maximum(maxima, logit)
     maximum = tl.max(maxima, axis=0)
     exp_sum = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, num_classes, BLOCK):
         offs = start + lanes
-        logit = tl.load(
-            logits_ptr + row * num_classes + offs, mask=offs < num_classes, other=float("-inf")
-        ).to(tl.float32)
+        logit = tl.load(logits_ptr + offs, mask=offs < num_classes, other=float("-inf")).to(tl.float32)
         exp_sum += tl.exp(logit - maximum)
     tl.store(
         classes_ptr + row, tl.min(tl.where(maxima == maximum, argmaxima, num_classes), axis=0).to(tl.int64)
     )
     tl.store(probabilities_ptr + row, 1.0 / tl.sum(exp_sum, axis=0))
+
+
+@triton.jit(do_not_specialize=["steps"])
+def attention_kernel(
+    qkv_ptr,
+    lengths_ptr,
+    out_ptr,
+    steps,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """out = softmax(q @ k.T · SCALE) @ v for each head of each line, over the line's own steps.
+
+    qkv: float16 [N, steps, 3 · HEADS · HEAD_DIM]: queries, keys and values. lengths: int64 [N], at least 1.
+    out: float16 [N, steps, HEADS · HEAD_DIM]. The softmax is computed block by block: Milakov and Gimelshein,
+    "Online normalizer calculation for softmax", 2018. Grid: (blocks of BLOCK_M queries, HEADS, N).
+    """
+    head, line = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    length = tl.load(lengths_ptr + line).to(tl.int32)
+    lanes, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    d_mask = (offs_d < HEAD_DIM)[None, :]
+    qkv_ptr += line * steps * 3 * HEADS * HEAD_DIM + head * HEAD_DIM
+    offs_m = tl.program_id(0) * BLOCK_M + lanes
+    mask = (offs_m < steps)[:, None] & d_mask
+    q = tl.load(qkv_ptr + offs_m[:, None] * (3 * HEADS * HEAD_DIM) + offs_d[None, :], mask=mask, other=0.0)
+    maxima = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    exp_sums = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    for start in range(0, length, BLOCK_M):
+        offs_n = start + lanes
+        n_mask = offs_n < length
+        offs = offs_n[:, None] * (3 * HEADS * HEAD_DIM) + offs_d[None, :]
+        k = tl.load(qkv_ptr + HEADS * HEAD_DIM + offs, mask=n_mask[:, None] & d_mask, other=0.0)
+        v = tl.load(qkv_ptr + 2 * HEADS * HEAD_DIM + offs, mask=n_mask[:, None] & d_mask, other=0.0)
+        scores = tl.where(n_mask[None, :], tl.dot(q, k.T) * SCALE, float("-inf"))
+        new_maxima = tl.maximum(maxima, tl.max(scores, axis=1))
+        decay, weights = tl.exp(maxima - new_maxima), tl.exp(scores - new_maxima[:, None])
+        exp_sums = exp_sums * decay + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(tl.float16), v, acc * decay[:, None])
+        maxima = new_maxima
+    out_ptrs = out_ptr + (line * steps + offs_m)[:, None] * (HEADS * HEAD_DIM) + head * HEAD_DIM
+    tl.store(out_ptrs + offs_d[None, :], (acc / exp_sums[:, None]).to(tl.float16), mask=mask)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -305,7 +348,11 @@ def add_bias_silu_kernel(x_ptr, bias_ptr, num_elements, CHANNELS: tl.constexpr, 
     x + bias is rounded to x's dtype before the SiLU, as PyTorch does. Grid: (blocks of BLOCK_SIZE elements,).
     """
     start, lanes = tl.program_id(0).to(tl.int64) * BLOCK_SIZE, tl.arange(0, BLOCK_SIZE)
-    offs, offs_c = start + lanes, ((start % CHANNELS).to(tl.int32) + lanes) % CHANNELS
-    x = tl.load(x_ptr + offs, mask=offs < num_elements, other=0.0)
+    x_ptr += start
+    # Triton reads several values at once only if they are adjacent and masked alike, and it must see that.
+    vector: tl.constexpr = 8 if CHANNELS % 8 == 0 else 1
+    offs_c = (tl.multiple_of((start % CHANNELS).to(tl.int32), vector) + lanes) % CHANNELS
+    mask = lanes // vector < (num_elements - start) // vector
+    x = tl.load(x_ptr + lanes, mask=mask, other=0.0)
     x = (x.to(tl.float32) + tl.load(bias_ptr + offs_c).to(tl.float32)).to(x.dtype).to(tl.float32)
-    tl.store(x_ptr + offs, (x * tl.sigmoid(x)).to(x_ptr.dtype.element_ty), mask=offs < num_elements)
+    tl.store(x_ptr + lanes, (x * tl.sigmoid(x)).to(x_ptr.dtype.element_ty), mask=mask)

@@ -170,13 +170,15 @@ class FusedRecognizer:
         pooled = (
             hidden[:, :, : columns // 2 * 2].reshape(count, rows, columns // 2, 2, channels).mean(dim=(1, 3))
         )
-        steps = torch.arange(pooled.shape[1], device=lines.device) < count_steps(padded)[:, None]
-        logits = F.linear(self._run_svtr(pooled, steps), self.head_weight, self.head_bias)
+        lengths = count_steps(padded)
+        steps = torch.arange(pooled.shape[1], device=lines.device) < lengths[:, None]
+        logits = F.linear(self._run_svtr(pooled, steps, lengths), self.head_weight, self.head_bias)
         classes, probabilities = launch.argmax_softmax(logits)
         return classes.masked_fill(~steps, BLANK), probabilities
 
-    def _run_svtr(self, pooled: Tensor, steps: Tensor) -> Tensor:
-        """pooled: [N, steps, channels]. Returns the last hidden states, [N, steps, 120]."""
+    def _run_svtr(self, pooled: Tensor, steps: Tensor, lengths: Tensor) -> Tensor:
+        """pooled: [N, steps, channels]. steps: bool [N, steps], those of each line. lengths: int64 [N], their
+        number. Returns the last hidden states, [N, steps, 120]."""
         skip, reduce, _ = self.svtr.conv_block
         residual, hidden = (
             F.silu(F.linear(pooled, linear_weight(part), part.convolution.bias)) for part in (skip, reduce)
@@ -185,22 +187,13 @@ class FusedRecognizer:
         filtered, _ = launch.depthwise_conv2d(self.local, hidden[:, None].contiguous())
         hidden = hidden + F.silu(filtered[:, 0])
         for block in self.svtr.svtr_block:
-            hidden = hidden + attend(block.self_attn, block.layer_norm1(hidden), steps)
+            attention = block.self_attn
+            qkv = attention.qkv(block.layer_norm1(hidden))
+            mixed = launch.attention(qkv, lengths, attention.num_heads, attention.scale)
+            hidden = hidden + attention.projection(mixed)
             hidden = hidden + block.mlp(block.layer_norm2(hidden))
         states: Tensor = self.svtr.norm(hidden) + residual
         return states
-
-
-def attend(attention: Any, hidden: Tensor, steps: Tensor) -> Tensor:
-    """Self-attention by plain matrix products. PyTorch's fused
-    attention plans each shape again for heads this small."""
-    query, key, value = (
-        attention.qkv(hidden).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    )
-    scores = (query * attention.scale) @ key.transpose(-1, -2)
-    weights = scores.masked_fill(~steps[:, None, None], float("-inf")).softmax(dim=-1)
-    states: Tensor = attention.projection((weights @ value).transpose(1, 2).flatten(2))
-    return states
 
 
 def neck_excitation(module: Any) -> SqueezeExcitation:

@@ -103,8 +103,8 @@ def resize_width_kernel(
     out: uint8 [rows of all images, out_width], one plane after the other.
     out[y, x] = clamp((sum of x[y, first[x] + tap] · weight[tap, x] + half) >> shift, 0, 255).
 
-    out_width is not a constant: as one, Triton would give each thread adjacent outputs to make the stores
-    wider.
+    Each tensor is one row of outputs, so that adjacent threads read adjacent bytes. For a tensor of two
+    dimensions of which neither is contiguous, as here, Triton may choose either.
     Grid: (tiles of BLOCK_H × BLOCK_W for the tallest image, 3 · count).
     """
     image, channel = tl.program_id(1) // 3, (tl.program_id(1) % 3).to(tl.int64)
@@ -116,7 +116,7 @@ def resize_width_kernel(
     row_stride = tl.load(table_ptr + 2 * count)
     axis_ptr = tl.load(table_ptr + 5 * count).to(tl.pointer_type(tl.int32))
     taps, shift = tl.load(table_ptr + 6 * count).to(tl.int32), tl.load(table_ptr + 7 * count).to(tl.int32)
-    offs_h, offs_w = tl.arange(0, BLOCK_H), tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
+    offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
     mask = offs_w < out_width
     image_ptr = (
         tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
@@ -124,25 +124,24 @@ def resize_width_kernel(
         + start_h * row_stride
     )
     first = tl.load(axis_ptr + offs_w, mask=mask, other=0)
-    # 32 bits are enough within a program, and cost half the arithmetic of 64.
-    ptrs = image_ptr + (
-        tl.minimum(offs_h, in_height - 1 - start_h)[:, None] * row_stride.to(tl.int32) + first[None, :]
-    )
     weight_ptrs = axis_ptr + out_width + offs_w
-    acc = tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32) + (1 << shift - 1)
-    for _ in range(0, taps, BLOCK_TAPS):
+    accs = (tl.zeros([BLOCK_W], dtype=tl.int32) + (1 << shift - 1),) * BLOCK_H
+    for start_tap in range(0, taps, BLOCK_TAPS):
         for tap in tl.static_range(BLOCK_TAPS):
             weight = tl.load(weight_ptrs + tap * out_width, mask=mask, other=0)
-            acc += tl.load(ptrs + tap).to(tl.int32) * weight[None, :]
-        ptrs += BLOCK_TAPS
+            new_accs = ()
+            for row in tl.static_range(BLOCK_H):
+                # 32 bits are enough within a program, and cost half the arithmetic of 64.
+                row_start = tl.minimum(row, in_height - 1 - start_h) * row_stride.to(tl.int32)
+                pixel = tl.load(image_ptr + (first + (row_start + start_tap + tap))).to(tl.int32)
+                new_accs += (accs[row] + pixel * weight,)
+            accs = new_accs
         weight_ptrs += BLOCK_TAPS * out_width
-    values = tl.minimum(tl.maximum(acc >> shift, 0), 255).to(tl.uint8)
-    out_ptrs = out_ptr + (tl.load(table_ptr + 4 * count) + channel * in_height + start_h) * out_width
-    tl.store(
-        out_ptrs + (offs_h[:, None] * out_width + offs_w[None, :]),
-        values,
-        mask=(offs_h < in_height - start_h)[:, None] & mask[None, :],
-    )
+    out_ptrs = out_ptr + (tl.load(table_ptr + 4 * count) + channel * in_height + start_h) * out_width + offs_w
+    rows_left = tl.where(mask, in_height - start_h, 0)
+    for row in tl.static_range(BLOCK_H):
+        values = tl.minimum(tl.maximum(accs[row] >> shift, 0), 255).to(tl.uint8)
+        tl.store(out_ptrs + row * out_width, values, mask=row < rows_left)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -118,6 +118,17 @@ def test_a_pointwise_mlp_is_two_convolutions_with_a_gelu(inputs: int, outputs: i
 
 
 @torch.inference_mode()
+def test_attention_covers_a_lines_own_steps() -> None:
+    lengths, steps, heads = torch.tensor([3, 70, 130], device=DEVICE), 130, 2
+    qkv = draw(3, steps, 3 * heads * 15)
+    query, key, value = qkv.float().unflatten(-1, (3, heads, 15)).permute(2, 0, 3, 1, 4)
+    own = (torch.arange(steps, device=DEVICE) < lengths[:, None])[:, None, None]
+    theirs = F.scaled_dot_product_attention(query, key, value, attn_mask=own, scale=0.3)
+    ours = launch.attention(qkv, lengths, heads, 0.3).float()
+    torch.testing.assert_close(ours, theirs.transpose(1, 2).flatten(2), atol=2e-3, rtol=2e-3)
+
+
+@torch.inference_mode()
 def test_a_coarser_map_is_upsampled_and_added_to_a_gated_one() -> None:
     pixels, gates, coarser = draw(2, 4, 6, 24), torch.rand(2, 24, device=DEVICE), draw(2, 2, 3, 24)
     gated = as_images(pixels) * gates[:, :, None, None]
