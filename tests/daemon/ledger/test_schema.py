@@ -10,6 +10,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -136,6 +137,21 @@ def test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened(
     if small or "order" not in damage:
         with pytest.raises(LedgerDamaged, match="`visiond repair`"):
             Ledger(older)
+
+
+@pytest.mark.parametrize("entry", [b"table|imageimage", b"index|owedimage", b"CR|EATE TABLE image"])
+@pytest.mark.parametrize("open_it", [Ledger, Reader], ids=["writing", "reading"])
+def test_a_flipped_bit_in_the_list_of_tables_is_damage(
+    older: Path, entry: bytes, open_it: Callable[[Path], object]
+) -> None:
+    """The bit behind | in an entry. SQLite's message quotes the name or the word, which is then not UTF-8."""
+    Ledger(older).close()
+    data = bytearray(older.read_bytes())
+    before, after = entry.split(b"|")
+    data[data.index(before + after) + len(before)] ^= 0x80
+    older.write_bytes(data)
+    with pytest.raises(LedgerDamaged, match="its list of tables is damaged.*`visiond repair`"):
+        open_it(older)
 
 
 def test_a_file_that_was_cut_is_refused(older: Path) -> None:
