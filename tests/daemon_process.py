@@ -366,6 +366,16 @@ class Gate:
             (self._tickets / f"{next(self._sold):04d}").touch()
 
 
+def with_pauses(folder: Path, seconds: Mapping[str, float]) -> dict[str, str]:
+    """An environment in which pauses of visiond have another length.
+    seconds: by module and name, for example "daemon.inbox.absence.REST_SECONDS"."""
+    site = folder / "pauses"
+    site.mkdir()
+    program = (f"import {name.rpartition('.')[0]}\n{name} = {value}\n" for name, value in seconds.items())
+    (site / "sitecustomize.py").write_text("".join(program))
+    return {"PYTHONPATH": str(site)}
+
+
 class Daemon:
     """`visiond run` at a place, from its start to its end. At
     the end of the context none of its processes may be left."""

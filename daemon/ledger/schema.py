@@ -15,7 +15,7 @@ from pathlib import Path
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
 from daemon.hints import command
-from daemon.ledger.soundness import find_fault
+from daemon.ledger.soundness import find_altered_tables, find_fault
 from daemon.ledger.statements import SQL
 from daemon.system.scarcity import SCARCE, find_scarcity
 
@@ -142,15 +142,28 @@ def trouble_named(path: Path) -> Iterator[None]:
     into errors of visiond. Errors that are defects of the program pass unchanged."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
-        if _code(error) in _DAMAGE + _TROUBLE:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        if isinstance(error, sqlite3.DatabaseError) and _code(error) in _DAMAGE + _TROUBLE:
             raise explain(path, error) from error
+        if fault := _find_altered_tables(path):  # it has no such column, or one that is no longer UTF-8
+            raise damaged(path, fault) from error
         raise
     except OSError as error:
         named = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
         if error.errno in _UNREADABLE and named and Path(named).parent == path.parent:
             raise unusable(Path(named), error) from error
         raise
+
+
+def _find_altered_tables(path: Path) -> str:
+    """After an error: empty when the ledger's tables are as visiond makes them, or cannot be read."""
+    with contextlib.suppress(sqlite3.DatabaseError, VisiondError):
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            set_factories(connection)
+            if read_version(path, connection) == newest():
+                return find_altered_tables(connection)
+    return ""
 
 
 def explain(path: Path, error: sqlite3.DatabaseError) -> VisiondError:

@@ -121,6 +121,8 @@ class Bench:
             (staged / f"{number:07d}-{image.name}").hardlink_to(image)
         staged.rename(self.inbox / name)
         watch.wait_for_images(count)
+        # A further link changes a file's ctime, so the daemon would take these for new versions.
+        (self.inbox / name).rename(self.folder / f"done-{name}")
         with contextlib.suppress(FileNotFoundError):
             times = sorted(entry.stat().st_mtime for entry in os.scandir(self.home / "results" / name))
             if len(times) * 2 > count:
@@ -129,7 +131,8 @@ class Bench:
 
     def _prepare(self, settings: Settings) -> Config:
         """Remove what the last daemon left, except compiled kernels, and write the configuration."""
-        shutil.rmtree(self.inbox, ignore_errors=True)
+        for done in [self.inbox, *self.folder.glob("done-*")]:
+            shutil.rmtree(done, ignore_errors=True)
         shutil.rmtree(self.home, ignore_errors=True)  # removes only the link to the kernels
         (self.home / "state").mkdir(parents=True)
         self.inbox.mkdir()

@@ -86,11 +86,12 @@ class Tally:
 class Trial:
     """A place, and daemons that run there under a supervisor that makes the chosen calls fail."""
 
-    def __init__(self, folder: Path, bins: str = "copy") -> None:
+    def __init__(self, folder: Path, bins: str = "copy", **environment: str) -> None:
         inboxes = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in INBOXES]
         pipeline = {"retry_seconds": 0.2, "rescan_seconds": 0.5}
         self.place = Place(folder, {"inbox": inboxes, "output": {"bins": bins}, "pipeline": pipeline})
         self.tally = Tally()
+        self._environment = environment
         self._dropped = 0
         self._fault: Fault | None = None
         self._struck = 0
@@ -100,7 +101,7 @@ class Trial:
         ended = False
         while rest := next(faults, None):
             with Supervisor(self.place.folder, self._decide) as supervisor:
-                with Daemon(self.place, prefix=supervisor.prefix) as daemon:
+                with Daemon(self.place, prefix=supervisor.prefix, **self._environment) as daemon:
                     while rest and self._try(daemon, rest):
                         rest = next(faults, None)
                     ended = not daemon.alive()

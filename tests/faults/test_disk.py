@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import SLACK_SECONDS, Daemon, Place, picture, wait_for
+from tests.daemon_process import SLACK_SECONDS, Daemon, Place, picture, wait_for, with_pauses
 from tests.faults.syscalls import Supervisor
 
 RECOVERY_SECONDS = 10.0
@@ -146,7 +146,9 @@ def test_images_leave_an_inbox_that_can_be_written_again_while_the_daemon_runs(t
         place.staging = place.inbox()
         place.drop_many(range(5))
         disk.remount("ro")
-        with Daemon(place) as daemon:
+        with Daemon(
+            place, **with_pauses(tmp_path, {"daemon.results.publisher.PAUSE_SECONDS": 1.0})
+        ) as daemon:
             daemon.wait_until(
                 lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem"
             )

@@ -317,6 +317,9 @@ def test_once_does_not_wait_for_a_dead_mount_and_says_so_once(tmp_path: Path) ->
 
 HANG = """
 import os, time
+from daemon import cli
+from daemon.system import mounts
+mounts.ANSWER_SECONDS, cli.LEAVE_SECONDS = 1.0, 0.5
 there = os.access
 def hanging(call):
     def wait(path=".", *arguments, **options):
@@ -331,7 +334,7 @@ for name in ("stat", "lstat", "scandir", "open", "access", "rename", "unlink"):
 
 def hang_system_calls(place: Place, folder: Path) -> dict[str, str]:
     """An environment in which every access to the folder hangs, as on a dead mount,
-    while a file `hanging` exists."""
+    while a file `hanging` exists. The waits for it are shorter than a user's."""
     marker = place.folder / "hanging"
     marker.touch()
     program = HANG.replace("FOLDER", repr(str(folder))).replace("MARKER", repr(str(marker)))

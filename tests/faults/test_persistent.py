@@ -4,9 +4,12 @@ import errno
 import os
 from pathlib import Path
 
-from tests.daemon_process import Place, counts_of
+from tests.daemon_process import Place, counts_of, with_pauses
 from tests.faults.persistent import Fault, Trial
 from tests.faults.syscalls import Call, Supervisor
+
+# Between two tries with the images of an inbox, and with a source that did not leave it; users wait for five.
+PAUSES = {"daemon.inbox.absence.REST_SECONDS": 1.0, "daemon.results.publisher.PAUSE_SECONDS": 1.0}
 
 
 def test_a_call_that_keeps_failing_is_retried_and_reported_once(tmp_path: Path) -> None:
@@ -19,7 +22,7 @@ def test_a_call_that_keeps_failing_is_retried_and_reported_once(tmp_path: Path) 
 def test_a_mount_that_goes_away_for_a_while_fails_no_image_and_leaves_no_source_behind(
     tmp_path: Path,
 ) -> None:
-    trial = Trial(tmp_path)
+    trial = Trial(tmp_path, **with_pauses(tmp_path, PAUSES))
     trial.run(iter([Fault("inbox-", "open", "ENOTCONN"), Fault("done", "rename", "ETIMEDOUT")]))
     assert trial.tally.problems == []
     assert trial.tally.endings == {"waited and went on": 2}
@@ -63,8 +66,9 @@ def test_once_ends_when_the_images_of_an_inbox_cannot_be_read_for_long_and_leave
             else 0
         )
 
+    environment = [f"{name}={value}" for name, value in with_pauses(tmp_path, PAUSES).items()]
     with Supervisor(tmp_path, away) as supervisor:
-        run = place.run_once(prefix=supervisor.prefix)
+        run = place.run_once(prefix=["env", *environment, *supervisor.prefix])
     assert run.returncode == os.EX_IOERR
     assert f"images of inbox {place.inbox()} cannot be read: {os.strerror(errno.ENOTCONN)}" in run.stderr
     assert run.stderr.count("images of an inbox cannot be read; they wait") == 1

@@ -10,6 +10,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -136,6 +137,35 @@ def test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened(
     if small or "order" not in damage:
         with pytest.raises(LedgerDamaged, match="`visiond repair`"):
             Ledger(older)
+
+
+def flip_after(path: Path, place: bytes) -> None:
+    """Flip a bit of the letter behind | in the file of an older ledger, which becomes a new one first."""
+    Ledger(path).close()
+    data = bytearray(path.read_bytes())
+    before, after = place.split(b"|")
+    data[data.index(before + after) + len(before)] ^= 0x80
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("entry", [b"table|imageimage", b"index|owedimage", b"CR|EATE TABLE image"])
+@pytest.mark.parametrize("open_it", [Ledger, Reader], ids=["writing", "reading"])
+def test_a_flipped_bit_in_the_list_of_tables_is_damage(
+    older: Path, entry: bytes, open_it: Callable[[Path], object]
+) -> None:
+    """SQLite's message quotes the name or the word, which is then not UTF-8."""
+    flip_after(older, entry)
+    with pytest.raises(LedgerDamaged, match=r"its list of tables is damaged.*`visiond repair`"):
+        open_it(older)
+
+
+@pytest.mark.parametrize("column", [b"see|n_at REAL", b"KEY,\n    p|ath BLOB"])
+def test_a_flipped_bit_in_the_name_of_a_column_is_damage(older: Path, column: bytes) -> None:
+    """SQLite's message quotes the damaged name, or the one in our statement."""
+    flip_after(older, column)
+    with pytest.raises(LedgerDamaged, match="not as visiond makes them"), schema.trouble_named(older):
+        with closing(Reader(older)) as reader:
+            reader.newest(None, 9)
 
 
 def test_a_file_that_was_cut_is_refused(older: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,7 @@ def one_stage(workers: int, batch: int) -> Settings:
     return Settings("replicated", workers, {"ocr": batch})
 
 
-def test_a_trial_measures_the_latency_of_its_stage(tmp_path: Path) -> None:
+def test_a_trial_measures_the_latency_of_its_stage_and_processes_no_image_twice(tmp_path: Path) -> None:
     said: list[str] = []
     trial = run_trial(tmp_path, one_stage(1, 8), {"latency_per_image_seconds": 0.005}, said)
     assert trial.failure == ""
@@ -96,6 +98,9 @@ def test_a_trial_measures_the_latency_of_its_stage(tmp_path: Path) -> None:
     assert list(trial.stage_seconds) == ["ocr"]
     assert any(text.startswith("loading models") or text == "starting" for text in said)
     assert any(text.endswith("of 32 images") for text in said)  # two rounds of two batches, to warm up
+    # The daemon looks for changed files once a second, and all files are links to a few images.
+    with contextlib.closing(sqlite3.connect(tmp_path / "daemon" / "state" / "ledger.sqlite")) as ledger:
+        assert ledger.execute("SELECT COUNT(*) FROM image").fetchone() == (32 + trial.images,)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,11 @@ def test_kernels_that_the_trial_compiles_are_kept_and_images_are_not(tmp_path: P
     )
     assert not bench.measure(one_stage(1, 2), lambda text: None).failure
     assert os.listdir(place_kernels) == ["compiled"]
-    assert set(os.listdir(tmp_path / "inbox")) == {"measured-0", "warm-up"}
+    assert os.listdir(tmp_path / "inbox") == []
+    assert {name for name in os.listdir(tmp_path) if name.startswith("done-")} == {
+        "done-warm-up",
+        "done-measured-0",
+    }
 
 
 def test_a_measurement_during_which_kernels_were_compiled_is_repeated(
@@ -148,4 +157,4 @@ def test_a_measurement_during_which_kernels_were_compiled_is_repeated(
     counts = iter([0, 3, 3, 3])
     monkeypatch.setattr(Bench, "_count_kernels", lambda self: next(counts))
     run_trial(tmp_path, one_stage(1, 2), {})
-    assert set(os.listdir(tmp_path / "inbox")) == {"warm-up", "measured-0", "measured-1"}
+    assert set(os.listdir(tmp_path / "daemon" / "results")) == {"warm-up", "measured-0", "measured-1"}

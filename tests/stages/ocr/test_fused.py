@@ -18,9 +18,11 @@ pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes as long for a small program as for a large one."""
+    """The interpreter takes as long for a small program as for a large one, and long to multiply rows that
+    there are not."""
     if DEVICE == "cpu":
         monkeypatch.setattr(launch, "DEPTHWISE_BLOCK_C", 512)
+        monkeypatch.setattr(launch, "LINEAR_BLOCK_M", 16)
 
 
 def draw(count: int, height: int, width: int) -> Tensor:
