@@ -1,18 +1,17 @@
-"""What the stages of transformers' vision models, CLIP and BLIP, share: loading, preprocessing, batches,
-the first layer."""
+"""What the stages of transformers' vision models share: loading, preprocessing, batches, the first layer."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoImageProcessor, PreTrainedModel
 
-from stages.base import Image, Stage, StageSpec
+from stages.base import Image, Stage, StageSpec, StageUnusable
 from stages.checkpoints import load_model, load_part
 from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
 from stages.resizing.resize import ImageProcessor
@@ -24,18 +23,21 @@ Output = TypeVar("Output")
 class VisionStage(Stage, Generic[Output]):
     """A stage that runs batches of preprocessed images through a model with a vision tower."""
 
-    processor: ClassVar[Any]  # the class of the model's image processor
-
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:
         prepare = cls.load_processor(spec, "cpu")
-        prepare.prepare_with_kernels([torch.zeros(3, prepare.height, prepare.width, dtype=torch.uint8)])
+        if prepare.antialias:
+            prepare.prepare_with_kernels([torch.zeros(3, *prepare.geometry.kept, dtype=torch.uint8)])
 
     @classmethod
     def load_processor(cls, spec: StageSpec, device: str) -> ImageProcessor:
-        """The preprocessing of the model in the stage's folder."""
-        settings = load_part("image processor", cls.processor, spec.files["model"])
-        return ImageProcessor(settings, device, dtype_of(spec))
+        """The preprocessing of the model in the stage's folder. Raises StageUnusable."""
+        folder = spec.files["model"]
+        settings = load_part("image processor", AutoImageProcessor, folder, trust_remote_code=False)
+        try:
+            return ImageProcessor(settings, device, dtype_of(spec))
+        except ValueError as error:
+            raise StageUnusable(f"{spec.name}: the model in {folder} cannot be used: {error}") from error
 
     @abstractmethod
     def forward(self, pixels: Sequence[Tensor]) -> Output:
@@ -43,14 +45,12 @@ class VisionStage(Stage, Generic[Output]):
 
     def load_vision_model(self, kind: type[Model]) -> Model:
         """The model in the stage's folder; self.prepare becomes its preprocessing."""
-        model = load_model(kind, self.spec.files["model"], dtype_of(self.spec), self.device)
         self.prepare = self.load_processor(self.spec, self.device)
-        speed_up_patches(model.vision_model)
-        return model
+        return load_model(kind, self.spec.files["model"], dtype_of(self.spec), self.device)
 
     def warm_up(self) -> None:
         """Run one full batch of black images. Call it while the device is held."""
-        blank = torch.zeros(3, self.prepare.height, self.prepare.width, dtype=torch.uint8, device=self.device)
+        blank = torch.zeros(3, *self.prepare.geometry.kept, dtype=torch.uint8, device=self.device)
         self.forward([blank] * self.spec.batch_size)
         synchronize(self.device)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BlipConfig, BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
+from transformers import BlipConfig, BlipForConditionalGeneration, CLIPModel
 
 from stages.base import Image, ImageError, Reason, Result, StageSpec
 from stages.blip.captioner import Captioner
@@ -22,12 +22,10 @@ from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device
 from stages.options import read_options
-from stages.vision import VisionStage
+from stages.vision import VisionStage, speed_up_patches
 
 
 class BlipStage(VisionStage[Tensor]):
-    processor = BlipImageProcessor
-
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:
         from stages.kernels.launch import add_layer_norm
@@ -44,6 +42,7 @@ class BlipStage(VisionStage[Tensor]):
         self.tokenizer = load_tokenizer(self.spec.files["model"])
         model = self.load_vision_model(BlipForConditionalGeneration)
         self.vision = model.vision_model
+        speed_up_patches(self.vision)
         speed_up_attention(self.vision)
         if (
             self.device.startswith("cuda")

@@ -12,14 +12,11 @@ import msgspec
 from msgspec import Meta
 
 from stages import invented, recognition
-from stages.descriptor import Backend, Descriptor, Files
+from stages.descriptor import Descriptor, Model
 
 LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
-MODEL = recognition.Model(
-    type="clip",
-    name="CLIPModel",
-    description="CLIP with both its halves",
-    foreign={"classifier.": "CLIP for classes"},
+MODELS = (
+    Model("clip", "CLIPModel", "CLIP with both its halves", foreign={"classifier.": "CLIP for classes"}),
 )
 
 
@@ -72,13 +69,9 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def find(path: Path) -> dict[str, str]:
-    folder = recognition.find_model(path, MODEL)
+    folder = recognition.find_model(path, MODELS)
     labels = {"labels": LABELS} if (path / LABELS).is_file() else {}
     return {"model": folder, **labels} if folder else {}
-
-
-def check(files: Files, *, allow_pickle: bool) -> None:
-    recognition.check_transformers(MODEL, files["model"])
 
 
 @lru_cache(maxsize=4096)
@@ -95,13 +88,8 @@ CLIP = Descriptor(
     key="clip",
     result=Clip,
     backends={
-        "transformers": Backend(
-            place="stages.clip.stage:ClipStage",
-            options=ClipOptions,
-            version=2,
-            find=find,
-            check=check,
-            takes=MODEL.name,
+        "transformers": recognition.make_backend(
+            "stages.clip.stage:ClipStage", ClipOptions, MODELS, version=2, find=find
         ),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for embeddings

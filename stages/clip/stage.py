@@ -11,22 +11,21 @@ from pathlib import Path
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import CLIPImageProcessor, CLIPModel
+from transformers import CLIPModel
 
 from stages.base import Image, ImageError, Result
 from stages.clip.descriptor import Clip, ClipOptions, Tag
 from stages.clip.embeddings import TextTower, encode_embedding
 from stages.devices import hold_device
 from stages.options import read_options
-from stages.vision import VisionStage
+from stages.vision import VisionStage, speed_up_patches
 
 
 class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
-    processor = CLIPImageProcessor
-
     def load(self) -> None:
         self.options = read_options(self.spec, ClipOptions)
         model = self.load_vision_model(CLIPModel)
+        speed_up_patches(model.vision_model)
         self.vision, self.projection = model.vision_model, model.visual_projection
         self.labels = self._read_labels()
         with hold_device(self.lock):
