@@ -43,8 +43,8 @@ OTHER_CLASSES = {
     "CLIPTextModel": "CLIP's text half alone",
     "CLIPTextModelWithProjection": "CLIP's text half alone",
     "CLIPForImageClassification": "CLIP for classes",
-    "SiglipModel": "SigLIP",
-    "Siglip2Model": "SigLIP 2",
+    "SiglipForImageClassification": "SigLIP for classes",
+    "Siglip2ForImageClassification": "SigLIP 2 for classes",
 }
 YOLO_TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
 YOLO_CLASSES = {

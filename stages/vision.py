@@ -4,38 +4,43 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, PreTrainedModel
+from transformers import AutoImageProcessor
 
 from stages.base import Image, Stage, StageSpec, StageUnusable
-from stages.checkpoints import load_model, load_part
+from stages.checkpoints import load_known, load_part
+from stages.descriptor import Model
 from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
 from stages.resizing.resize import ImageProcessor
 
-Model = TypeVar("Model", bound=PreTrainedModel)
 Output = TypeVar("Output")
+
+BLANK_SIZE = 480, 640  # of the images for warming up
 
 
 class VisionStage(Stage, Generic[Output]):
     """A stage that runs batches of preprocessed images through a model with a vision tower."""
 
+    models: ClassVar[tuple[Model, ...]]  # those that it takes, as in its descriptor
+    processor: ClassVar[Any] = ImageProcessor
+
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:
         prepare = cls.load_processor(spec, "cpu")
-        if prepare.antialias:
-            prepare.prepare_with_kernels([torch.zeros(3, *prepare.geometry.kept, dtype=torch.uint8)])
+        if isinstance(prepare, ImageProcessor) and prepare.antialias:
+            prepare.prepare_with_kernels([torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8)])
 
     @classmethod
-    def load_processor(cls, spec: StageSpec, device: str) -> ImageProcessor:
+    def load_processor(cls, spec: StageSpec, device: str) -> Any:
         """The preprocessing of the model in the stage's folder. Raises StageUnusable."""
         folder = spec.files["model"]
         settings = load_part("image processor", AutoImageProcessor, folder, trust_remote_code=False)
         try:
-            return ImageProcessor(settings, device, dtype_of(spec))
+            return cls.processor(settings, device, dtype_of(spec))
         except ValueError as error:
             raise StageUnusable(f"{spec.name}: the model in {folder} cannot be used: {error}") from error
 
@@ -43,14 +48,14 @@ class VisionStage(Stage, Generic[Output]):
     def forward(self, pixels: Sequence[Tensor]) -> Output:
         """The model's answer for a batch of images, uint8 [3, height, width] each, copied to the host."""
 
-    def load_vision_model(self, kind: type[Model]) -> Model:
-        """The model in the stage's folder; self.prepare becomes its preprocessing."""
+    def load_vision_model(self) -> Any:
+        """The model in the stage's folder; self.prepare becomes its preprocessing. Raises StageUnusable."""
         self.prepare = self.load_processor(self.spec, self.device)
-        return load_model(kind, self.spec.files["model"], dtype_of(self.spec), self.device)
+        return load_known(self.models, self.spec.files["model"], dtype_of(self.spec), self.device)
 
     def warm_up(self) -> None:
         """Run one full batch of black images. Call it while the device is held."""
-        blank = torch.zeros(3, *self.prepare.geometry.kept, dtype=torch.uint8, device=self.device)
+        blank = torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8, device=self.device)
         self.forward([blank] * self.spec.batch_size)
         synchronize(self.device)
 

@@ -57,7 +57,7 @@ class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check(files: Files, *, allow_pickle: bool) -> None:
     recognition.check_transformers(MODELS, files["model"])
     if "clip" in files:
-        recognition.check_transformers(clip.MODELS, files["clip"])
+        recognition.check_transformers((*clip.MODELS, *clip.FLEXIBLE), files["clip"])
 
 
 @lru_cache(maxsize=4096)

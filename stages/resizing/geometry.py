@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Size = tuple[int, int]  # height, width
+
+SMALLEST_SCALE_STEP, LARGEST_SCALE = 1e-5, 100.0
+
+
+class Place(NamedTuple):
+    """Where a model's input is in an image: the size of the whole image after resizing, the first row and column
+    that are kept, and the size that is kept."""
+
+    resized: Size
+    corner: Size
+    kept: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +48,34 @@ class Geometry:
             return cls(kept, fixed, size.shortest_edge or 0)
         raise ValueError(f"preprocessor_config.json asks for preprocessing that is not supported: {wrong}.")
 
-    def resized(self, height: int, width: int) -> Size:
-        """The whole image's size after resizing. The longer side is rounded down."""
+    def place(self, height: int, width: int) -> Place:
+        """The longer side is rounded down."""
         if self.fixed:
-            return self.fixed
-        if height <= width:
-            return self.shortest, int(self.shortest * width / height)
-        return int(self.shortest * height / width), self.shortest
+            resized = self.fixed
+        elif height <= width:
+            resized = self.shortest, int(self.shortest * width / height)
+        else:
+            resized = int(self.shortest * height / width), self.shortest
+        corner = (resized[0] - self.kept[0]) // 2, (resized[1] - self.kept[1]) // 2
+        return Place(resized, corner, self.kept)
 
-    def corner(self, height: int, width: int) -> Size:
-        """The first row and column that are kept of an image of this size."""
-        resized = self.resized(height, width)
-        return (resized[0] - self.kept[0]) // 2, (resized[1] - self.kept[1]) // 2
+
+@dataclass(frozen=True, slots=True)
+class PatchGeometry:
+    """To the largest size of nearly the image's shape that has at most `most` square patches of `patch` pixels."""
+
+    patch: int
+    most: int
+
+    def place(self, height: int, width: int) -> Place:
+        """By bisection of the scale, as transformers' Siglip2ImageProcessor does."""
+        low, high = SMALLEST_SCALE_STEP / 10, LARGEST_SCALE
+        while high - low >= SMALLEST_SCALE_STEP:
+            scale = (low + high) / 2
+            rows, columns = self._count(height * scale), self._count(width * scale)
+            low, high = (scale, high) if rows * columns <= self.most else (low, scale)
+        resized = self._count(height * low) * self.patch, self._count(width * low) * self.patch
+        return Place(resized, (0, 0), resized)
+
+    def _count(self, length: float) -> int:
+        return max(math.ceil(length / self.patch), 1)

@@ -9,7 +9,7 @@ resizes the whole image before it crops it, and would need 8 GB for a PNG of 1×
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,7 @@ from PIL.Image import Resampling
 from torch import Tensor
 
 from stages.devices import group_places, has_kernels_for, split_batches
-from stages.resizing.geometry import Geometry
+from stages.resizing.geometry import Geometry, PatchGeometry
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -207,14 +207,15 @@ def count_tiles(height: int, width: int, tile: dict[str, int]) -> int:
     return -(-height // tile["BLOCK_H"]) * -(-width // tile["BLOCK_W"])
 
 
-class ImageProcessor:
-    """Images of any size to one batch [images, 3, height, width]: exactly the pixels of a stock processor."""
+class Resizer:
+    """Resizes, crops and normalizes images: exactly as a stock processor."""
 
-    def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
-        """settings: an image processor of transformers that resizes, crops, scales and normalizes.
-        Raises ValueError if it asks for anything else."""
-        self.dtype = dtype
-        self.geometry = Geometry.of(settings)
+    def __init__(
+        self, settings: Any, geometry: Geometry | PatchGeometry, device: str, dtype: torch.dtype
+    ) -> None:
+        """settings: an image processor of transformers. Raises ValueError if it asks for a filter that is not
+        supported."""
+        self.dtype, self._geometry = dtype, geometry
         if settings.resample not in FILTERS:
             known = " or ".join(f"{kind.value} ({kind.name.lower()})" for kind in FILTERS)
             raise ValueError(
@@ -230,37 +231,52 @@ class ImageProcessor:
         self._device = device
         self.stock = device == "cpu"
 
+    def resize(self, pixels: Sequence[Tensor]) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Images of the same size, by their places, resized and cropped: [images, 3, height, width]."""
+        for size, places in group_places((image.shape[1], image.shape[2]) for image in pixels).items():
+            for part in split_batches(places, max(PIXELS_AT_ONCE // math.prod(size), 1)):
+                yield part, self._resize(torch.stack([pixels[place] for place in part]))
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """pixels: [images, 3, height, width] with values from 0 to 255."""
+        return ((pixels - self.mean) / self.deviation).to(self.dtype)
+
+    def _resize(self, images: Tensor) -> Tensor:
+        """Images of one size."""
+        resized, (top, left), kept = self._geometry.place(*images.shape[2:])
+        if not self.antialias:
+            whole = F.interpolate(images.float(), resized, mode=self.filter.mode)
+        elif self.stock and math.prod(resized) <= MAX_RESIZED_RATIO * math.prod(kept):
+            whole = F.interpolate(images, resized, mode=self.filter.mode, antialias=True)
+        else:
+            return resize_in_torch(images, *self._axes(*images.shape[2:]))
+        return whole[:, :, top : top + kept[0], left : left + kept[1]]
+
+    def _axes(self, height: int, width: int) -> tuple[Axis, Axis]:
+        """The axes of an image's rows and columns."""
+        resized, (top, left), kept = self._geometry.place(height, width)
+        rows = self._prepare_axis(height, resized[0], top, kept[0], self._device, self.filter)
+        return rows, self._prepare_axis(width, resized[1], left, kept[1], self._device, self.filter)
+
+
+class ImageProcessor(Resizer):
+    """Images of any size to one batch [images, 3, height, width]: exactly the pixels of a stock processor."""
+
+    def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
+        """settings: an image processor of transformers that resizes, crops, scales and normalizes.
+        Raises ValueError if it asks for anything else."""
+        self.geometry = Geometry.of(settings)
+        super().__init__(settings, self.geometry, device, dtype)
+
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
         """pixels: uint8 [3, height, width] each, on the device, of any sizes."""
         if self.antialias and has_kernels_for(pixels[0]):
             return self.prepare_with_kernels(pixels)
         batch = torch.empty(len(pixels), 3, *self.geometry.kept, device=self._device)
-        for size, places in group_places((image.shape[1], image.shape[2]) for image in pixels).items():
-            for part in split_batches(places, max(PIXELS_AT_ONCE // math.prod(size), 1)):
-                batch[part] = self._resize(torch.stack([pixels[place] for place in part])).float()
-        return ((batch - self.mean) / self.deviation).to(self.dtype)
+        for places, resized in self.resize(pixels):
+            batch[places] = resized.float()
+        return self.normalize(batch)
 
     def prepare_with_kernels(self, pixels: Sequence[Tensor]) -> Tensor:
         axes = [self._axes(*image.shape[1:]) for image in pixels]
         return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
-
-    def _resize(self, images: Tensor) -> Tensor:
-        """Images of one size, resized and cropped: [images, 3, height, width]."""
-        height, width = images.shape[2:]
-        resized, (top, left) = self.geometry.resized(height, width), self.geometry.corner(height, width)
-        rows, columns = self.geometry.kept
-        if not self.antialias:
-            whole = F.interpolate(images.float(), resized, mode=self.filter.mode)
-        elif self.stock and math.prod(resized) <= MAX_RESIZED_RATIO * rows * columns:
-            whole = F.interpolate(images, resized, mode=self.filter.mode, antialias=True)
-        else:
-            return resize_in_torch(images, *self._axes(height, width))
-        return whole[:, :, top : top + rows, left : left + columns]
-
-    def _axes(self, height: int, width: int) -> tuple[Axis, Axis]:
-        """The axes of an image's rows and columns."""
-        resized, (top, left) = self.geometry.resized(height, width), self.geometry.corner(height, width)
-        rows = self._prepare_axis(height, resized[0], top, self.geometry.kept[0], self._device, self.filter)
-        return rows, self._prepare_axis(
-            width, resized[1], left, self.geometry.kept[1], self._device, self.filter
-        )

@@ -8,16 +8,13 @@ processor and model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-import transformers
 from torch import Tensor
 
 from stages.base import Image, ImageError, Result
 from stages.devices import hold_device
 from stages.options import read_options
-from stages.recognition import check_transformers
 from stages.vision import VisionStage
 from stages.yolo.descriptor import DETECTORS, DetrOptions, Objects
 from stages.yolo.objects import describe
@@ -28,10 +25,11 @@ Candidates = tuple[Tensor, Tensor, Tensor]
 
 
 class DetrStage(VisionStage[Candidates]):
+    models = DETECTORS
+
     def load(self) -> None:
         self.options = read_options(self.spec, DetrOptions)
-        name = check_transformers(DETECTORS, Path(self.spec.files["model"])).name
-        self.model = self.load_vision_model(getattr(transformers, name))
+        self.model = self.load_vision_model()
         self.labels = self.model.config.id2label
         with hold_device(self.lock):
             self.warm_up()

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerFast
 
 LABELS = {number: f"thing {number}" for number in range(5)}
 SMALL: dict[str, Any] = {
@@ -107,5 +108,81 @@ DETECTORS = {
         WINDOWED | {"projector_scale_factors": [1.0]},
         transformers.LwDetrViTConfig(**VIT, image_size=128, pretrain_image_size=128, num_windows=4),
         128,
+    ),
+}
+
+
+WORDS = (
+    "a",
+    "photo",
+    "of",
+    "this",
+    "is",
+    ".",
+    "red",
+    "circle",
+    "tree",
+    "very",
+    "unusual",
+    "thing",
+    "two",
+    "blue",
+)
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+
+
+def make_tokenizer(longest: int) -> PreTrainedTokenizerFast:
+    """Whole words, between a first and a last token."""
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: place for place, word in enumerate(SPECIAL + WORDS)}, "<unk>")
+    )
+    words.normalizer = tokenizers.normalizers.Lowercase()
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    ends = [(name, SPECIAL.index(name)) for name in ("<bos>", "<eos>")]
+    words.post_processor = tokenizers.processors.TemplateProcessing("<bos> $A <eos>", special_tokens=ends)
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=longest, **names)
+
+
+def make_towers(
+    name: str, processor: BaseImageProcessor, vision: dict[str, Any], text: dict[str, Any]
+) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        vocabulary = {
+            "vocab_size": len(SPECIAL + WORDS),
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
+        config = getattr(transformers, f"{name}Config")(
+            text_config=TOWER | vocabulary | {"max_position_embeddings": 16} | text,
+            vision_config=TOWER | {"patch_size": 8, "image_size": 32} | vision,
+            projection_dim=24,
+        )
+        model = getattr(transformers, f"{name}Model")(config)
+        draw_weights(model)
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+        make_tokenizer(16).save_pretrained(folder)
+
+    return save
+
+
+CROPPED = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+TOWERS = {
+    "clip": make_towers("CLIP", transformers.CLIPImageProcessor(**CROPPED), {}, {}),
+    "metaclip_2": make_towers("MetaClip2", transformers.CLIPImageProcessor(**CROPPED), {}, {}),
+    "siglip": make_towers(
+        "Siglip",
+        transformers.SiglipImageProcessor(size={"height": 32, "width": 32}),
+        {},
+        {"projection_size": 32},
+    ),
+    "siglip2": make_towers(
+        "Siglip2",
+        transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=20),
+        {"num_patches": 16},
+        {"projection_size": 32},
     ),
 }

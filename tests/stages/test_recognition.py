@@ -152,8 +152,8 @@ def test_blip_for_questions_is_recognized_by_its_weights(part: Any, architecture
     ("config", "message"),
     [
         (
-            {"model_type": "siglip", "architectures": ["SiglipModel"]},
-            r'holds SiglipModel \(model_type "siglip"',
+            {"model_type": "align", "architectures": ["AlignModel"]},
+            r'holds AlignModel \(model_type "align"',
         ),
         (
             {"model_type": "blip-2", "architectures": ["Blip2ForConditionalGeneration"]},

@@ -122,4 +122,4 @@ def test_the_image_processor_settings_of_the_published_clip_are_supported(tmp_pa
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(published))
     prepare = ImageProcessor(CLIPImageProcessor.from_pretrained(tmp_path), "cpu", torch.float32)
     assert prepare([torch.zeros(3, 300, 500, dtype=torch.uint8)]).shape == (1, 3, 224, 224)
-    assert prepare.geometry.resized(300, 500) == (224, 373)
+    assert prepare.geometry.place(300, 500).resized == (224, 373)
