@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from stages.base import StageUnusable
+from stages.descriptor import Model as Known
 from stages.devices import device_errors
+from stages.recognition import name_model
 
 # No progress bars and configurations in a worker's log; real problems are raised below.
 logging.set_verbosity_error()
@@ -47,6 +51,17 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
     with device_errors():
         model.eval().to(device)
     return model
+
+
+def load_known(models: Sequence[Known], folder: str, dtype: torch.dtype, device: str) -> Any:
+    """A model of the class that the folder's config.json names, which must be one of these. Raises StageUnusable."""
+    model_type, _ = name_model(Path(folder))
+    names = {model.type: model.name for model in models}
+    if model_type not in names:
+        raise StageUnusable(
+            f'{folder} holds a model of the type "{model_type}", not one of {", ".join(names)}; name another model.'
+        )
+    return load_model(getattr(transformers, names[model_type]), folder, dtype, device)
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -29,6 +29,24 @@ def check_nothing(files: Files, *, allow_pickle: bool) -> None:
     return
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """How to recognize a transformers model by its config.json and its weights.
+
+    type: its model_type.
+    name: of its class.
+    foreign: prefixes of weights that only another class of the same family has, and that class: a config.json
+        may have no class, or a wrong one.
+    parts: what it needs in addition to its weights: an "image processor", a "tokenizer".
+    """
+
+    type: str
+    name: str
+    description: str
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[str, ...] = ("image processor", "tokenizer")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """One way to run a stage.
@@ -46,7 +64,7 @@ class Backend:
         whether they may be pickles.
     shares: role → another stage and its role whose files are used here too, so that the answers of both can
         be compared.
-    takes: the model that it takes, for the message that refuses another one.
+    models: the models of transformers that it takes.
     """
 
     place: str
@@ -58,7 +76,7 @@ class Backend:
     find: Callable[[Path], dict[str, str]] = find_nothing
     check: Callable[..., None] = check_nothing
     shares: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    takes: str = ""
+    models: tuple[Model, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

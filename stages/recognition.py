@@ -10,13 +10,13 @@ from __future__ import annotations
 import pickletools
 import struct
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from stages.descriptor import Backend, Files, Model
 from stages.manifest import PackError
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
@@ -31,22 +31,6 @@ MODEL_PARTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """How to recognize a transformers model by its config.json and its weights.
-
-    type: its model_type.
-    name: of its class.
-    foreign: prefixes of weights that only another class of the same family has, and that class: a config.json
-        may have no class, or a wrong one.
-    """
-
-    type: str
-    name: str
-    description: str
-    foreign: Mapping[str, str]
-
-
 OTHER_CLASSES = {
     "BlipForQuestionAnswering": "BLIP for questions",
     "BlipForImageTextRetrieval": "BLIP for retrieval",
@@ -59,8 +43,8 @@ OTHER_CLASSES = {
     "CLIPTextModel": "CLIP's text half alone",
     "CLIPTextModelWithProjection": "CLIP's text half alone",
     "CLIPForImageClassification": "CLIP for classes",
-    "SiglipModel": "SigLIP",
-    "Siglip2Model": "SigLIP 2",
+    "SiglipForImageClassification": "SigLIP for classes",
+    "Siglip2ForImageClassification": "SigLIP 2 for classes",
 }
 YOLO_TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
 YOLO_CLASSES = {
@@ -79,31 +63,57 @@ YOLO_MODELS = {"DetectionModel", "YOLOv10DetectionModel"}
 YOLO_HEADS = {"Detect", "v10Detect"}
 
 
-def find_model(path: Path, model: Model) -> str | None:
-    """The folder of a transformers model: a subfolder with the name of its type, or the folder itself."""
-    if (path / model.type / "config.json").is_file():
-        return model.type
+def make_backend(
+    place: str, options: type[msgspec.Struct], models: tuple[Model, ...], **fields: Any
+) -> Backend:
+    """The backend that takes these models from a folder, as transformers saves them; its role is "model".
+    fields: the other fields of the backend."""
+
+    def find(path: Path) -> dict[str, str]:
+        folder = find_model(path, models)
+        return {"model": folder} if folder else {}
+
+    def check(files: Files, *, allow_pickle: bool) -> None:
+        check_transformers(models, files["model"])
+
+    return Backend(place=place, options=options, models=models, **{"find": find, "check": check, **fields})
+
+
+def find_model(path: Path, models: Sequence[Model]) -> str | None:
+    """The folder of one of these transformers models: a subfolder with the name of its type, or the folder itself."""
+    for model in models:
+        if (path / model.type / "config.json").is_file():
+            return model.type
     config = path / "config.json"
-    return "." if config.is_file() and read_config(config).get("model_type") == model.type else None
+    found = read_config(config).get("model_type") if config.is_file() else None
+    return "." if found in {model.type for model in models} else None
 
 
-def check_transformers(model: Model, folder: Path, *, pickle: bool = False) -> None:
-    """Raises PackError if a folder does not have the complete model. pickle: its weights may be a pickle."""
+def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = False) -> Model:
+    """The model in a folder. Raises PackError if the folder does not have one of these models, complete.
+    pickle: its weights may be a pickle."""
     model_type, found = name_model(folder)
-    taken = f"for {model.type}, visiond takes {model.name} ({model.description})."
-    if model_type != model.type or found not in ("", model.name):
+    model = next((model for model in models if model.type == model_type), None)
+    taken = describe_taken([model] if model else models)
+    if model is None or found not in ("", model.name):
         known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""
         what = f"a {found}{known}" if found else "no model of a class that visiond knows"
         raise PackError(f'by its config.json, {folder} holds {what} (model_type "{model_type}"); {taken}')
-    for what, files in MODEL_PARTS.items():
-        if not any((folder / file).is_file() for file in files):
+    for what in model.parts:
+        if not any((folder / file).is_file() for file in MODEL_PARTS[what]):
             raise PackError(
-                f"{folder} has no {what}: none of {', '.join(files)}. Save it there with save_pretrained."
+                f"{folder} has no {what}: none of {', '.join(MODEL_PARTS[what])}. Save it there with save_pretrained."
             )
     for file in list_weights(folder, pickle=pickle):
         for prefix, other in model.foreign.items():
             if any(name.startswith(prefix) for name in read_header(file)):
                 raise PackError(f"{file} holds weights of {other} ({prefix}…); {taken}")
+    return model
+
+
+def describe_taken(models: Sequence[Model]) -> str:
+    names = ", ".join(f"{model.name} ({model.description})" for model in models)
+    return f"for {models[0].type}, visiond takes {names}." if len(models) == 1 else f"visiond takes {names}."
 
 
 def name_model(folder: Path) -> tuple[str, str]:

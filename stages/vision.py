@@ -1,5 +1,4 @@
-"""What the stages of transformers' vision models, CLIP and BLIP, share: loading, preprocessing, batches,
-the first layer."""
+"""What the stages of transformers' vision models share: loading, preprocessing, batches, the first layer."""
 
 from __future__ import annotations
 
@@ -10,47 +9,53 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoImageProcessor
 
-from stages.base import Image, Stage, StageSpec
-from stages.checkpoints import load_model, load_part
+from stages.base import Image, Stage, StageSpec, StageUnusable
+from stages.checkpoints import load_known, load_part
+from stages.descriptor import Model
 from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
 from stages.resizing.resize import ImageProcessor
 
-Model = TypeVar("Model", bound=PreTrainedModel)
 Output = TypeVar("Output")
+
+BLANK_SIZE = 480, 640  # of the images for warming up
 
 
 class VisionStage(Stage, Generic[Output]):
     """A stage that runs batches of preprocessed images through a model with a vision tower."""
 
-    processor: ClassVar[Any]  # the class of the model's image processor
+    models: ClassVar[tuple[Model, ...]]  # those that it takes, as in its descriptor
+    processor: ClassVar[Any] = ImageProcessor
 
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:
         prepare = cls.load_processor(spec, "cpu")
-        prepare.prepare_with_kernels([torch.zeros(3, prepare.height, prepare.width, dtype=torch.uint8)])
+        if isinstance(prepare, ImageProcessor) and prepare.antialias:
+            prepare.prepare_with_kernels([torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8)])
 
     @classmethod
-    def load_processor(cls, spec: StageSpec, device: str) -> ImageProcessor:
-        """The preprocessing of the model in the stage's folder."""
-        settings = load_part("image processor", cls.processor, spec.files["model"])
-        return ImageProcessor(settings, device, dtype_of(spec))
+    def load_processor(cls, spec: StageSpec, device: str) -> Any:
+        """The preprocessing of the model in the stage's folder. Raises StageUnusable."""
+        folder = spec.files["model"]
+        settings = load_part("image processor", AutoImageProcessor, folder, trust_remote_code=False)
+        try:
+            return cls.processor(settings, device, dtype_of(spec))
+        except ValueError as error:
+            raise StageUnusable(f"{spec.name}: the model in {folder} cannot be used: {error}") from error
 
     @abstractmethod
     def forward(self, pixels: Sequence[Tensor]) -> Output:
         """The model's answer for a batch of images, uint8 [3, height, width] each, copied to the host."""
 
-    def load_vision_model(self, kind: type[Model]) -> Model:
-        """The model in the stage's folder; self.prepare becomes its preprocessing."""
-        model = load_model(kind, self.spec.files["model"], dtype_of(self.spec), self.device)
+    def load_vision_model(self) -> Any:
+        """The model in the stage's folder; self.prepare becomes its preprocessing. Raises StageUnusable."""
         self.prepare = self.load_processor(self.spec, self.device)
-        speed_up_patches(model.vision_model)
-        return model
+        return load_known(self.models, self.spec.files["model"], dtype_of(self.spec), self.device)
 
     def warm_up(self) -> None:
         """Run one full batch of black images. Call it while the device is held."""
-        blank = torch.zeros(3, self.prepare.height, self.prepare.width, dtype=torch.uint8, device=self.device)
+        blank = torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8, device=self.device)
         self.forward([blank] * self.spec.batch_size)
         synchronize(self.device)
 

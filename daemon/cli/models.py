@@ -125,7 +125,9 @@ def make_models(
     yolo: Annotated[
         Path | None,
         typer.Option(
-            "--yolo", metavar="FILE", help="A .pt file, or a .safetensors file with yolo.json beside it."
+            "--yolo",
+            metavar="PATH",
+            help="A .pt file, a .safetensors file with yolo.json beside it, or a folder of a transformers detector.",
         ),
     ] = None,
     clip: Annotated[

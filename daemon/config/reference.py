@@ -111,13 +111,15 @@ def list_options() -> list[Table]:
     """The options of every backend, except the fake ones, which are for tests (stages/fake.py)."""
     tables = []
     for stage, described in STAGES.items():
+        header = f"[stages.{stage}.options]"
+        by_type: dict[type[msgspec.Struct], list[str]] = {}
         for name, backend in described.backends.items():
-            header, described_options = (
-                f"[stages.{stage}.options]",
-                msgspec.json.schema(backend.options)["$defs"],
-            )
-            schema = described_options[backend.options.__name__]
-            about = f"Options of the backend `{name}`. {schema.get('description', '')}".rstrip()
+            by_type.setdefault(backend.options, []).append(f"`{name}`")
+        for kind, names in by_type.items():
+            described_options = msgspec.json.schema(kind)["$defs"]
+            schema = described_options[kind.__name__]
+            backends = f"the backend{'s' * (len(names) > 1)} {' and '.join(names)}"
+            about = f"Options of {backends}. {schema.get('description', '')}".rstrip()
             tables += [
                 Table([header], keys, about) for _, keys in [*_walk(header, schema, described_options)][:1]
             ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -11,14 +10,16 @@ from msgspec import Meta
 
 from stages import recognition
 from stages.clip import descriptor as clip
-from stages.descriptor import Backend, Descriptor, Files
+from stages.descriptor import Descriptor, Files, Model
 from stages.invented import VARIANTS
 
-MODEL = recognition.Model(
-    type="blip",
-    name="BlipForConditionalGeneration",
-    description="BLIP for captions",
-    foreign={"text_encoder.": "BLIP for questions or retrieval", "itm_head.": "BLIP for retrieval"},
+MODELS = (
+    Model(
+        "blip",
+        "BlipForConditionalGeneration",
+        "BLIP for captions",
+        foreign={"text_encoder.": "BLIP for questions or retrieval", "itm_head.": "BLIP for retrieval"},
+    ),
 )
 
 
@@ -53,15 +54,10 @@ class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
-def find(path: Path) -> dict[str, str]:
-    folder = recognition.find_model(path, MODEL)
-    return {"model": folder} if folder else {}
-
-
 def check(files: Files, *, allow_pickle: bool) -> None:
-    recognition.check_transformers(MODEL, files["model"])
+    recognition.check_transformers(MODELS, files["model"])
     if "clip" in files:
-        recognition.check_transformers(clip.MODEL, files["clip"])
+        recognition.check_transformers((*clip.MODELS, *clip.FLEXIBLE), files["clip"])
 
 
 @lru_cache(maxsize=4096)
@@ -75,14 +71,13 @@ BLIP = Descriptor(
     result=Caption,
     uses=("clip",),
     backends={
-        "transformers": Backend(
-            place="stages.blip.stage:BlipStage",
-            options=BlipOptions,
+        "transformers": recognition.make_backend(
+            "stages.blip.stage:BlipStage",
+            BlipOptions,
+            MODELS,
             version=2,
-            find=find,
             check=check,
             shares={"clip": ("clip", "model")},
-            takes=MODEL.name,
         ),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for captions

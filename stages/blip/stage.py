@@ -11,22 +11,23 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BlipConfig, BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
+from transformers import BlipConfig, BlipForConditionalGeneration
 
 from stages.base import Image, ImageError, Reason, Result, StageSpec
 from stages.blip.captioner import Captioner
-from stages.blip.descriptor import BlipOptions, Caption
+from stages.blip.descriptor import MODELS, BlipOptions, Caption
 from stages.blip.vision import embed_image, speed_up_attention, speed_up_mlp
-from stages.checkpoints import load_model, load_part, load_tokenizer
+from stages.checkpoints import load_known, load_part, load_tokenizer
+from stages.clip import descriptor as clip
 from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device
 from stages.options import read_options
-from stages.vision import VisionStage
+from stages.vision import VisionStage, speed_up_patches
 
 
 class BlipStage(VisionStage[Tensor]):
-    processor = BlipImageProcessor
+    models = MODELS
 
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:
@@ -42,8 +43,9 @@ class BlipStage(VisionStage[Tensor]):
         self.options = read_options(self.spec, BlipOptions)
         dtype = dtype_of(self.spec)
         self.tokenizer = load_tokenizer(self.spec.files["model"])
-        model = self.load_vision_model(BlipForConditionalGeneration)
+        model = self.load_vision_model()
         self.vision = model.vision_model
+        speed_up_patches(self.vision)
         speed_up_attention(self.vision)
         if (
             self.device.startswith("cuda")
@@ -91,7 +93,7 @@ class BlipStage(VisionStage[Tensor]):
 
     def _load_tower(self, dtype: torch.dtype) -> TextTower:
         folder = self.spec.files["clip"]
-        return TextTower(load_model(CLIPModel, folder, dtype, self.device), folder)
+        return TextTower(load_known((*clip.MODELS, *clip.FLEXIBLE), folder, dtype, self.device), folder)
 
 
 def compare_caption(caption: str, text: Tensor, clip: Result | None) -> Caption | ImageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +12,16 @@ import msgspec
 from msgspec import Meta
 
 from stages import invented, recognition
-from stages.descriptor import Backend, Descriptor, Files
+from stages.descriptor import Descriptor, Model
 
 LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
-MODEL = recognition.Model(
-    type="clip",
-    name="CLIPModel",
-    description="CLIP with both its halves",
-    foreign={"classifier.": "CLIP for classes"},
+CLASSIFIER = {"classifier.": "a model of this family for classes"}
+MODELS = (
+    Model("clip", "CLIPModel", "CLIP with both its halves", foreign=CLASSIFIER),
+    Model("metaclip_2", "MetaClip2Model", "MetaCLIP 2 with both its halves", foreign=CLASSIFIER),
+    Model("siglip", "SiglipModel", "SigLIP, and SigLIP 2 of a fixed size", foreign=CLASSIFIER),
 )
+FLEXIBLE = (Model("siglip2", "Siglip2Model", "SigLIP 2 NaFlex", foreign=CLASSIFIER),)
 
 
 class Embedding(msgspec.Struct, frozen=True):
@@ -32,7 +33,7 @@ class Embedding(msgspec.Struct, frozen=True):
 
 
 class Tag(msgspec.Struct, frozen=True):
-    """A label, and its probability among all labels."""
+    """A label, and its probability: among all labels, or by SigLIP's models that of this label alone."""
 
     label: str
     score: float
@@ -42,7 +43,7 @@ class Clip(msgspec.Struct, frozen=True):
     """The embedding and the tags of an image."""
 
     embedding: Embedding
-    tags: list[Tag]  # most probable first; softmax over all labels
+    tags: list[Tag]  # most probable first
 
 
 class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,30 +56,27 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = None
     template: Annotated[
-        str,
+        Annotated[str, Meta(pattern=r"\{\}")] | None,
         Meta(
-            pattern=r"\{\}",
-            description="The text that is compared with images for a label; {} is replaced by the label.",
+            description="The text that is compared with images for a label; {} is replaced by the label. "
+            'Not set: as the model was trained, "a photo of a {}" or for SigLIP "This is a photo of {}.".',
         ),
-    ] = "a photo of a {}"
+    ] = None
     top_k: Annotated[
         int,
         Meta(
             ge=0,
             le=100_000,
-            description="The number of tags of an image, the most probable ones. The scores of all labels add up to 1.",
+            description="The number of tags of an image, the most probable ones. The scores of all labels add up to 1, except "
+            "those of SigLIP.",
         ),
     ] = 5
 
 
-def find(path: Path) -> dict[str, str]:
-    folder = recognition.find_model(path, MODEL)
+def find(models: tuple[Model, ...], path: Path) -> dict[str, str]:
+    folder = recognition.find_model(path, models)
     labels = {"labels": LABELS} if (path / LABELS).is_file() else {}
     return {"model": folder, **labels} if folder else {}
-
-
-def check(files: Files, *, allow_pickle: bool) -> None:
-    recognition.check_transformers(MODEL, files["model"])
 
 
 @lru_cache(maxsize=4096)
@@ -95,13 +93,11 @@ CLIP = Descriptor(
     key="clip",
     result=Clip,
     backends={
-        "transformers": Backend(
-            place="stages.clip.stage:ClipStage",
-            options=ClipOptions,
-            version=2,
-            find=find,
-            check=check,
-            takes=MODEL.name,
+        "transformers": recognition.make_backend(
+            "stages.clip.stage:ClipStage", ClipOptions, MODELS, version=2, find=partial(find, MODELS)
+        ),
+        "naflex": recognition.make_backend(
+            "stages.clip.naflex:NaflexStage", ClipOptions, FLEXIBLE, find=partial(find, FLEXIBLE)
         ),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for embeddings

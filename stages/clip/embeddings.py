@@ -1,14 +1,14 @@
-"""CLIP's text tower, and embeddings as they are stored in results."""
+"""The text towers of CLIP, MetaCLIP 2 and SigLIP, and embeddings as they are stored in results."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import CLIPModel
+from torch import Tensor, nn
 
 from stages.checkpoints import load_tokenizer
 from stages.clip.descriptor import Embedding
@@ -19,40 +19,44 @@ TOKENS_ALIGNED_TO = 16  # a GPU plans its attention again for each length of tex
 
 
 class TextTower:
-    """CLIP's text half: texts to embeddings that can be compared with those of images."""
+    """The text half of a model with two towers: texts to embeddings that can be compared with those of images."""
 
-    def __init__(self, model: CLIPModel, folder: str) -> None:
-        self.model, self.projection = model.text_model, model.text_projection
+    def __init__(self, model: Any, folder: str) -> None:
+        """model: one of transformers' classes in the descriptor's MODELS."""
+        self.model = model.text_model
+        # SigLIP's text tower ends with its projection.
+        self.projection = getattr(model, "text_projection", nn.Identity())
         self.tokenizer = load_tokenizer(folder)
         self.longest = model.config.text_config.max_position_embeddings
+        self.full_length = is_sigmoid(model)
+        self.device = model.device
 
-    def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """Token ids [texts, longest text] on the host. A text that is too long for the model is truncated."""
-        tokens: Tensor = self.tokenizer(
-            list(texts),
-            padding=True,
-            padding_side="right",
-            truncation=True,
-            max_length=self.longest,
-            return_tensors="pt",
-        )["input_ids"]
+    def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Token ids [texts, tokens] on the host. A text that is too long for the model is truncated."""
+        options = {"truncation": True, "max_length": self.longest, "return_tensors": "pt"}
+        if self.full_length:  # SigLIP was trained so, and reads its embedding from the last place
+            return dict(self.tokenizer(list(texts), padding="max_length", **options))
+        tokens: Tensor = self.tokenizer(list(texts), padding=True, padding_side="right", **options)[
+            "input_ids"
+        ]
         width = min(-(-tokens.shape[1] // TOKENS_ALIGNED_TO) * TOKENS_ALIGNED_TO, self.longest)
-        return F.pad(tokens, (0, width - tokens.shape[1]), value=self.tokenizer.pad_token_id)
+        return {"input_ids": F.pad(tokens, (0, width - tokens.shape[1]), value=self.tokenizer.pad_token_id)}
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Unit embeddings [texts, dim] of any number of texts, also of none."""
+        """Unit embeddings [texts, dim] of any number of texts; [0, 0] of none."""
         parts = [self.embed(self.tokenize(part)) for part in split_batches(texts, TEXTS_AT_ONCE)]
-        return (
-            torch.cat(parts)
-            if parts
-            else self.projection.weight.new_empty(0, len(self.projection.weight)).float()
-        )
+        return torch.cat(parts) if parts else torch.empty(0, 0, device=self.device)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Unit embeddings [texts, dim] in float32. The tower is causal,
+    def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
+        """Unit embeddings [texts, dim] in float32. CLIP's tower is causal,
         so padding after a text changes nothing."""
-        features = self.model(input_ids=tokens.to(self.projection.weight.device)).pooler_output
+        features = self.model(**{name: part.to(self.device) for name, part in tokens.items()}).pooler_output
         return F.normalize(self.projection(features).float(), dim=-1)
+
+
+def is_sigmoid(model: Any) -> bool:
+    """Whether a model was trained to score each label by itself, as SigLIP, and not all labels together."""
+    return hasattr(model, "logit_bias")
 
 
 def encode_embedding(embedding: Tensor) -> Embedding:

@@ -1,36 +1,46 @@
-"""CLIP: an embedding of each image, and the labels nearest to it.
+"""CLIP, MetaCLIP 2 and SigLIP: an embedding of each image, and the labels nearest to it.
 
-Reference: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", 2021, and
-transformers' CLIPModel and CLIPImageProcessor, with which the tests compare this stage.
+Reference: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", 2021; Zhai et
+al., "Sigmoid Loss for Language Image Pre-Training", 2023. The tests compare this stage with transformers' own
+models and processors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import CLIPImageProcessor, CLIPModel
+from torch import Tensor, nn
 
 from stages.base import Image, ImageError, Result
-from stages.clip.descriptor import Clip, ClipOptions, Tag
-from stages.clip.embeddings import TextTower, encode_embedding
+from stages.clip.descriptor import MODELS, Clip, ClipOptions, Tag
+from stages.clip.embeddings import TextTower, encode_embedding, is_sigmoid
+from stages.descriptor import Model
 from stages.devices import hold_device
 from stages.options import read_options
-from stages.vision import VisionStage
+from stages.vision import VisionStage, speed_up_patches
+
+TEMPLATE, SIGMOID_TEMPLATE = "a photo of a {}", "This is a photo of {}."
 
 
 class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
-    processor = CLIPImageProcessor
+    models: ClassVar[tuple[Model, ...]] = MODELS
 
     def load(self) -> None:
-        self.options = read_options(self.spec, ClipOptions)
-        model = self.load_vision_model(CLIPModel)
-        self.vision, self.projection = model.vision_model, model.visual_projection
+        self.options, folder = read_options(self.spec, ClipOptions), self.spec.files["model"]
+        model = self.load_vision_model()
+        self.vision = self.speed_up(model.vision_model)
+        # SigLIP's vision tower ends with its projection.
+        self.projection = getattr(model, "visual_projection", nn.Identity())
         self.labels = self._read_labels()
+        self.sigmoid = is_sigmoid(model)
         with hold_device(self.lock):
-            self.label_logits = self._embed_labels(model) * model.logit_scale.exp().float()
+            scale = model.logit_scale.exp().float()
+            self.label_weights = TextTower(model, folder).embed_texts(self._label_texts()) * scale
+            self.label_bias = model.logit_bias.float() if self.sigmoid else torch.zeros_like(scale)
             self.warm_up()
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
@@ -47,11 +57,23 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
     def forward(self, pixels: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """On the host: unit embeddings [images, dim], and the
         scores and indices of the most likely labels [images, k]."""
-        features = self.projection(self.vision(pixel_values=self.prepare(pixels)).pooler_output)
-        embeddings = F.normalize(features.float(), dim=-1)
-        likelihoods = (embeddings @ self.label_logits.T).softmax(dim=-1)
+        embeddings = F.normalize(self.projection(self.embed(pixels)).float(), dim=-1)
+        if not self.labels:
+            nothing = torch.empty(len(pixels), 0)
+            return embeddings.cpu(), nothing, nothing.long()
+        logits = embeddings @ self.label_weights.T + self.label_bias
+        likelihoods = logits.sigmoid() if self.sigmoid else logits.softmax(dim=-1)
         scores, places = likelihoods.topk(min(self.options.top_k, len(self.labels)))
         return embeddings.cpu(), scores.cpu(), places.cpu()
+
+    def embed(self, pixels: Sequence[Tensor]) -> Tensor:
+        """The vision tower's answer for each image, [images, dim], before its projection."""
+        features: Tensor = self.vision(pixel_values=self.prepare(pixels)).pooler_output
+        return features
+
+    def speed_up(self, vision: Any) -> Any:
+        speed_up_patches(vision)
+        return vision
 
     def _read_labels(self) -> list[str]:
         labels = self.options.labels
@@ -59,7 +81,6 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
             labels = Path(self.spec.files["labels"]).read_text(encoding="utf-8").splitlines()
         return [label.strip() for label in labels or [] if label.strip()]
 
-    def _embed_labels(self, model: CLIPModel) -> Tensor:
-        """Unit text embeddings of the labels, [labels, dim]."""
-        texts = [self.options.template.replace("{}", label) for label in self.labels]
-        return TextTower(model, self.spec.files["model"]).embed_texts(texts)
+    def _label_texts(self) -> list[str]:
+        template = self.options.template or (SIGMOID_TEMPLATE if self.sigmoid else TEMPLATE)
+        return [template.replace("{}", label) for label in self.labels]

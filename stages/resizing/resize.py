@@ -1,5 +1,4 @@
-"""The preprocessing of CLIP's and BLIP's image processors,
-on the device and only for the pixels that the crop keeps.
+"""The preprocessing of transformers' image processors, on the device and only for the pixels that are kept.
 
 On the CPU torch resizes bytes, as the stock processors do. torch has no such resize on a GPU: there two
 kernels do the same integer arithmetic, horizontally and then vertically, so that no pixel differs. Without
@@ -10,23 +9,25 @@ resizes the whole image before it crops it, and would need 8 GB for a PNG of 1×
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import PIL.Image
 import torch
 import torch.nn.functional as F
+from PIL.Image import Resampling
 from torch import Tensor
 
 from stages.devices import group_places, has_kernels_for, split_batches
+from stages.resizing.geometry import Geometry, PatchGeometry
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
+WITHOUT_ANTIALIAS = ("RfDetrImageProcessor",)  # it resizes by interpolation between the nearest pixels
 MAX_RESIZED_RATIO = 16  # pixels that are resized before the crop / pixels that are kept
 PIXELS_AT_ONCE = 1 << 25  # of images of one size that torch resizes together, where there are no kernels
 CACHED_AXES = 512  # their tables stay on the device, about 20 kB each
@@ -60,7 +61,39 @@ class Axis:
         return self.table.data_ptr(), self.taps, self.shift
 
 
-def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "cpu") -> Axis:
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter of antialiased resizing, as in Pillow and in torch's interpolate.
+
+    mode: torch's name of it. reach: the distance from which on its weights are zero.
+    """
+
+    mode: str
+    reach: int
+    weigh: Callable[[Floats], Floats]
+
+
+def triangle(distance: Floats) -> Floats:
+    """Bilinear interpolation; zero for distances from 1 on."""
+    return (1 - np.abs(distance)).clip(0.0)
+
+
+def cubic(distance: Floats) -> Floats:
+    """Keys' cubic with a = -0.5 ("Cubic convolution interpolation for digital image processing", 1981); zero for
+    distances from 2 on."""
+    far = np.abs(distance)
+    near = (1.5 * far - 2.5) * far * far + 1
+    tail = ((-0.5 * far + 2.5) * far - 4) * far + 2
+    return np.where(far < 1, near, np.where(far < 2, tail, 0.0))
+
+
+BICUBIC = Filter("bicubic", 2, cubic)
+FILTERS = {Resampling.BILINEAR: Filter("bilinear", 1, triangle), Resampling.BICUBIC: BICUBIC}
+
+
+def prepare_axis(
+    size: int, resized: int, start: int, kept: int, device: str = "cpu", by: Filter = BICUBIC
+) -> Axis:
     """A resize from `size` to `resized` pixels, only outputs `start` to `start + kept`,
     in torch's integer arithmetic.
 
@@ -69,11 +102,11 @@ def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "
     output's, which has no neighbor on one side.
     """
     if resized <= size:
-        all_weights, inputs = compute_weights(size, resized, np.arange(resized))
+        all_weights, inputs = compute_weights(size, resized, np.arange(resized), by)
         weights, inputs = all_weights[start : start + kept], inputs[start : start + kept]
     else:
-        all_weights, _ = compute_weights(size, resized, np.arange(1))
-        weights, inputs = compute_weights(size, resized, np.arange(start, start + kept))
+        all_weights, _ = compute_weights(size, resized, np.arange(1), by)
+        weights, inputs = compute_weights(size, resized, np.arange(start, start + kept), by)
     shift = next(bits for bits in range(23) if bits == 22 or all_weights.max() * (2 << bits) + 0.5 >= 1 << 15)
     scaled = weights * (1 << shift)
     rounded = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32)
@@ -86,31 +119,22 @@ def prepare_axis(size: int, resized: int, start: int, kept: int, device: str = "
     return Axis(torch.from_numpy(table).to(device), shift, int(first[0]), int(first[-1]) + count)
 
 
-def compute_weights(size: int, resized: int, outputs: Integers) -> tuple[Floats, Integers]:
+def compute_weights(size: int, resized: int, outputs: Integers, by: Filter) -> tuple[Floats, Integers]:
     """The inputs that each output depends on, and their weights, which sum to 1: [outputs, taps] each.
 
-    Output i is a weighted mean of the inputs around its center, `(i + 0.5) * size / resized`, by Keys' cubic
-    (a = -0.5, "Cubic convolution interpolation for digital image processing", 1981), stretched by the scale
-    when shrinking, as Pillow and torch (interpolate with antialias=True) do. Terms are added in their order,
-    because rounding depends on it.
+    Output i is a weighted mean of the inputs around its center, `(i + 0.5) * size / resized`, by a filter that is
+    stretched by the scale when shrinking, as Pillow and torch (interpolate with antialias=True) do. Terms are
+    added in their order, because rounding depends on it.
     """
     scale = size / resized
-    reach = 2 * max(scale, 1.0)
+    reach = by.reach * max(scale, 1.0)
     centers = scale * (outputs + 0.5)
     first = np.maximum((centers - reach + 0.5).astype(np.int64), 0)
     end = np.minimum((centers + reach + 0.5).astype(np.int64), size)
     inputs = first[:, None] + np.arange(2 * math.ceil(reach) + 1)
-    weights = cubic((inputs - centers[:, None] + 0.5) * (2 / reach))
+    weights = by.weigh((inputs - centers[:, None] + 0.5) * (by.reach / reach))
     weights[inputs >= end[:, None]] = 0
     return weights / weights.cumsum(axis=1)[:, -1:], inputs
-
-
-def cubic(distance: Floats) -> Floats:
-    """Keys' cubic with a = -0.5; zero for distances from 2 on."""
-    far = np.abs(distance)
-    near = (1.5 * far - 2.5) * far * far + 1
-    tail = ((-0.5 * far + 2.5) * far - 4) * far + 2
-    return np.where(far < 1, near, np.where(far < 2, tail, 0.0))
 
 
 def crop(image: Tensor, rows: Axis, columns: Axis) -> Tensor:
@@ -183,73 +207,76 @@ def count_tiles(height: int, width: int, tile: dict[str, int]) -> int:
     return -(-height // tile["BLOCK_H"]) * -(-width // tile["BLOCK_W"])
 
 
-class ImageProcessor:
-    """Images of any size to one batch [images, 3, height,
-    width]: exactly the pixels of a stock CLIP or BLIP processor."""
+class Resizer:
+    """Resizes, crops and normalizes images: exactly as a stock processor."""
 
-    def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
-        """settings: a transformers CLIPImageProcessor or BlipImageProcessor.
-        Raises ValueError if it asks for anything else."""
-        self.dtype = dtype
-        self.size, self.edge = settings.size, settings.size.shortest_edge
-        kept = settings.crop_size if settings.do_center_crop else settings.size
-        self.height, self.width = kept.height, kept.width
-        known = self.height and self.width and settings.resample == PIL.Image.Resampling.BICUBIC
-        if not known or min(self._scale(1, 1)) < max(self.height, self.width):
+    def __init__(
+        self, settings: Any, geometry: Geometry | PatchGeometry, device: str, dtype: torch.dtype
+    ) -> None:
+        """settings: an image processor of transformers. Raises ValueError if it asks for a filter that is not
+        supported."""
+        self.dtype, self._geometry = dtype, geometry
+        if settings.resample not in FILTERS:
+            known = " or ".join(f"{kind.value} ({kind.name.lower()})" for kind in FILTERS)
             raise ValueError(
-                "preprocessor_config.json asks for preprocessing that is not supported: it must be a bicubic resize, to a "
-                "fixed size or to a shortest edge with a center crop that is not larger."
+                f"preprocessor_config.json asks for resample = {settings.resample}, which is not supported: use {known}."
             )
-        mean = torch.tensor(settings.image_mean, device=device) * 255
-        deviation = torch.tensor(settings.image_std, device=device) * 255
+        self.filter = FILTERS[settings.resample]
+        self.antialias = type(settings).__name__ not in WITHOUT_ANTIALIAS
+        normalized = settings.do_normalize
+        mean = torch.tensor(settings.image_mean if normalized else [0.0] * 3, device=device) * 255
+        deviation = torch.tensor(settings.image_std if normalized else [1.0] * 3, device=device) * 255
         self.mean, self.deviation = mean.view(3, 1, 1), deviation.view(3, 1, 1)
         self._prepare_axis = lru_cache(CACHED_AXES)(prepare_axis)
         self._device = device
         self.stock = device == "cpu"
 
+    def resize(self, pixels: Sequence[Tensor]) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Images of the same size, by their places, resized and cropped: [images, 3, height, width]."""
+        for size, places in group_places((image.shape[1], image.shape[2]) for image in pixels).items():
+            for part in split_batches(places, max(PIXELS_AT_ONCE // math.prod(size), 1)):
+                yield part, self._resize(torch.stack([pixels[place] for place in part]))
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """pixels: [images, 3, height, width] with values from 0 to 255."""
+        return ((pixels - self.mean) / self.deviation).to(self.dtype)
+
+    def _resize(self, images: Tensor) -> Tensor:
+        """Images of one size."""
+        resized, (top, left), kept = self._geometry.place(*images.shape[2:])
+        if not self.antialias:
+            whole = F.interpolate(images.float(), resized, mode=self.filter.mode)
+        elif self.stock and math.prod(resized) <= MAX_RESIZED_RATIO * math.prod(kept):
+            whole = F.interpolate(images, resized, mode=self.filter.mode, antialias=True)
+        else:
+            return resize_in_torch(images, *self._axes(*images.shape[2:]))
+        return whole[:, :, top : top + kept[0], left : left + kept[1]]
+
+    def _axes(self, height: int, width: int) -> tuple[Axis, Axis]:
+        """The axes of an image's rows and columns."""
+        resized, (top, left), kept = self._geometry.place(height, width)
+        rows = self._prepare_axis(height, resized[0], top, kept[0], self._device, self.filter)
+        return rows, self._prepare_axis(width, resized[1], left, kept[1], self._device, self.filter)
+
+
+class ImageProcessor(Resizer):
+    """Images of any size to one batch [images, 3, height, width]: exactly the pixels of a stock processor."""
+
+    def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
+        """settings: an image processor of transformers that resizes, crops, scales and normalizes.
+        Raises ValueError if it asks for anything else."""
+        self.geometry = Geometry.of(settings)
+        super().__init__(settings, self.geometry, device, dtype)
+
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
         """pixels: uint8 [3, height, width] each, on the device, of any sizes."""
-        if has_kernels_for(pixels[0]):
+        if self.antialias and has_kernels_for(pixels[0]):
             return self.prepare_with_kernels(pixels)
-        batch = torch.empty(len(pixels), 3, self.height, self.width, device=self._device)
-        for (height, width), places in group_places(image.shape[1:] for image in pixels).items():
-            resized = self._scale(height, width)
-            if self.stock and math.prod(resized) <= MAX_RESIZED_RATIO * self.height * self.width:
-                alike = torch.stack([pixels[place] for place in places])
-                batch[places] = self._crop(
-                    F.interpolate(alike, resized, mode="bicubic", antialias=True)
-                ).float()
-            else:
-                rows, columns = self._axes(height, width)
-                for part in split_batches(places, max(PIXELS_AT_ONCE // (height * width), 1)):
-                    batch[part] = resize_in_torch(
-                        torch.stack([pixels[place] for place in part]), rows, columns
-                    ).float()
-        return ((batch - self.mean) / self.deviation).to(self.dtype)
+        batch = torch.empty(len(pixels), 3, *self.geometry.kept, device=self._device)
+        for places, resized in self.resize(pixels):
+            batch[places] = resized.float()
+        return self.normalize(batch)
 
     def prepare_with_kernels(self, pixels: Sequence[Tensor]) -> Tensor:
         axes = [self._axes(*image.shape[1:]) for image in pixels]
         return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
-
-    def _crop(self, resized: Tensor) -> Tensor:
-        top, left = self._corner(*resized.shape[2:])
-        return resized[:, :, top : top + self.height, left : left + self.width]
-
-    def _axes(self, height: int, width: int) -> tuple[Axis, Axis]:
-        """The axes of an image's rows and columns."""
-        resized_height, resized_width = self._scale(height, width)
-        top, left = self._corner(resized_height, resized_width)
-        rows = self._prepare_axis(height, resized_height, top, self.height, self._device)
-        return rows, self._prepare_axis(width, resized_width, left, self.width, self._device)
-
-    def _corner(self, height: int, width: int) -> tuple[int, int]:
-        """The first kept pixel of a resized image: top, left."""
-        return (height - self.height) // 2, (width - self.width) // 2
-
-    def _scale(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the whole resized image; the longer side is rounded down."""
-        if self.edge is None:
-            return self.size.height, self.size.width
-        if height <= width:
-            return self.edge, int(self.edge * width / height)
-        return int(self.edge * height / width), self.edge

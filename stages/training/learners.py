@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import BlipForConditionalGeneration, CLIPModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.blip.vision import speed_up_attention
-from stages.clip.descriptor import ClipOptions
+from stages.clip.stage import TEMPLATE
 from stages.training.dataset import MOST_SPOTS, NO_SPOT, Examples
 from stages.training.examples import Example
 
@@ -232,7 +232,7 @@ def encode_captions(captions: Sequence[str], tokenizer: PreTrainedTokenizerFast)
 
 def prompt_tags(labels: Sequence[str]) -> list[str]:
     """The text of each label in the CLIP stage."""
-    return [ClipOptions().template.replace("{}", label) for label in labels]
+    return [TEMPLATE.replace("{}", label) for label in labels]
 
 
 def spread_tags(truths: Sequence[Example], labels: Sequence[str]) -> npt.NDArray[np.float32]:

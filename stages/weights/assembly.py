@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stages import recognition
-from stages.blip import descriptor as blip
-from stages.clip import descriptor as clip
+from stages import recognition, registry
 from stages.clip.descriptor import LABELS
+from stages.descriptor import Model
 from stages.manifest import (
     MANIFEST,
     Manifest,
@@ -24,11 +22,8 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
-from stages.recognition import Model
 from stages.weights.hub import SCENES
 from stages.yolo.descriptor import FILES as YOLO_FILES
-
-MODELS = {"clip": clip.MODEL, "blip": blip.MODEL}
 
 
 def assemble(
@@ -45,18 +40,21 @@ def assemble(
 
     Raises PackError if a source is not what its stage takes, or is a pickle that may not be read; OSError.
     """
-    check_sources(sources, labels, allow_pickle=allow_pickle)
+    backends = choose_backends(sources, labels, allow_pickle=allow_pickle)
     folder.mkdir()
-    stages, origins = {}, {}
-    if "yolo" in sources:
-        origins = add_yolo(sources["yolo"], folder, progress)
-        stages["yolo"] = StageEntry("ultralytics", YOLO_FILES, notice=notice_beside(sources["yolo"], "yolo"))
-    for stage, model in MODELS.items():
-        if stage in sources:
-            add_transformers(model, sources[stage], folder / stage, progress)
+    stages: dict[str, StageEntry] = {}
+    origins: dict[str, str] = {}
+    for stage, source in sources.items():
+        backend = registry.find_backend(stage, backends[stage])
+        if backend.models:
+            add_transformers(backend.models, source, folder / stage, progress)
             files = {"model": stage}
-            files |= {"labels": LABELS} if stage == "clip" else {"clip": "clip"} if "clip" in sources else {}
-            stages[stage] = StageEntry("transformers", files, notice=notice_beside(sources[stage], stage))
+        else:
+            origins |= add_yolo(source, folder, progress)
+            files = dict(YOLO_FILES)
+        files |= {"labels": LABELS} if stage == "clip" else {}
+        files |= {role: other for role, (other, _) in backend.shares.items() if other in sources}
+        stages[stage] = StageEntry(backends[stage], files, notice=notice_beside(source, stage))
     if "clip" in sources:
         write_labels(folder, labels)
     for file in list_files(folder):
@@ -72,38 +70,56 @@ def assemble(
     return manifest
 
 
-def check_sources(sources: Mapping[str, Path], labels: Path | None, *, allow_pickle: bool) -> None:
-    """Raises PackError with a line for each source that cannot be used. Checked first,
-    as a conversion takes minutes."""
-    problems = []
+def choose_backends(
+    sources: Mapping[str, Path], labels: Path | None, *, allow_pickle: bool
+) -> dict[str, str]:
+    """The backend that takes each source. Raises PackError with a line for each source that cannot be used. Called
+    first, as a conversion takes minutes."""
+    backends, problems = {}, []
     for stage, source in sources.items():
-        check = check_yolo if stage == "yolo" else partial(check_transformers, MODELS[stage])
         try:
-            check(source, allow_pickle=allow_pickle)
+            backends[stage] = choose_backend(stage, source, allow_pickle=allow_pickle)
         except PackError as error:
             problems.append(str(error))
     if labels and not labels.is_file():
         problems.append(f"--labels {labels} must be a text file with a label on each line.")
     if problems:
         raise PackError("\n".join(problems))
+    return backends
 
 
-def check_yolo(source: Path, *, allow_pickle: bool) -> None:
-    if source.suffix not in (".pt", ".safetensors") or not source.is_file():
-        raise PackError(f"--yolo {source} must be a file: .pt, or .safetensors with a yolo.json beside it.")
-    recognition.check_yolo(yolo_files(source), allow_pickle=allow_pickle)
-
-
-def check_transformers(model: Model, source: Path, *, allow_pickle: bool) -> None:
-    if not (source / "config.json").is_file():
-        raise PackError(
-            f"--{model.type} {source} must be a folder as transformers saves a model, but it has no config.json."
-        )
-    recognition.check_transformers(model, source, pickle=True)
+def choose_backend(stage: str, source: Path, *, allow_pickle: bool) -> str:
+    """Raises PackError if no backend takes the source."""
+    backends = registry.find_stage(stage).backends
+    if stage == "yolo" and not source.is_dir():
+        check_yolo(source, allow_pickle=allow_pickle)
+        return next(iter(backends))
+    check_folder(stage, source)
+    known = {name: backend.models for name, backend in backends.items() if backend.models}
+    found = [name for name, models in known.items() if recognition.find_model(source, models)]
+    name = found[0] if found else next(iter(known))
+    recognition.check_transformers(known[name], source, pickle=True)
     if not recognition.list_weights(source, pickle=True) and not allow_pickle:
         raise PackError(
             f"{source / recognition.PICKLE} is a pickle, which can run code when it is read. If you trust it, add "
             "--allow-pickle: it is then read once, by torch's restricted loader."
+        )
+    return name
+
+
+def check_yolo(source: Path, *, allow_pickle: bool) -> None:
+    if source.suffix not in (".pt", ".safetensors") or not source.is_file():
+        raise PackError(
+            f"--yolo {source} must be a file: .pt, or .safetensors with a yolo.json beside it; or a folder as "
+            "transformers saves a model."
+        )
+    recognition.check_yolo(yolo_files(source), allow_pickle=allow_pickle)
+
+
+def check_folder(stage: str, source: Path) -> None:
+    if not (source / "config.json").is_file():
+        raise PackError(
+            f"--{stage} {source} must be a folder as transformers saves a model, but it has no config.json."
         )
 
 
@@ -126,7 +142,9 @@ def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dic
     return {}
 
 
-def add_transformers(model: Model, source: Path, folder: Path, progress: Callable[[str], None]) -> None:
+def add_transformers(
+    models: Sequence[Model], source: Path, folder: Path, progress: Callable[[str], None]
+) -> None:
     """Put a model's weights into the folder as safetensors, with its config, tokenizer and image processor."""
     weights = recognition.list_weights(source, pickle=True)
     folder.mkdir()
@@ -140,7 +158,7 @@ def add_transformers(model: Model, source: Path, folder: Path, progress: Callabl
             shutil.copyfile(file, folder / file.name)
     if not weights:
         progress(f"converting {source / recognition.PICKLE} to safetensors")
-        convert_weights(model, folder)
+        convert_weights(recognition.check_transformers(models, source, pickle=True), folder)
 
 
 def convert_weights(model: Model, folder: Path) -> None:
@@ -163,13 +181,20 @@ def loader_errors() -> Iterator[None]:
 
 
 def write_labels(folder: Path, labels: Path | None) -> None:
-    """Write the labels for CLIP's tags: the given ones, or the names of YOLO's classes and of common scenes."""
+    """Write the labels for CLIP's tags: the given ones, or the names of the detector's classes and of common scenes."""
     if labels:
         shutil.copyfile(labels, folder / LABELS)
         return
-    config = folder / YOLO_FILES["config"]
-    names = recognition.read_config(config)["names"] if config.is_file() else []
-    (folder / LABELS).write_text("\n".join([*names, *SCENES]) + "\n")
+    (folder / LABELS).write_text("\n".join([*read_classes(folder), *SCENES]) + "\n")
+
+
+def read_classes(folder: Path) -> list[str]:
+    """The names of the object detector's classes in a pack, if it has one."""
+    if (config := folder / YOLO_FILES["config"]).is_file():
+        return [str(name) for name in recognition.read_config(config)["names"]]
+    if (config := folder / "yolo" / "config.json").is_file():
+        return [str(name) for name in recognition.read_config(config).get("id2label", {}).values()]
+    return []
 
 
 def notice_beside(source: Path, stage: str) -> str:

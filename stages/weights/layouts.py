@@ -83,10 +83,10 @@ def describe_unknown(path: Path) -> str:
     if (path / "config.json").is_file():
         model_type, name = recognition.name_model(path)
         taken = {
-            stage: [b.takes for b in kind.backends.values() if b.takes]
+            stage: [model.name for backend in kind.backends.values() for model in backend.models]
             for stage, kind in registry.STAGES.items()
         }
-        wanted = " and ".join(f"{name} for {stage}" for stage, names in taken.items() for name in names)
+        wanted = ", ".join(f"{' or '.join(names)} for {stage}" for stage, names in taken.items() if names)
         return f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json); visiond takes {wanted}.'
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."

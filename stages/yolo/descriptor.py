@@ -10,11 +10,22 @@ import msgspec
 from msgspec import Meta
 
 from stages import recognition
-from stages.descriptor import Backend, Descriptor, Files
+from stages.descriptor import Backend, Descriptor, Files, Model
 from stages.invented import LABELS
 from stages.options import Count, Fraction
 
 FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # by role, in a pack
+DETECTORS = tuple(
+    Model(kind, f"{name}ForObjectDetection", description, parts=("image processor",))
+    for kind, name, description in (
+        ("rt_detr", "RTDetr", "RT-DETR"),
+        ("rt_detr_v2", "RTDetrV2", "RT-DETRv2"),
+        ("d_fine", "DFine", "D-FINE"),
+        ("deimv2", "Deimv2", "DEIMv2"),
+        ("rf_detr", "RfDetr", "RF-DETR"),
+        ("lw_detr", "LwDetr", "LW-DETR"),
+    )
+)
 
 
 class Detection(msgspec.Struct, frozen=True):
@@ -59,6 +70,15 @@ class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="Whether a .pt file may be read. It can run code: allow it only for files that you trust."
         ),
     ] = False
+
+
+class DetrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Detectors without suppression."""
+
+    conf: Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")] = 0.5
+    max_det: Annotated[
+        Count, Meta(description="Most objects of an image; those with the highest scores are kept.")
+    ] = 300
 
 
 def find(path: Path) -> dict[str, str]:
@@ -106,6 +126,7 @@ YOLO = Descriptor(
             find=find,
             check=check,
         ),
+        "transformers": recognition.make_backend("stages.yolo.detr:DetrStage", DetrOptions, DETECTORS),
     },
     half="float16",  # bfloat16 loses some objects
     cost=0.08,

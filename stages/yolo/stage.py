@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from stages.base import Image, ImageError, Result, Stage, StageSpec, StageUnusable
-from stages.binning import measure_dispersion
 from stages.devices import (
     device_errors,
     dtype_of,
@@ -26,7 +25,7 @@ from stages.devices import (
     synchronize,
 )
 from stages.options import read_options
-from stages.yolo.descriptor import Detection, Objects, YoloOptions
+from stages.yolo.descriptor import Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases, fill_with_kernel
 from stages.yolo.network import (
     convolutions_with_silu,
@@ -36,6 +35,7 @@ from stages.yolo.network import (
     scale_boxes,
     speed_up_convolutions,
 )
+from stages.yolo.objects import describe
 
 # With a last dimension of 6, ultralytics' non_max_suppression
 # takes predictions for those of an end-to-end network.
@@ -111,18 +111,9 @@ class YoloStage(Stage):
 
     def _describe(self, found: Tensor, canvas: tuple[int, int], image: Image) -> Objects:
         rows = found.numpy().astype(np.float64)
-        corners = scale_boxes(canvas, rows[:, :4], (image.height, image.width)).round(2).tolist()
-        scores, labels = rows[:, 4].round(5).tolist(), rows[:, 5].astype(int).tolist()
-        detections = [
-            Detection(self.names[label], score, tuple(box))
-            for box, score, label in zip(corners, scores, labels, strict=True)
-        ]
-        detections.sort(key=lambda detection: -detection.score)
-        unique = len({detection.label for detection in detections})
-        dispersion = measure_dispersion(
-            [detection.box for detection in detections], image.width * image.height
-        )
-        return Objects(detections, len(detections), unique, round(dispersion, 6))
+        corners = scale_boxes(canvas, rows[:, :4], (image.height, image.width)).tolist()
+        labels = [self.names[number] for number in rows[:, 5].astype(int).tolist()]
+        return describe(labels, rows[:, 4].tolist(), corners, image)
 
 
 def keep_confident(predictions: Tensor, confidence: float) -> Tensor:

@@ -17,6 +17,7 @@ from stages.manifest import MANIFEST
 from stages.weights.packs import MINI, open_pack, resolve_all, verify
 from stages.yolo.network import load_network
 from tests.daemon_process import Place
+from tests.stages import checkpoints
 
 
 def save_checkpoint(folder: Path) -> Path:
@@ -81,6 +82,16 @@ def test_a_pack_of_some_stages_reports_what_else_is_needed(tmp_path: Path) -> No
     )
     assert 'or name other weights, for example `model = "/path"` under [stages.clip]' in told
     assert open_pack(tmp_path / "mine", tmp_path / "models").manifest.stages.keys() == {"yolo"}
+
+
+def test_a_folder_of_a_transformers_detector_is_taken_with_its_classes_as_tags(tmp_path: Path) -> None:
+    checkpoints.DETECTORS["d_fine"](tmp_path / "detector")
+    making.make_pack(
+        tmp_path / "mine", {"yolo": tmp_path / "detector", "clip": MINI / "clip"}, lambda _: None
+    )
+    pack = open_pack(tmp_path / "mine", tmp_path / "models")
+    assert [pack.manifest.stages[stage].backend for stage in ("yolo", "clip")] == ["transformers"] * 2
+    assert (pack.folder / "labels.txt").read_text().startswith("thing 0\nthing 1\n")
 
 
 @pytest.mark.usefixtures("well")

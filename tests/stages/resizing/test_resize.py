@@ -9,7 +9,13 @@ import PIL.Image
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import BlipImageProcessor, CLIPImageProcessor
+from transformers import (
+    BlipImageProcessor,
+    CLIPImageProcessor,
+    RfDetrImageProcessor,
+    RTDetrImageProcessor,
+    SiglipImageProcessor,
+)
 
 from stages.base import Image
 from stages.devices import pixels_of
@@ -24,7 +30,17 @@ def tap_by_tap(settings: CLIPImageProcessor) -> ImageProcessor:
     return processor
 
 
-@pytest.mark.parametrize("settings", [CLIPImageProcessor(), BlipImageProcessor()], ids=["clip", "blip"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        CLIPImageProcessor(),
+        BlipImageProcessor(),
+        RTDetrImageProcessor(),
+        SiglipImageProcessor(),
+        RfDetrImageProcessor(size={"height": 56, "width": 70}, do_pad=False),
+    ],
+    ids=["clip", "blip", "rt-detr", "siglip", "rf-detr"],
+)
 def test_pixels_are_those_of_the_stock_processor(
     settings: CLIPImageProcessor, mixed_images: list[Image]
 ) -> None:
@@ -33,8 +49,14 @@ def test_pixels_are_those_of_the_stock_processor(
     others = tap_by_tap(settings)(pixels_of(images))
     for image, mine, other in zip(images, ours, others, strict=True):
         theirs = settings(images=[image.pixels], return_tensors="pt")["pixel_values"][0]
-        assert torch.equal(mine, theirs)
-        assert torch.equal(other, theirs)
+        # Some processors multiply by 1/255 before they resize or normalize.
+        tolerance = (
+            0
+            if isinstance(settings, CLIPImageProcessor | BlipImageProcessor | SiglipImageProcessor)
+            else 3e-6
+        )
+        assert (mine - theirs).abs().max() <= tolerance
+        assert (other - theirs).abs().max() <= tolerance
 
 
 SOME_SIZES = [(1, 1), (2, 9), (5, 384), (224, 223), (385, 768), (1200, 31), (40, 3000), (961, 1283)]
@@ -79,10 +101,10 @@ def test_weights_of_a_pixel_sum_to_one() -> None:
     "settings",
     [
         CLIPImageProcessor(size={"shortest_edge": 100}, crop_size={"height": 128, "width": 128}),
-        CLIPImageProcessor(do_center_crop=False),
-        BlipImageProcessor(resample=PIL.Image.Resampling.BILINEAR),
+        CLIPImageProcessor(do_resize=False),
+        BlipImageProcessor(resample=PIL.Image.Resampling.BOX),
     ],
-    ids=["a crop larger than the image", "no fixed size", "another filter"],
+    ids=["a crop larger than the image", "no resize", "another filter"],
 )
 def test_an_unsupported_image_processor_is_refused(settings: CLIPImageProcessor) -> None:
     with pytest.raises(ValueError, match="not supported"):
@@ -100,4 +122,4 @@ def test_the_image_processor_settings_of_the_published_clip_are_supported(tmp_pa
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(published))
     prepare = ImageProcessor(CLIPImageProcessor.from_pretrained(tmp_path), "cpu", torch.float32)
     assert prepare([torch.zeros(3, 300, 500, dtype=torch.uint8)]).shape == (1, 3, 224, 224)
-    assert prepare.edge == 224
+    assert prepare.geometry.place(300, 500).resized == (224, 373)

@@ -1,0 +1,188 @@
+"""Small checkpoints with random weights of the classes of transformers that backends take, saved as on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from torch import nn
+from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerFast
+
+LABELS = {number: f"thing {number}" for number in range(5)}
+SMALL: dict[str, Any] = {
+    "d_model": 32,
+    "decoder_ffn_dim": 48,
+    "decoder_layers": 2,
+    "num_queries": 20,
+    "id2label": LABELS,
+}
+HYBRID = SMALL | {  # those with a convolutional backbone and a hybrid encoder
+    "encoder_hidden_dim": 32,
+    "encoder_ffn_dim": 48,
+    "encoder_in_channels": [16, 24, 32],
+    "decoder_in_channels": [32, 32, 32],
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+}
+RESNET = {
+    "embedding_size": 8,
+    "hidden_sizes": [12, 16, 24, 32],
+    "depths": [1] * 4,
+    "layer_type": "bottleneck",
+}
+HGNET = {
+    "embedding_size": 8,
+    "hidden_sizes": [12, 16, 24, 32],
+    "stem_channels": [3, 8, 8],
+    "stage_in_channels": [8, 12, 16, 24],
+    "stage_mid_channels": [8] * 4,
+    "stage_out_channels": [12, 16, 24, 32],
+    "stage_num_blocks": [1] * 4,
+    "stage_numb_of_layers": [2] * 4,
+}
+WINDOWED = SMALL | {"decoder_self_attention_heads": 4, "decoder_cross_attention_heads": 4}
+VIT = {
+    "hidden_size": 24,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "out_features": ["stage2", "stage3"],
+}
+
+
+def draw_weights(model: PreTrainedModel, spread: float = 0.3) -> None:
+    """Weights so large that answers depend on the image, and differ between queries."""
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
+            width = module.weight[0].numel()
+            scale = 1.0 if isinstance(module, nn.Embedding) else 1.5 / width**0.5
+            module.weight.data = torch.randn(module.weight.shape, generator=generator) * scale
+            if getattr(module, "bias", None) is not None:
+                module.bias.data = torch.randn(module.bias.shape, generator=generator) * spread
+
+
+def make_detector(name: str, settings: dict[str, Any], backbone: Any, side: int) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        config = getattr(transformers, f"{name}Config")(backbone_config=backbone, **settings)
+        model = getattr(transformers, f"{name}ForObjectDetection")(config)
+        draw_weights(model)
+        model.save_pretrained(folder)
+        kind = {"RfDetr": "RfDetr", "LwDetr": "DeformableDetr"}.get(name, "RTDetr")
+        processor = getattr(transformers, f"{kind}ImageProcessor")
+        processor(size={"height": side, "width": side}, do_pad=False).save_pretrained(folder)
+
+    return save
+
+
+DETECTORS = {
+    "rt_detr": make_detector(
+        "RTDetr",
+        HYBRID,
+        transformers.RTDetrResNetConfig(**RESNET, out_features=["stage2", "stage3", "stage4"]),
+        64,
+    ),
+    "rt_detr_v2": make_detector(
+        "RTDetrV2",
+        HYBRID,
+        transformers.RTDetrResNetConfig(**RESNET, out_features=["stage2", "stage3", "stage4"]),
+        64,
+    ),
+    "d_fine": make_detector(
+        "DFine", HYBRID, transformers.HGNetV2Config(**HGNET, out_features=["stage2", "stage3", "stage4"]), 64
+    ),
+    "deimv2": make_detector(
+        "Deimv2", HYBRID, transformers.HGNetV2Config(**HGNET, out_features=["stage2", "stage3", "stage4"]), 64
+    ),
+    "rf_detr": make_detector(
+        "RfDetr",
+        WINDOWED,
+        transformers.RfDetrDinov2Config(**VIT, image_size=112, patch_size=14, num_windows=2),
+        112,
+    ),
+    "lw_detr": make_detector(
+        "LwDetr",
+        WINDOWED | {"projector_scale_factors": [1.0]},
+        transformers.LwDetrViTConfig(**VIT, image_size=128, pretrain_image_size=128, num_windows=4),
+        128,
+    ),
+}
+
+
+WORDS = (
+    "a",
+    "photo",
+    "of",
+    "this",
+    "is",
+    ".",
+    "red",
+    "circle",
+    "tree",
+    "very",
+    "unusual",
+    "thing",
+    "two",
+    "blue",
+)
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+
+
+def make_tokenizer(longest: int) -> PreTrainedTokenizerFast:
+    """Whole words, between a first and a last token."""
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: place for place, word in enumerate(SPECIAL + WORDS)}, "<unk>")
+    )
+    words.normalizer = tokenizers.normalizers.Lowercase()
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    ends = [(name, SPECIAL.index(name)) for name in ("<bos>", "<eos>")]
+    words.post_processor = tokenizers.processors.TemplateProcessing("<bos> $A <eos>", special_tokens=ends)
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=longest, **names)
+
+
+def make_towers(
+    name: str, processor: BaseImageProcessor, vision: dict[str, Any], text: dict[str, Any]
+) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        vocabulary = {
+            "vocab_size": len(SPECIAL + WORDS),
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
+        config = getattr(transformers, f"{name}Config")(
+            text_config=TOWER | vocabulary | {"max_position_embeddings": 16} | text,
+            vision_config=TOWER | {"patch_size": 8, "image_size": 32} | vision,
+            projection_dim=24,
+        )
+        model = getattr(transformers, f"{name}Model")(config)
+        draw_weights(model)
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+        make_tokenizer(16).save_pretrained(folder)
+
+    return save
+
+
+CROPPED = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+TOWERS = {
+    "clip": make_towers("CLIP", transformers.CLIPImageProcessor(**CROPPED), {}, {}),
+    "metaclip_2": make_towers("MetaClip2", transformers.CLIPImageProcessor(**CROPPED), {}, {}),
+    "siglip": make_towers(
+        "Siglip",
+        transformers.SiglipImageProcessor(size={"height": 32, "width": 32}),
+        {},
+        {"projection_size": 32},
+    ),
+    "siglip2": make_towers(
+        "Siglip2",
+        transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=20),
+        {"num_patches": 16},
+        {"projection_size": 32},
+    ),
+}

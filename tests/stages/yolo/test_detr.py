@@ -1,0 +1,150 @@
+"""Small detectors of each class that the backend takes, beside transformers' own processor, model and boxes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoImageProcessor, AutoModelForObjectDetection
+
+from stages.base import Image, StageUnusable
+from stages.manifest import PackError
+from stages.weights.packs import open_pack, resolve
+from stages.yolo.descriptor import DETECTORS, Objects
+from stages.yolo.detr import DetrStage
+from tests.stages import checkpoints
+from tests.stages.pictures import draw_image
+
+Make = Callable[[str], Path]
+
+
+@pytest.fixture
+def images(mixed_images: list[Image]) -> list[Image]:
+    """Without an image of one color, where all proposals of a detector are equally good."""
+    return [image for image in mixed_images if image.width > 3]
+
+
+@pytest.fixture(scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """The folder of a small model by its type; made once."""
+    place = tmp_path_factory.mktemp("detectors")
+
+    def make(kind: str) -> Path:
+        if not (place / kind).exists():
+            checkpoints.DETECTORS[kind](place / kind)
+        return place / kind
+
+    return make
+
+
+def make_stage(
+    folder: Path, models: Path, *, batch_size: int = 4, device: str = "cpu", **options: Any
+) -> DetrStage:
+    pack = open_pack(folder, models)
+    spec = resolve(pack, "yolo", {"batch_size": batch_size, "options": {"conf": 0.3, **options}})
+    assert spec.backend == "transformers"
+    stage = DetrStage(spec, device)
+    stage.load()
+    return stage
+
+
+def run(stage: DetrStage, images: list[Image]) -> list[Objects]:
+    answers = stage.run(images)
+    assert all(isinstance(answer, Objects) for answer in answers)
+    return answers  # type: ignore[return-value]
+
+
+def stock_answer(
+    folder: Path, image: Image, conf: float = 0.3
+) -> tuple[list[str], list[float], torch.Tensor]:
+    """Labels, scores and boxes of transformers, cut at the edges of the image."""
+    model, processor = (
+        AutoModelForObjectDetection.from_pretrained(folder),
+        AutoImageProcessor.from_pretrained(folder),
+    )
+    with torch.inference_mode():
+        output = model(**processor(images=[image.pixels], return_tensors="pt"))
+    queries = {"top_k": output.logits.shape[1]} if "Deformable" in type(processor).__name__ else {}
+    [found] = processor.post_process_object_detection(
+        output, threshold=conf, target_sizes=[(image.height, image.width)], **queries
+    )
+    limit = torch.tensor([image.width, image.height] * 2)
+    labels = [model.config.id2label[number] for number in found["labels"].tolist()]
+    return labels, found["scores"].tolist(), found["boxes"].clamp(min=torch.zeros(4), max=limit)
+
+
+def agree(
+    ours: Objects, labels: list[str], scores: list[float], boxes: torch.Tensor, tolerance: float
+) -> None:
+    """The same objects; those with nearly the same score may be in another order."""
+    assert [detection.score for detection in ours.detections] == pytest.approx(scores, abs=1e-4)
+    found = [(d.label, *d.box) for d in ours.detections]
+    for label, score, box in zip(labels, scores, boxes.tolist(), strict=True):
+        near = [
+            one
+            for one, detection in zip(found, ours.detections, strict=True)
+            if one[0] == label and abs(detection.score - score) < 1e-4
+        ]
+        assert any(max(abs(a - b) for a, b in zip(one[1:], box, strict=True)) <= tolerance for one in near)
+
+
+@pytest.mark.parametrize("kind", [model.type for model in DETECTORS])
+def test_answers_are_those_of_transformers(
+    kind: str, make_folder: Make, tmp_path: Path, images: list[Image]
+) -> None:
+    folder = make_folder(kind)
+    answers = run(make_stage(folder, tmp_path), images)
+    assert len({str(answer) for answer in answers}) == len(images), "they must depend on the image"
+    for image, answer in zip(images, answers, strict=True):
+        labels, scores, boxes = stock_answer(folder, image)
+        assert len(labels) > 2
+        agree(answer, labels, scores, boxes, tolerance=0.01 + 1e-4 * max(image.width, image.height))
+
+
+@pytest.mark.parametrize("kind", [model.type for model in DETECTORS])
+def test_batch_mates_change_no_answer(
+    kind: str, make_folder: Make, tmp_path: Path, images: list[Image]
+) -> None:
+    stage = make_stage(make_folder(kind), tmp_path, batch_size=3)
+    for image, together in zip(images, run(stage, images), strict=True):
+        [alone] = run(stage, [image])
+        labels, scores = [d.label for d in alone.detections], [d.score for d in alone.detections]
+        boxes = torch.tensor([d.box for d in alone.detections])
+        agree(together, labels, scores, boxes, tolerance=0.02 + 1e-4 * max(image.width, image.height))
+
+
+def test_a_limit_keeps_the_objects_with_the_highest_scores(make_folder: Make, tmp_path: Path) -> None:
+    image = draw_image(200, 300)
+    [everything], [three] = (
+        run(make_stage(make_folder("d_fine"), tmp_path, **options), [image])
+        for options in ({}, {"max_det": 3})
+    )
+    assert three.detections == everything.detections[:3]
+    assert (three.count, three.unique) == (3, len({detection.label for detection in three.detections}))
+
+
+def test_a_higher_threshold_leaves_objects_out(make_folder: Make, tmp_path: Path) -> None:
+    [answer] = run(make_stage(make_folder("rt_detr"), tmp_path, conf=1.0), [draw_image(200, 300)])
+    assert (answer.detections, answer.dispersion) == ([], 0.0)
+
+
+def test_an_image_processor_with_another_filter_is_refused(tmp_path: Path) -> None:
+    checkpoints.DETECTORS["rt_detr"](folder := tmp_path / "other")
+    settings = json.loads((folder / "preprocessor_config.json").read_text()) | {"resample": 0}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(StageUnusable, match=r"yolo: the model in .*/other cannot be used: .* resample = 0"):
+        make_stage(folder, tmp_path / "models")
+
+
+def test_another_class_of_the_family_is_refused_by_name(tmp_path: Path, make_folder: Make) -> None:
+    config = json.loads((make_folder("rf_detr") / "config.json").read_text())
+    config["architectures"] = ["RfDetrForInstanceSegmentation"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        PackError, match=r"holds a RfDetrForInstanceSegmentation .*takes RfDetrForObjectDetection"
+    ):
+        open_pack(tmp_path, tmp_path / "models")
