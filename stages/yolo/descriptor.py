@@ -26,6 +26,7 @@ DETECTORS = tuple(
         ("lw_detr", "LwDetr", "LW-DETR"),
     )
 )
+OPEN_VOCABULARY = (Model("owlv2", "Owlv2ForObjectDetection", "OWLv2"),)
 
 
 class Detection(msgspec.Struct, frozen=True):
@@ -81,6 +82,23 @@ class DetrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 300
 
 
+class Owlv2Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Objects of any names."""
+
+    labels: Annotated[
+        list[str],
+        Meta(min_length=1, description="What to look for: the words that become the labels of objects."),
+    ]
+    template: Annotated[
+        str,
+        Meta(pattern=r"\{\}", description="The text that stands for a label; {} is replaced by the label."),
+    ] = "a photo of a {}"
+    conf: Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")] = 0.1
+    max_det: Annotated[
+        Count, Meta(description="Most objects of an image; those with the highest scores are kept.")
+    ] = 300
+
+
 def find(path: Path) -> dict[str, str]:
     """A .pt file, or a safetensors file with a yolo.json."""
     if path.is_dir():
@@ -127,6 +145,7 @@ YOLO = Descriptor(
             check=check,
         ),
         "transformers": recognition.make_backend("stages.yolo.detr:DetrStage", DetrOptions, DETECTORS),
+        "owlv2": recognition.make_backend("stages.yolo.owlv2:Owlv2Stage", Owlv2Options, OPEN_VOCABULARY),
     },
     half="float16",  # bfloat16 loses some objects
     cost=0.08,

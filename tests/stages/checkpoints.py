@@ -186,3 +186,17 @@ TOWERS = {
         {"projection_size": 32},
     ),
 }
+
+
+def save_owlv2(folder: Path) -> None:
+    vocabulary = {"vocab_size": len(SPECIAL + WORDS), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.Owlv2Config(
+        text_config=TOWER | vocabulary | {"max_position_embeddings": 16},
+        vision_config=TOWER | {"patch_size": 8, "image_size": 48},
+        projection_dim=32,
+    )
+    model = transformers.Owlv2ForObjectDetection(config)
+    draw_weights(model)
+    model.save_pretrained(folder)
+    transformers.Owlv2ImageProcessor(size={"height": 48, "width": 48}).save_pretrained(folder)
+    make_tokenizer(16).save_pretrained(folder)
