@@ -1922,7 +1922,7 @@ TUNING = [
         "daemon/tuning/tuner.py",
         "shutil.rmtree(folder, ignore_errors=True)",
         "pass",
-        ("daemon/cli/test_tuning.py::test_after_ctrl_c_nothing_runs_and_the_next_search_continues",),
+        ("daemon/cli/test_tuning.py::test_after_ctrl_c_nothing_runs_and_auto_does_not_use_half_a_search",),
         within="work_folder",
     ),
     Mutant(
