@@ -28,7 +28,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes as long for a small program as for a large one."""
     if DEVICE == "cpu":
         monkeypatch.setattr(letterbox, "TILE", {"BLOCK_H": 32, "BLOCK_W": 32})
-        monkeypatch.setattr(resize, "WIDTH_TILE", {"BLOCK_H": 64, "BLOCK_W": 16})
+        monkeypatch.setattr(resize, "WIDTH_TILE", {"BLOCK_H": 4, "BLOCK_W": 32})
         monkeypatch.setattr(resize, "HEIGHT_TILE", {"BLOCK_H": 16, "BLOCK_W": 32})
 
 
