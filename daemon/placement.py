@@ -15,15 +15,20 @@ from dataclasses import dataclass, field
 from daemon.config.loading import Config
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
+from stages.base import FULL_BATCH
 from stages.registry import find_stage
 
-# GPU memory of a worker in addition to its weights: the CUDA context and its libraries, and the
-# activations of each image of a batch, measured on an H200 with images of 1280×960 in batches of 128.
+# GPU memory of a worker in addition to its weights: the CUDA context and its libraries, the largest step of OCR,
+# and what each image of a batch takes. Measured on an H100 with images of 1280×960: 6.1 GB with batches of 64.
 CONTEXT_BYTES = 1 << 30
-IMAGE_BYTES = 90 << 20
-MODELS_BYTES = 2 << 30  # kept free for the weights, which are not known yet when the batch is chosen
-GPU_BATCHES = (128, 64, 32, 16, 8)
+MAPS_BYTES, MAPS_BYTES_OF_FULL_BATCH = 1300 << 20, 3400 << 20
+IMAGE_BYTES = 41 << 20
+MODELS_BYTES = 970 << 20  # the weights of the standard pack; they are not known yet when the batch is chosen
 GPU_WORKERS = 5  # on one GPU: a single interpreter does not keep an H200 busy
+# The rate of an H100 with batches of these sizes, and with one worker more each time, as a share of its best rate.
+RATE_BY_BATCH = {FULL_BATCH: 1.0, 64: 0.92, 32: 0.72}
+RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0)
+SMALL_BATCHES = (16, 8)  # where there is no memory for larger ones; not measured
 CORES_PER_WORKER = 3
 DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
 WORKER_BYTES = 4 << 30  # host memory, measured in the same way: CUDA's libraries, decoders and pinned buffers
@@ -50,9 +55,27 @@ class Placement:
 
 
 def choose_batch(gpus: Sequence[Gpu]) -> int:
-    """The largest batch, in images, with which the GPU with the least free memory has room for two workers."""
-    room = min(gpu.free_bytes for gpu in gpus) // 2 - CONTEXT_BYTES - MODELS_BYTES
-    return next((batch for batch in GPU_BATCHES if batch * IMAGE_BYTES <= room), GPU_BATCHES[-1])
+    """The batch, in images, with which the GPU with the least free memory is fastest: large batches are fast, but
+    leave room for fewer workers."""
+    free = min(gpu.free_bytes for gpu in gpus)
+    workers = {
+        batch: min(free // (MODELS_BYTES + working_bytes(batch)), GPU_WORKERS)
+        for batch in (*RATE_BY_BATCH, *SMALL_BATCHES)
+    }
+    rates = {
+        batch: rate * RATE_BY_WORKERS[workers[batch] - 1]
+        for batch, rate in RATE_BY_BATCH.items()
+        if workers[batch]
+    }
+    if rates:
+        return max(rates, key=lambda batch: rates[batch])
+    return next((batch for batch in SMALL_BATCHES if workers[batch]), SMALL_BATCHES[-1])
+
+
+def working_bytes(batch: int) -> int:
+    """GPU memory of a worker in addition to its weights. batch: images of the largest batch."""
+    maps = MAPS_BYTES_OF_FULL_BATCH if batch >= FULL_BATCH else MAPS_BYTES
+    return CONTEXT_BYTES + maps + batch * IMAGE_BYTES
 
 
 def plan(
@@ -62,7 +85,7 @@ def plan(
 
     weights: bytes of each stage's weights on the device; batch: images of the largest batch.
     """
-    need = sum(weights.values()) + CONTEXT_BYTES + batch * IMAGE_BYTES
+    need = sum(weights.values()) + working_bytes(batch)
     stages = tuple(config.stage_names)
     if config.pipeline.segment:
         segments = tuple(

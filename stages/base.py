@@ -18,6 +18,9 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
+# Images of the batches of a GPU with much memory. With smaller ones, stages save memory even if that takes time.
+FULL_BATCH = 128
+
 
 class Reason(StrEnum):
     """Why an image has no result. A closed set: it is a label in the metrics, so it is never free text."""

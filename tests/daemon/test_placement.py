@@ -9,16 +9,15 @@ import pytest
 from daemon.config.loading import parse
 from daemon.layout import CPU_SLAB, GPU_SLAB, size_slab, used_gpus
 from daemon.placement import (
-    CONTEXT_BYTES,
     CORES_PER_WORKER,
     GPU_WORKERS,
-    IMAGE_BYTES,
     WORKER_BYTES,
     Placement,
     Segment,
     choose_batch,
     plan,
     share_out,
+    working_bytes,
 )
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
@@ -26,7 +25,7 @@ from stages.registry import ORDER
 
 WEIGHTS = {"ocr": 1 << 30, "yolo": 1 << 20, "clip": 1 << 29, "blip": 1 << 30}
 BATCH = 64
-NEED = sum(WEIGHTS.values()) + CONTEXT_BYTES + BATCH * IMAGE_BYTES
+NEED = sum(WEIGHTS.values()) + working_bytes(BATCH)
 
 
 def make_gpus(*free_bytes: int) -> list[Gpu]:
@@ -42,9 +41,14 @@ VAST = 1 << 50  # bytes of the host's memory
 
 
 def place(
-    *gpus: Gpu, cores: int = MANY, memory: int = VAST, weights: dict[str, int] = WEIGHTS, **pipeline: Any
+    *gpus: Gpu,
+    cores: int = MANY,
+    memory: int = VAST,
+    weights: dict[str, int] = WEIGHTS,
+    batch: int = BATCH,
+    **pipeline: Any,
 ) -> Placement:
-    return plan(parse({"pipeline": pipeline}, Path("/srv")), gpus, weights, Host(cores, memory), BATCH)
+    return plan(parse({"pipeline": pipeline}, Path("/srv")), gpus, weights, Host(cores, memory), batch)
 
 
 def test_without_a_gpu_one_worker_on_the_cpu_holds_all_stages() -> None:
@@ -113,12 +117,20 @@ def test_memory_and_cores_bound_the_workers_on_a_gpu(
     assert segment.devices == ("cuda:0",) * workers
 
 
-@pytest.mark.parametrize(("gibibytes", "batch"), [(141, 128), (80, 128), (24, 64), (16, 32), (8, 8), (2, 8)])
-def test_batches_are_as_large_as_leaves_room_for_two_workers_where_the_least_memory_is_free(
-    gibibytes: int, batch: int
-) -> None:
+@pytest.mark.parametrize(("mebibytes", "workers"), [(24_000, 4), (16_000, 2)])
+def test_a_card_with_little_memory_has_the_workers_that_were_measured(mebibytes: int, workers: int) -> None:
+    weights = {"ocr": 40 << 20, "yolo": 10 << 20, "clip": 300 << 20, "blip": 620 << 20}
+    gpus = make_gpus(mebibytes << 20)
+    [segment] = place(*gpus, weights=weights, batch=choose_batch(gpus)).segments
+    assert len(segment.devices) == workers
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "batch"), [(141, 128), (80, 128), (24, 64), (16, 64), (10, 32), (5, 32), (4, 16), (2, 8)]
+)
+def test_batches_leave_room_for_workers_where_the_least_memory_is_free(gibibytes: float, batch: int) -> None:
     """Others may use most of a large GPU."""
-    assert choose_batch(make_gpus(200 << 30, gibibytes << 30)) == batch
+    assert choose_batch(make_gpus(200 << 30, int(gibibytes * 2**30))) == batch
 
 
 @pytest.mark.parametrize(
