@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from daemon.config.loading import Config
+from daemon.devices import describe_short, select_devices
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.hints import command
 from daemon.ledger.record import Model
@@ -49,7 +50,7 @@ LEAST_CPU_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    config: Config
+    config: Config  # it names devices of `gpus` only
     gpus: list[Gpu]
     specs: dict[str, StageSpec]  # of each stage, with its verified weights
     placement: Placement
@@ -58,6 +59,8 @@ class Layout:
     def of(cls, config: Config) -> Layout:
         """Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
         gpus = list_gpus()
+        short = describe_short(config, gpus)
+        config = select_devices(config, gpus)
         specs = resolve_models(config, gpus)
         placed, why = use_profile(config, gpus, specs)
         if why:
@@ -67,8 +70,8 @@ class Layout:
         if why:
             counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
-        for device in {device: None for segment in placement.segments for device in segment.devices}:
-            address_device(device, gpus, LEAST_CPU_THREADS)
+        if short:
+            placement = dataclasses.replace(placement, why=f"{placement.why}; {short}")
         return cls(config, gpus, specs, placement)
 
     def models(self) -> list[Model]:
@@ -266,18 +269,10 @@ def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
 
 def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
     """The device's name inside a worker, and the environment variables that hide all other devices from it.
-
-    Raises ConfigError if there is no such device.
-    """
+    A MIG device can be used in no other way."""
     if device == "cpu":
         # waiting threads do not spin, which costs a multiple on a busy machine
         passive = {"OMP_WAIT_POLICY": "PASSIVE"}
         return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
-    gpu = next((gpu for gpu in gpus if gpu.device == device), None)
-    if gpu is None:
-        raise ConfigError(
-            [
-                f"pipeline.devices: there is no {device}; `{command('gpus')}` lists the GPUs of this machine ({len(gpus)})."
-            ]
-        )
-    return "cuda:0", {"CUDA_VISIBLE_DEVICES": gpu.uuid, "OMP_NUM_THREADS": "2"}
+    [uuid] = [gpu.uuid for gpu in gpus if gpu.device == device]
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": uuid, "OMP_NUM_THREADS": "2"}

@@ -26,7 +26,6 @@ from daemon.placement import Placement, Segment
 from daemon.results.destinations import Destination
 from daemon.stations import wire
 from daemon.stations.station import Published, Station
-from daemon.system.gpus import list_gpus
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.retry import Hurried
@@ -157,7 +156,7 @@ async def work(connection: socket.socket) -> None:
 async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinator) -> None:
     segments = tuple(Segment(tuple(stages), tuple(devices)) for stages, devices in setup.segments)
     specs = {spec.name: spec for spec in setup.specs}
-    layout = Layout(config, list_gpus(), specs, Placement(segments, ""))
+    layout = Layout(config, setup.gpus, specs, Placement(segments, ""))
     metrics = Metrics(Counts())
     slab = Slab(setup.slab_bytes)
     inboxes = dict(zip(setup.inboxes, config.inbox, strict=True))

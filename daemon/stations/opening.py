@@ -56,6 +56,7 @@ def describe(
         name=name,
         config=layout.config.model_dump_json().encode(),
         specs=list(layout.specs.values()),
+        gpus=layout.gpus,
         segments=[(list(segment.stages), list(segment.devices)) for segment in segments],
         workers=list(part),
         inboxes=list(numbers),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.devices import describe_gpu
 from daemon.hints import command
 from daemon.layout import Layout, resolve_models, used_gpus, weights_of
 from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Placement, Segment, plan
@@ -35,7 +36,7 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(config: Config) -> Explanation:
     """For this machine."""
     layout = Layout.of(config)
-    used = used_gpus(config, layout.gpus)
+    used = used_gpus(layout.config, layout.gpus)
     machine = Machine.of(used, count_cores(), layout.specs)
     profile = find_tuned(config.state.path, machine)
     specs = list(layout.specs.values())
@@ -54,7 +55,7 @@ def explain(config: Config) -> Explanation:
             f"Expected rate: not known for this machine with these models; `{command('tune')}` measures it.",
             *_comparisons(used),
         ]
-    sentences = [*_describe(layout.placement, specs, used), *rates]
+    sentences = [*_describe(layout.placement, specs, used), *_name(used), *rates]
     return _explanation(layout.placement, specs, trial.images_per_second if trial else None, sentences)
 
 
@@ -78,7 +79,13 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
 
 def open_settings(config: Config) -> Config:
     """The configuration with everything that depends on the machine at its default."""
-    pipeline = {"placement": "auto", "workers_per_device": 0, "devices": [], "segment": []}
+    pipeline = {
+        "placement": "auto",
+        "workers_per_device": 0,
+        "devices": [],
+        "segment": [],
+        "min_free_gpu_bytes": 0,
+    }
     stages = {
         name: getattr(config.stages, name).model_copy(update={"batch_size": 0}) for name in config.stage_names
     }
@@ -121,6 +128,12 @@ def _describe(placement: Placement, specs: Sequence[StageSpec], gpus: Sequence[G
     if placement.limit:
         lines.append(f"Limit: {placement.limit}.")
     return lines
+
+
+def _name(gpus: Sequence[Gpu]) -> list[str]:
+    names = ", ".join(map(describe_gpu, gpus))
+    how = "[pipeline] devices can choose GPUs by each of these names, and by part of the second"
+    return [f"In use: {names}; {how}."] if gpus else []
 
 
 def _comparisons(gpus: Sequence[Gpu]) -> list[str]:
