@@ -24,10 +24,11 @@ from daemon.hints import command
 from daemon.ledger.record import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
-from daemon.placement import Placement, Segment, choose_batch, plan
+from daemon.placement import CORES_PER_WORKER, Placement, Segment, choose_batch, plan
 from daemon.profile import Machine, apply, find_tuned
 from daemon.results.judge import Judge
 from daemon.state import KERNELS
+from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.host import Host, count_cores
 from daemon.workers.compiler import Want
@@ -54,6 +55,7 @@ class Layout:
     gpus: list[Gpu]
     specs: dict[str, StageSpec]  # of each stage, with its verified weights
     placement: Placement
+    cores: Cores
 
     @classmethod
     def of(cls, config: Config) -> Layout:
@@ -72,7 +74,9 @@ class Layout:
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
         if short:
             placement = dataclasses.replace(placement, why=f"{placement.why}; {short}")
-        return cls(config, gpus, specs, placement)
+        devices = [device for segment in placement.segments for device in segment.devices]
+        near = gpus if config.pipeline.numa else []
+        return cls(config, gpus, specs, placement, Cores.of(near, devices, CORES_PER_WORKER))
 
     def models(self) -> list[Model]:
         """The models of the stages, as the ledger stores them."""
@@ -107,11 +111,11 @@ class Layout:
     def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
         """The setup of a segment's worker of this number, and its environment variables."""
         settings = self.config.pipeline
-        # cores for each worker
-        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)
-        seen_as, environment = address_device(
-            segment.devices[number], self.gpus, max(LEAST_CPU_THREADS, share)
+        device = segment.devices[number]
+        share = self.cores.share(
+            device, [other for each in self.placement.segments for other in each.devices]
         )
+        seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
         setup = Setup(
             name=f"{segment.name}/{number}",
             device=seen_as,
@@ -122,6 +126,7 @@ class Layout:
             limits=settings.limits(),
             cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
             pipeline=self.config.stage_names,
+            cores=self.cores.near.get(device, []),
         )
         return setup, environment
 

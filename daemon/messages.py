@@ -34,6 +34,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     limits: Limits
     cascade: Thresholds | None  # if set, later stages are skipped once a bin is decided
     pipeline: list[str] = []  # the stages of all segments
+    cores: list[int] = []  # on which the worker runs; empty: on any
     rehearse: bool = False  # each thread runs a test page before the first image
 
 

@@ -219,6 +219,11 @@ class PipelineSection(Section):
         description="Whether the workers of a GPU share it by NVIDIA's Multi-Process Service (MPS), if "
         "nvidia-cuda-mps-control is installed: a fifth faster than in turns. After the first lost worker they take turns.",
     )
+    numa: bool = Field(
+        True,
+        description="Whether the workers of a GPU, and its station, run on the cores of its NUMA node, if the host has several "
+        "nodes.",
+    )
     stations: int = Field(
         0,
         ge=0,

@@ -14,6 +14,7 @@ from daemon.layout import Layout, resolve_models, used_gpus, weights_of
 from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Placement, Segment, plan
 from daemon.profile import Machine, Settings, find_tuned
 from daemon.recorded import find_rates
+from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host, count_cores
 from stages.base import StageSpec
@@ -55,7 +56,7 @@ def explain(config: Config) -> Explanation:
             f"Expected rate: not known for this machine with these models; `{command('tune')}` measures it.",
             *_comparisons(used),
         ]
-    sentences = [*_describe(layout.placement, specs, used), *_name(used), *rates]
+    sentences = [*_describe(layout.placement, specs, used), *_name(used), *_bind(layout.cores), *rates]
     return _explanation(layout.placement, specs, trial.images_per_second if trial else None, sentences)
 
 
@@ -134,6 +135,11 @@ def _name(gpus: Sequence[Gpu]) -> list[str]:
     names = ", ".join(map(describe_gpu, gpus))
     how = "[pipeline] devices can choose GPUs by each of these names, and by part of the second"
     return [f"In use: {names}; {how}."] if gpus else []
+
+
+def _bind(cores: Cores) -> list[str]:
+    near = ", ".join(f"{device} on {listed}" for device, listed in cores.describe().items())
+    return [f"Cores near the GPUs, on which their workers run: {near}."] if near else []
 
 
 def _comparisons(gpus: Sequence[Gpu]) -> list[str]:

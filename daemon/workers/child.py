@@ -31,6 +31,7 @@ from daemon.messages import (
     decode_to_worker,
     frame,
 )
+from daemon.system.cores import bind
 from daemon.workers.chain import Chain
 from stages.base import DeviceLost, OutOfMemory, StageUnusable
 from stages.processes import die_with
@@ -72,6 +73,7 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=connection))
     setup = channel.receive()
     assert isinstance(setup, Setup)
+    bind(setup.cores)  # before it allocates, and before libraries count the cores
     slab = memoryview(mmap.mmap(slab_fd, setup.slab_bytes, prot=mmap.PROT_READ))
     chain = Chain(setup, slab)
     try:
@@ -83,6 +85,7 @@ def main() -> None:
         _leave(
             channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost)
         )
+    limit_threads()
     _serve(channel, chain, Ready(seconds))
 
 
@@ -166,6 +169,12 @@ def keep_memory() -> None:
     if mallopt and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1):
         # The second value is the largest before glibc 2.35.
         mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)
+
+
+def limit_threads() -> None:
+    """OpenCV would start a thread for each core in each worker; torch and numpy follow OMP_NUM_THREADS."""
+    if (opencv := sys.modules.get("cv2")) and (threads := os.environ.get("OMP_NUM_THREADS")):
+        opencv.setNumThreads(int(threads))
 
 
 if __name__ == "__main__":
