@@ -35,7 +35,9 @@ from daemon.workers.compiler import Want
 from daemon.workers.kernels import list_wants
 from daemon.workers.lane import Lane
 from daemon.workers.mps import Server, is_installed
-from daemon.workers.pool import Pool, Seat
+from daemon.workers.pool import Pool
+from daemon.workers.room import Room
+from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
@@ -97,13 +99,14 @@ class Layout:
         workers: their numbers; None: all of the segment."""
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
+        rooms = {gpu.device: Room(gpu, list_gpus) for gpu in self.gpus}
         seats = []
         for number, device in enumerate(segment.devices):
             if workers is not None and number not in workers:
                 continue
             setup, environment = self.set_up(segment, number, slab.size)
             environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
-            seats.append(Seat(setup, device, environment, servers.get(device)))
+            seats.append(Seat(setup, device, environment, servers.get(device), room=rooms.get(device)))
         pool = Pool(segment.name, seats, slab.fd, self.config.pipeline, metrics)
         batch = max(self.specs[stage].batch_size for stage in segment.stages)
         return Lane(segment.name, segment.stages, batch, pool, self.config.pipeline.queue_images)

@@ -112,6 +112,7 @@ class Farewell(msgspec.Struct, tag="farewell", frozen=True):
     curable: bool  # whether a new worker may succeed
     # A stage cannot be built from its weights and options; the cause is a sentence for the user.
     unusable: bool = False
+    out_of_memory: bool = False  # of its device, while it loaded
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):

@@ -48,6 +48,7 @@ class Loss(StrEnum):
     TIMEOUT = "timeout"  # a batch took too long
     LOAD = "load"  # lost before it was ready
     SHARING = "sharing"  # a worker was lost that shared its GPU
+    MEMORY = "memory"  # its GPU had too little memory for it
 
 
 class Metrics:

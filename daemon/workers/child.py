@@ -82,9 +82,9 @@ def main() -> None:
         _leave(channel, str(error), curable=False, unusable=True)
     except Exception as error:  # noqa: BLE001 - it is reported to the daemon
         traceback.print_exc()
-        _leave(
-            channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost)
-        )
+        full = isinstance(error, OutOfMemory) or "out of memory" in str(error)
+        curable = full or isinstance(error, DeviceLost)
+        _leave(channel, f"{type(error).__name__}: {error}", curable=curable, out_of_memory=full)
     limit_threads()
     _serve(channel, chain, Ready(seconds))
 
@@ -131,10 +131,12 @@ def _work(
         _leave(channel, f"{type(error).__name__}: {error}", curable=True)
 
 
-def _leave(channel: Channel, cause: str, *, curable: bool, unusable: bool = False) -> None:
+def _leave(
+    channel: Channel, cause: str, *, curable: bool, unusable: bool = False, out_of_memory: bool = False
+) -> None:
     """Report why, and exit without touching the device again."""
     try:
-        channel.send(Farewell(cause, curable, unusable))
+        channel.send(Farewell(cause, curable, unusable, out_of_memory))
     finally:
         os._exit(os.EX_SOFTWARE)
 
@@ -152,7 +154,8 @@ def _beat(channel: Channel) -> None:
 def _device_memory() -> tuple[int, int]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return 0, 0
+        fake = sys.modules.get("stages.fake")
+        return fake.FakeMemory.report() if fake else (0, 0)
     return torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
 
 
