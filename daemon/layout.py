@@ -18,22 +18,26 @@ import msgspec
 import psutil
 
 from daemon.config.loading import Config
+from daemon.devices import describe_short, select_devices
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.hints import command
 from daemon.ledger.record import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
-from daemon.placement import Placement, Segment, choose_batch, plan
+from daemon.placement import CORES_PER_WORKER, Placement, Segment, choose_batch, plan
 from daemon.profile import Machine, apply, find_tuned
 from daemon.results.judge import Judge
 from daemon.state import KERNELS
+from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.host import Host, count_cores
 from daemon.workers.compiler import Want
 from daemon.workers.kernels import list_wants
 from daemon.workers.lane import Lane
 from daemon.workers.mps import Server, is_installed
-from daemon.workers.pool import Pool, Seat
+from daemon.workers.pool import Pool
+from daemon.workers.room import Room
+from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
@@ -45,19 +49,23 @@ CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without a GPU
 # With one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
 LEAST_CPU_THREADS = 2
+ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}  # a user's own settings of PyTorch's memory
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    config: Config
+    config: Config  # it names devices of `gpus` only
     gpus: list[Gpu]
     specs: dict[str, StageSpec]  # of each stage, with its verified weights
     placement: Placement
+    cores: Cores
 
     @classmethod
     def of(cls, config: Config) -> Layout:
         """Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
         gpus = list_gpus()
+        short = describe_short(config, gpus)
+        config = select_devices(config, gpus)
         specs = resolve_models(config, gpus)
         placed, why = use_profile(config, gpus, specs)
         if why:
@@ -67,9 +75,11 @@ class Layout:
         if why:
             counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
-        for device in {device: None for segment in placement.segments for device in segment.devices}:
-            address_device(device, gpus, LEAST_CPU_THREADS)
-        return cls(config, gpus, specs, placement)
+        if short:
+            placement = dataclasses.replace(placement, why=f"{placement.why}; {short}")
+        devices = [device for segment in placement.segments for device in segment.devices]
+        near = gpus if config.pipeline.numa else []
+        return cls(config, gpus, specs, placement, Cores.of(near, devices, CORES_PER_WORKER))
 
     def models(self) -> list[Model]:
         """The models of the stages, as the ledger stores them."""
@@ -90,13 +100,14 @@ class Layout:
         workers: their numbers; None: all of the segment."""
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
+        rooms = {gpu.device: Room(gpu, list_gpus) for gpu in self.gpus}
         seats = []
         for number, device in enumerate(segment.devices):
             if workers is not None and number not in workers:
                 continue
             setup, environment = self.set_up(segment, number, slab.size)
             environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
-            seats.append(Seat(setup, device, environment, servers.get(device)))
+            seats.append(Seat(setup, device, environment, servers.get(device), room=rooms.get(device)))
         pool = Pool(segment.name, seats, slab.fd, self.config.pipeline, metrics)
         batch = max(self.specs[stage].batch_size for stage in segment.stages)
         return Lane(segment.name, segment.stages, batch, pool, self.config.pipeline.queue_images)
@@ -104,11 +115,11 @@ class Layout:
     def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
         """The setup of a segment's worker of this number, and its environment variables."""
         settings = self.config.pipeline
-        # cores for each worker
-        share = count_cores() // sum(len(other.devices) for other in self.placement.segments)
-        seen_as, environment = address_device(
-            segment.devices[number], self.gpus, max(LEAST_CPU_THREADS, share)
+        device = segment.devices[number]
+        share = self.cores.share(
+            device, [other for each in self.placement.segments for other in each.devices]
         )
+        seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
         setup = Setup(
             name=f"{segment.name}/{number}",
             device=seen_as,
@@ -119,6 +130,7 @@ class Layout:
             limits=settings.limits(),
             cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
             pipeline=self.config.stage_names,
+            cores=self.cores.near.get(device, []),
         )
         return setup, environment
 
@@ -266,18 +278,13 @@ def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
 
 def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
     """The device's name inside a worker, and the environment variables that hide all other devices from it.
-
-    Raises ConfigError if there is no such device.
-    """
+    A MIG device can be used in no other way."""
     if device == "cpu":
         # waiting threads do not spin, which costs a multiple on a busy machine
         passive = {"OMP_WAIT_POLICY": "PASSIVE"}
         return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
-    gpu = next((gpu for gpu in gpus if gpu.device == device), None)
-    if gpu is None:
-        raise ConfigError(
-            [
-                f"pipeline.devices: there is no {device}; `{command('gpus')}` lists the GPUs of this machine ({len(gpus)})."
-            ]
-        )
-    return "cuda:0", {"CUDA_VISIBLE_DEVICES": gpu.uuid, "OMP_NUM_THREADS": "2"}
+    [uuid] = [gpu.uuid for gpu in gpus if gpu.device == device]
+    allocator = (
+        {} if ALLOCATORS & os.environ.keys() else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    )
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": uuid, "OMP_NUM_THREADS": "2", **allocator}

@@ -34,6 +34,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     limits: Limits
     cascade: Thresholds | None  # if set, later stages are skipped once a bin is decided
     pipeline: list[str] = []  # the stages of all segments
+    cores: list[int] = []  # on which the worker runs; empty: on any
     rehearse: bool = False  # each thread runs a test page before the first image
 
 
@@ -111,6 +112,7 @@ class Farewell(msgspec.Struct, tag="farewell", frozen=True):
     curable: bool  # whether a new worker may succeed
     # A stage cannot be built from its weights and options; the cause is a sentence for the user.
     unusable: bool = False
+    out_of_memory: bool = False  # of its device, while it loaded
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):

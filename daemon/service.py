@@ -340,6 +340,8 @@ def announce(layout: Layout) -> None:
     """Log what runs where, and what a user should know about the models and plug-ins."""
     segments = [list(segment.stages) for segment in layout.placement.segments]
     log.info("placement", segments=segments, why=layout.placement.why)
+    if near := layout.cores.describe():
+        log.info("workers run on the cores of their GPU's NUMA node", cores=near)
     for line in list_notices(layout.notices().items()):
         log.warning("models have a notice", notice=line)
     for problem in PROBLEMS.values():

@@ -8,10 +8,12 @@ import ctypes
 import fcntl
 import os
 import signal
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from math import ceil
+from pathlib import Path
 
 from stages.base import (
     DeviceLost,
@@ -29,6 +31,7 @@ from stages.options import FakeOptions, Fault, read_options
 from stages.registry import find_stage
 
 DIGESTED_BYTES = 4096  # of an image, so that large files take no longer than small ones
+FAKE_CONTEXT = 1 << 30  # bytes of what a fake stage takes when it is loaded
 NONE: frozenset[str] = frozenset()
 
 
@@ -47,8 +50,14 @@ class FakeStage(Stage):
         if self.options.unusable:
             raise StageUnusable(self.options.unusable)
         time.sleep(self.options.load_seconds)
+        if self.options.memory_folder:
+            FakeMemory(self.options).take(self.options.load_bytes)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        with FakeMemory(self.options).hold(len(images) * self.options.image_bytes):
+            return self._run(images)
+
+    def _run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         errors = (
             [self._strike(image, len(images)) for image in images] if self.faults else [None] * len(images)
         )
@@ -79,6 +88,55 @@ class FakeStage(Stage):
             if marker in data and (fault != "oom" or batch > self.options.oom_above):
                 return commit_fault(fault)
         return None
+
+
+class FakeMemory:
+    """The memory of a fake GPU: a folder with a file for each process, which has the number of bytes that the
+    process uses. A file with another name is a neighbor's, and a file of a process that has ended does not count.
+    """
+
+    _own: dict[str, int] = {}  # bytes that this process uses, by folder
+    _peak = 0
+    _lock = threading.Lock()
+
+    def __init__(self, options: FakeOptions) -> None:
+        self.folder, self.total = options.memory_folder, options.memory_bytes
+
+    def take(self, count: int) -> None:
+        """Raises OutOfMemory."""
+        with self._lock, open(os.path.join(self.folder, ".lock"), "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if count > 0 and count_used(self.folder) + count > self.total:
+                raise OutOfMemory("the fake GPU is full")
+            own = self._own[self.folder] = self._own.get(self.folder, 0) + count
+            FakeMemory._peak = max(self._peak, own)
+            partial = Path(self.folder, f".{os.getpid()}")
+            partial.write_text(str(own))
+            partial.rename(Path(self.folder, str(os.getpid())))
+
+    @classmethod
+    def report(cls) -> tuple[int, int]:
+        """Bytes that this process has, and the most that it had. As with torch, its context is not counted."""
+        return max(0, sum(cls._own.values()) - FAKE_CONTEXT), max(0, cls._peak - FAKE_CONTEXT)
+
+    @contextlib.contextmanager
+    def hold(self, count: int) -> Iterator[None]:
+        """Raises OutOfMemory."""
+        if not self.folder:
+            yield
+            return
+        self.take(count)
+        try:
+            yield
+        finally:
+            self.take(-count)
+
+
+def count_used(folder: str) -> int:
+    """Bytes of a fake GPU's memory that are in use."""
+    names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    alive = [name for name in names if not name.isdigit() or os.path.exists(f"/proc/{name}")]
+    return sum(int(Path(folder, name).read_text()) for name in alive)
 
 
 def commit_fault(fault: Fault) -> ImageError:

@@ -101,7 +101,8 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     OutOfMemory for a batch of more than `oom_above` images, "lost" as DeviceLost. "segfault" and "exit" end
     the process. "hang" blocks it forever, with the interpreter lock held. unusable: why the stage cannot be
     built. notice: like that of a pack. device_file: a file that is locked for the time of each forward pass, so
-    that all workers together are no faster than one device.
+    that all workers together are no faster than one device. memory_folder: the memory of a fake GPU (fake.py)
+    with memory_bytes, of which a stage takes load_bytes when it is loaded, and image_bytes for each image of a batch.
     """
 
     load_seconds: float = 0.0
@@ -112,3 +113,7 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unusable: str = ""
     notice: str = ""
     device_file: str = ""
+    memory_folder: str = ""
+    memory_bytes: int = 0
+    load_bytes: int = 0
+    image_bytes: int = 0

@@ -17,6 +17,7 @@ from daemon.cli.tryouts import try_stages
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.control import ask, open_reader
+from daemon.devices import select_devices
 from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.hints import quantity
 from daemon.inbox.names import find_left_out, find_renamed
@@ -210,7 +211,12 @@ def _http(config: Config) -> Iterator[Finding]:
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
     available = Host.here().free_bytes
-    size = size_slab(config, gpus := list_gpus())
+    try:
+        gpus = list_gpus()
+        config = select_devices(config, gpus)
+    except ConfigError:
+        return  # `_models` reports it
+    size = size_slab(config, gpus)
     try:
         open_slab(config, gpus).close()
     except ConfigError as error:
@@ -241,7 +247,8 @@ def _gpus(_config: Config) -> Iterator[Finding]:
     gpus = list_gpus()
     for gpu in gpus:
         yield Finding(
-            "ok", f"cuda:{gpu.index}: {gpu.name}, {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free."
+            "ok",
+            f"{gpu.device}: {gpu.name}, {gpu.uuid}, {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free.",
         )
     if not gpus:
         yield Finding("warning", "no NVIDIA GPU found; stages run on the CPU.")

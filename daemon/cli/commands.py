@@ -41,6 +41,8 @@ from daemon.hints import quantity
 from daemon.jobs import JobStatus
 from daemon.system.log import is_json
 
+UUID_SHOWN = 12  # characters, which are enough to choose a GPU by
+
 app = typer.Typer(
     name="visiond",
     help="Watch folders for images and run OCR, YOLO, CLIP and BLIP on each, on all GPUs.\n\n"
@@ -157,7 +159,10 @@ def redo(
 
 
 def gpus(as_json: JsonOption = False) -> None:
-    """List the GPUs with memory, compute capability, load and processes.
+    """List the GPUs with memory, compute capability, load, processes and UUID.
+
+    [pipeline] devices in daemon.toml takes the device, the UUID or part of the
+    name. Of a GPU that is divided by MIG, its MIG devices are listed.
 
     Examples:
       visiond gpus
@@ -172,7 +177,17 @@ def gpus(as_json: JsonOption = False) -> None:
         print("No NVIDIA GPU is visible; stages run on the CPU.")
     else:
         print_table(
-            ("device", "name", "total MiB", "used MiB", "free MiB", "capability", "busy", "processes"),
+            (
+                "device",
+                "name",
+                "total MiB",
+                "used MiB",
+                "free MiB",
+                "capability",
+                "busy",
+                "processes",
+                "UUID starts with",
+            ),
             (
                 (
                     gpu.device,
@@ -183,6 +198,7 @@ def gpus(as_json: JsonOption = False) -> None:
                     gpu.compute_capability,
                     "-" if gpu.utilisation is None else f"{gpu.utilisation:.0%}",
                     ", ".join(map(str, gpu.processes)) or "-",
+                    gpu.uuid[:UUID_SHOWN],
                 )
                 for gpu in found
             ),

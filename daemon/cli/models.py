@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from daemon.workers.compiler import Step, Want
 
 CAPABILITY = re.compile(r"(?:sm_)?(\d+)\.?(\d)")
-NAMED_GPUS = 64  # a configuration may name any of them
 
 models_app = typer.Typer(
     help="List, download, make and verify packs of model weights.\n\n"
@@ -268,14 +267,16 @@ async def compile_missing(folder: Path, missing: list[Want]) -> Step:
 
 def find_wants(settings: Config, capabilities: list[str] | None) -> tuple[list[Want], list[Gpu]]:
     """The stages with kernels, and the GPUs that they run on: those of this machine, or of the named kinds."""
+    from daemon.devices import assume_gpus
     from daemon.layout import Layout, resolve_models, used_gpus
     from daemon.placement import Segment
     from daemon.workers.kernels import list_wants
 
     if not capabilities:
         layout = Layout.of(settings)
-        return layout.wanted_kernels(), used_gpus(settings, layout.gpus)
+        return layout.wanted_kernels(), used_gpus(layout.config, layout.gpus)
     wants, used = [], []
+    settings = assume_gpus(settings)
     for capability in map(parse_capability, capabilities):
         if gpus := used_gpus(settings, pretend_gpus(capability)):
             specs = resolve_models(settings, gpus)
@@ -297,10 +298,7 @@ def parse_capability(text: str) -> str:
 def pretend_gpus(capability: str) -> list[Gpu]:
     from daemon.system.gpus import Gpu
 
-    return [
-        Gpu(number, f"GPU-{number}", "", 1 << 36, 1 << 36, 0, capability, None, ())
-        for number in range(NAMED_GPUS)
-    ]
+    return [Gpu(0, "GPU-0", "", 1 << 36, 1 << 36, 0, capability, None, ())]
 
 
 def explain_nothing(gpus: Sequence[Gpu]) -> str:

@@ -70,9 +70,17 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if snapshot.workers:
         print_table(
-            ("worker", "device", "state", "batches", "last problem"),
+            ("worker", "device", "state", "batches", "MiB", "GPU peak MiB", "last problem"),
             (
-                (w.name, w.device + ", shared" * w.shared, w.progress, w.batches, w.cause)
+                (
+                    w.name,
+                    w.device + ", shared" * w.shared,
+                    w.progress,
+                    w.batches,
+                    w.memory_bytes >> 20 or "-",
+                    w.gpu_peak_bytes >> 20 or "-",
+                    w.cause,
+                )
                 for w in snapshot.workers
             ),
         )

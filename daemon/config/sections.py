@@ -171,7 +171,8 @@ class UpkeepSection(Section):
 class SegmentTable(Section):
     stages: list[str] = Field(min_length=1, description="Stages of the segment, in order.")
     devices: list[Device] = Field(
-        min_length=1, description='Devices that hold these stages, for example ["cuda:0", "cuda:1"].'
+        min_length=1,
+        description='Devices that hold these stages, for example ["cuda:0", "cuda:1"].',
     )
     workers_per_device: int = Field(1, ge=1, le=256, description="Worker processes on each of these devices.")
 
@@ -195,7 +196,15 @@ class PipelineSection(Section):
         [], description="Explicit placement: a [[pipeline.segment]] table for each segment."
     )
     devices: list[Device] = Field(
-        [], description="Devices to use. Empty: all GPUs, or the CPU if there are none."
+        [],
+        description='Devices to use: "cpu", or GPUs as `visiond gpus` lists them, by number ("cuda:0", a MIG device '
+        '"cuda:0:1"), UUID ("GPU-…", "MIG-…") or part of the name ("H100" means all H100). Empty: all GPUs, or the CPU if '
+        "there are none.",
+    )
+    min_free_gpu_bytes: ByteCount = Field(
+        0,
+        ge=0,
+        description="GPUs with less free memory than this at the start are not used. Not with [[pipeline.segment]] tables.",
     )
     workers_per_device: int = Field(
         0,
@@ -209,6 +218,11 @@ class PipelineSection(Section):
         True,
         description="Whether the workers of a GPU share it by NVIDIA's Multi-Process Service (MPS), if "
         "nvidia-cuda-mps-control is installed: a fifth faster than in turns. After the first lost worker they take turns.",
+    )
+    numa: bool = Field(
+        True,
+        description="Whether the workers of a GPU, and its station, run on the cores of its NUMA node, if the host has several "
+        "nodes.",
     )
     stations: int = Field(
         0,

@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 LEAST_SLAB_BYTES = 1 << 20
+NUMBERED = r"cuda:(\d{1,6})(?::(\d{1,6}))?"  # a GPU, or a MIG device of it
+UUID = r"(?i:GPU|MIG)-[0-9A-Za-z/-]*"  # or the start of one
 OUT_OF_RANGE = "out_of_range"  # error type, for refusal.py
 MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # largest value, by suffix of the key
 
@@ -54,13 +56,21 @@ def check_slab(count: int) -> int:
 
 
 def _canonical_device(name: str) -> str:
-    """Return the one name of a device that the code compares: "cpu", or "cuda:" and its number."""
-    found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,6}))?", name, re.ASCII)
-    if not found:
+    """Return the one form of a device's name: "cpu", "cuda:" and its number, a UUID, or part of a GPU's name.
+    devices.py finds the GPU."""
+    if re.fullmatch(r"cpu(:\d{1,6})?", name, re.ASCII):
+        return "cpu"
+    if name == "cuda":
+        return "cuda:0"
+    if found := re.fullmatch(NUMBERED, name, re.ASCII):
+        return ":".join(["cuda", *(str(int(number)) for number in found.groups() if number)])
+    is_part = re.search("[A-Za-z]", name) and not re.match("(?i)cpu|cuda|gpu", name)
+    if not re.fullmatch(UUID, name) and not is_part:
         raise ValueError(
-            f'"{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists it, for example "cuda:0"'
+            f'"{name}" is not a device; write "cpu", or a GPU as `visiond gpus` lists it: its number, UUID or part of its '
+            'name, for example "cuda:0" or "H100"'
         )
-    return "cpu" if found[1] == "cpu" else f"cuda:{int(found[2] or 0)}"
+    return name.strip()
 
 
 def most_of(name: str) -> int:

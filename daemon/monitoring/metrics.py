@@ -48,6 +48,7 @@ class Loss(StrEnum):
     TIMEOUT = "timeout"  # a batch took too long
     LOAD = "load"  # lost before it was ready
     SHARING = "sharing"  # a worker was lost that shared its GPU
+    MEMORY = "memory"  # its GPU had too little memory for it
 
 
 class Metrics:
@@ -301,7 +302,7 @@ class _Gpus(Collector):
             "visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels
         )
         for gpu in list_gpus():
-            label = [str(gpu.index), gpu.uuid, gpu.name]
+            label = [gpu.number, gpu.uuid, gpu.name]
             peak = self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))
             for kind, value in (("total", gpu.total_bytes), ("used", gpu.used_bytes), ("peak", peak)):
                 memory.add_metric([*label, kind], value)

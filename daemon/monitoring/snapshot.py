@@ -19,6 +19,10 @@ class WorkerState(msgspec.Struct, frozen=True):
     shared: bool = False  # whether it shares its GPU with other workers (MPS)
     stages: list[str] = []
     stages_loaded: list[str] = []
+    short_of_memory: bool = False  # it waits for memory of its GPU; cause says why
+    memory_bytes: int = 0  # of the host that its process uses
+    gpu_bytes: int = 0  # that it has reserved
+    gpu_peak_bytes: int = 0  # the most that it had
 
     @property
     def progress(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from daemon.config.loading import Config
+from daemon.devices import select_devices
 from daemon.jobs import Job
 from daemon.layout import digest_settings, judge_of, resolve_models
 from daemon.ledger.record import Record
@@ -40,7 +41,9 @@ def choose(records: Iterable[Record], config: Config) -> Choice:
 
 def choose_stale(reader: Reader, config: Config) -> Choice:
     """Choose the images whose models, bin or criteria would differ now. Raises ModelsUnusable, ConfigError."""
-    specs = resolve_models(config, list_gpus())
+    gpus = list_gpus()
+    # The daemon's own workers may use the memory of its GPUs by now.
+    specs = resolve_models(select_devices(config, gpus, by_memory=False), gpus)
     fingerprints = {stage: spec.fingerprint for stage, spec in specs.items()}
     choice = choose(
         _stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())),

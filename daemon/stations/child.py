@@ -26,7 +26,7 @@ from daemon.placement import Placement, Segment
 from daemon.results.destinations import Destination
 from daemon.stations import wire
 from daemon.stations.station import Published, Station
-from daemon.system.gpus import list_gpus
+from daemon.system.cores import bind
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.retry import Hurried
@@ -157,7 +157,8 @@ async def work(connection: socket.socket) -> None:
 async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinator) -> None:
     segments = tuple(Segment(tuple(stages), tuple(devices)) for stages, devices in setup.segments)
     specs = {spec.name: spec for spec in setup.specs}
-    layout = Layout(config, list_gpus(), specs, Placement(segments, ""))
+    layout = Layout(config, setup.gpus, specs, Placement(segments, ""), setup.cores)
+    bind(setup.cores.common(devices_of(setup)))  # before the slab is touched, and before it starts workers
     metrics = Metrics(Counts())
     slab = Slab(setup.slab_bytes)
     inboxes = dict(zip(setup.inboxes, config.inbox, strict=True))
@@ -189,6 +190,12 @@ async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinat
             station.stop()
             working.cancel_scope.cancel()
         tasks.cancel_scope.cancel()
+
+
+def devices_of(setup: wire.Setup) -> list[str]:
+    """The device of each worker of this station."""
+    parts = zip(setup.segments, setup.workers, strict=True)
+    return [devices[number] for (_, devices), numbers in parts for number in numbers]
 
 
 def main() -> None:

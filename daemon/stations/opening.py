@@ -13,6 +13,7 @@ from daemon.results.judge import Judge
 from daemon.stations import wire
 from daemon.stations.remote import RemoteStation
 from daemon.stations.station import Station
+from daemon.system.cores import bind
 
 
 def open_stations(
@@ -28,6 +29,8 @@ def open_stations(
     that a rule has named before now."""
     parts = share_out(layout.placement, layout.config.pipeline.stations)
     if len(parts) == 1:
+        held = [device for segment in layout.placement.segments for device in segment.devices]
+        bind(layout.cores.common(held))  # before the slab is touched
         slab = open_slab(layout.config, layout.gpus)
         stack.callback(slab.close)
         lanes = [layout.open_lane(segment, slab, metrics) for segment in layout.placement.segments]
@@ -56,6 +59,8 @@ def describe(
         name=name,
         config=layout.config.model_dump_json().encode(),
         specs=list(layout.specs.values()),
+        cores=layout.cores,
+        gpus=layout.gpus,
         segments=[(list(segment.stages), list(segment.devices)) for segment in segments],
         workers=list(part),
         inboxes=list(numbers),

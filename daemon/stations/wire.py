@@ -19,6 +19,8 @@ from daemon.jobs import Ending, Failure, Job, JobStatus, Placed
 from daemon.messages import Output, frame
 from daemon.monitoring.samples import Sample
 from daemon.monitoring.snapshot import StationState
+from daemon.system.cores import Cores
+from daemon.system.gpus import Gpu
 from stages.base import StageSpec
 
 LONGEST_MESSAGE = 1 << 30  # bytes
@@ -30,6 +32,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     name: str
     config: bytes  # JSON
     specs: list[StageSpec]
+    cores: Cores
+    gpus: list[Gpu]  # of the machine, as the daemon found them at its start
     segments: list[tuple[list[str], list[str]]]  # the whole placement: stages and devices
     workers: list[list[int]]  # of each segment, the numbers of those in this station
     inboxes: list[int]  # their numbers in the ledger, in the order of the configuration

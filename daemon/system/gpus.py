@@ -8,14 +8,17 @@ import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 LIBRARY = "libnvidia-ml.so.1"  # of the driver
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `index` is its number in PCI order, among the GPUs that CUDA_VISIBLE_DEVICES names."""
+    """One GPU, or one MIG device, which is a part of a GPU that its administrator has divided.
+
+    index: the GPU's number in PCI order, among those that CUDA_VISIBLE_DEVICES names.
+    """
 
     index: int
     uuid: str
@@ -26,25 +29,48 @@ class Gpu:
     compute_capability: str  # "9.0"
     utilisation: float | None  # 0..1; None if the driver does not report it
     processes: tuple[int, ...]  # PIDs with a context on it
+    part: int | None = None  # a MIG device's number in its GPU
+    bus_id: str = ""  # PCI address, as in /sys/bus/pci/devices
+
+    @property
+    def number(self) -> str:
+        """ "0", or "0:1" for a MIG device, as NVIDIA's container toolkit names it."""
+        return f"{self.index}" if self.part is None else f"{self.index}:{self.part}"
 
     @property
     def device(self) -> str:
         """Its name in the configuration."""
-        return f"cuda:{self.index}"
+        return f"cuda:{self.number}"
+
+
+class _Handle(NamedTuple):
+    """What NVML calls a GPU. mig: a MIG device of it, and part: the number of that."""
+
+    gpu: Any
+    mig: Any = None
+    part: int | None = None
 
 
 def list_gpus() -> list[Gpu]:
-    """The usable GPUs; empty without NVIDIA's driver. A GPU that does not answer is left out."""
+    """The usable GPUs; empty without NVIDIA's driver. A GPU that does not answer is left out.
+
+    A GPU that is divided is replaced by its MIG devices: CUDA cannot use it as a whole.
+    """
     with _library() as nvml:
         if not nvml:
             return []
-        handles, described = [], list[Gpu]()
+        handles, described, index = [], list[Gpu](), 0
         for number in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
-                handles.append(nvml.nvmlDeviceGetHandleByIndex(number))
+                handles.append(_Handle(nvml.nvmlDeviceGetHandleByIndex(number)))
         for handle in _visible(nvml, handles):
-            with contextlib.suppress(nvml.NVMLError):
-                described.append(_describe(nvml, len(described), handle))
+            parts = _divide(nvml, handle)
+            found = []
+            for part in [handle] if parts is None else parts:
+                with contextlib.suppress(nvml.NVMLError):
+                    found.append(_describe(nvml, index, part))
+            described += found
+            index += bool(found) or parts is not None
         return described
 
 
@@ -75,32 +101,75 @@ def _library() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _visible(nvml: Any, handles: list[Any]) -> list[Any]:
-    """Those that CUDA_VISIBLE_DEVICES names, by number or by UUID; all when it is not set."""
+def _visible(nvml: Any, handles: list[_Handle]) -> list[_Handle]:
+    """Those that CUDA_VISIBLE_DEVICES names, by number or by the start of a UUID; all when it is not set."""
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
         return handles
     by_name = {str(number): handle for number, handle in enumerate(handles)}
-    by_name |= {nvml.nvmlDeviceGetUUID(handle): handle for handle in handles}
-    return [by_name[name.strip()] for name in setting.split(",") if name.strip() in by_name]
+    parts = [part for handle in handles for part in _divide(nvml, handle) or []]
+    for handle in [*handles, *parts]:
+        by_name[nvml.nvmlDeviceGetUUID(handle.gpu if handle.mig is None else handle.mig)] = handle._replace(
+            part=None
+        )
+    return [handle for name in setting.split(",") for handle in _find(by_name, name.strip())]
 
 
-def _describe(nvml: Any, index: int, handle: Any) -> Gpu:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    utilisation, processes = None, ()
+def _find(by_name: dict[str, _Handle], name: str) -> list[_Handle]:
+    if name in by_name:
+        return [by_name[name]]
+    matches = [handle for uuid, handle in by_name.items() if uuid.startswith(name)]
+    return matches if len(matches) == 1 and name.startswith(("GPU-", "MIG-")) else []
+
+
+def _divide(nvml: Any, handle: _Handle) -> list[_Handle] | None:
+    """The MIG devices of a GPU; None if it is not divided."""
+    if handle.mig is not None:
+        return None
+    try:
+        if nvml.nvmlDeviceGetMigMode(handle.gpu)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return None
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle.gpu)
+    except nvml.NVMLError:  # a GPU or driver without MIG
+        return None
+    parts = []
+    for part in range(most):
+        with contextlib.suppress(nvml.NVMLError):  # its place is empty
+            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle.gpu, part)
+            parts.append(_Handle(handle.gpu, mig, part))
+    return parts
+
+
+def _describe(nvml: Any, index: int, handle: _Handle) -> Gpu:
+    """Not every figure exists for a MIG device; the others are of its GPU."""
+    device = handle.gpu if handle.mig is None else handle.mig
+    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle.gpu)
+    utilisation, processes, bus_id = None, (), ""
     with contextlib.suppress(nvml.NVMLError):
-        utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        utilisation = nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
     with contextlib.suppress(nvml.NVMLError):
-        processes = tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        processes = tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(device))
+    with contextlib.suppress(nvml.NVMLError):
+        bus_id = _write_address(nvml.nvmlDeviceGetPciInfo(handle.gpu).busId)
+    whole, name = nvml.nvmlDeviceGetName(handle.gpu), nvml.nvmlDeviceGetName(device)
     return Gpu(
         index,
-        nvml.nvmlDeviceGetUUID(handle),
-        nvml.nvmlDeviceGetName(handle),
+        nvml.nvmlDeviceGetUUID(device),
+        name if whole in name else f"{whole} {name}",
         int(memory.total),
         int(memory.free),
         int(memory.used),
         f"{major}.{minor}",
         utilisation,
         processes,
+        handle.part,
+        bus_id,
     )
+
+
+def _write_address(bus_id: str | bytes) -> str:
+    """NVML writes "00000000:1B:00.0", Linux "0000:1b:00.0"."""
+    text = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"

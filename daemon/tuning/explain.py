@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.devices import describe_gpu
 from daemon.hints import command
 from daemon.layout import Layout, resolve_models, used_gpus, weights_of
 from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Placement, Segment, plan
 from daemon.profile import Machine, Settings, find_tuned
 from daemon.recorded import find_rates
+from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host, count_cores
 from stages.base import StageSpec
@@ -35,7 +37,7 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(config: Config) -> Explanation:
     """For this machine."""
     layout = Layout.of(config)
-    used = used_gpus(config, layout.gpus)
+    used = used_gpus(layout.config, layout.gpus)
     machine = Machine.of(used, count_cores(), layout.specs)
     profile = find_tuned(config.state.path, machine)
     specs = list(layout.specs.values())
@@ -54,7 +56,7 @@ def explain(config: Config) -> Explanation:
             f"Expected rate: not known for this machine with these models; `{command('tune')}` measures it.",
             *_comparisons(used),
         ]
-    sentences = [*_describe(layout.placement, specs, used), *rates]
+    sentences = [*_describe(layout.placement, specs, used), *_name(used), *_bind(layout.cores), *rates]
     return _explanation(layout.placement, specs, trial.images_per_second if trial else None, sentences)
 
 
@@ -78,7 +80,13 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
 
 def open_settings(config: Config) -> Config:
     """The configuration with everything that depends on the machine at its default."""
-    pipeline = {"placement": "auto", "workers_per_device": 0, "devices": [], "segment": []}
+    pipeline = {
+        "placement": "auto",
+        "workers_per_device": 0,
+        "devices": [],
+        "segment": [],
+        "min_free_gpu_bytes": 0,
+    }
     stages = {
         name: getattr(config.stages, name).model_copy(update={"batch_size": 0}) for name in config.stage_names
     }
@@ -121,6 +129,17 @@ def _describe(placement: Placement, specs: Sequence[StageSpec], gpus: Sequence[G
     if placement.limit:
         lines.append(f"Limit: {placement.limit}.")
     return lines
+
+
+def _name(gpus: Sequence[Gpu]) -> list[str]:
+    names = ", ".join(map(describe_gpu, gpus))
+    how = "[pipeline] devices can choose GPUs by each of these names, and by part of the second"
+    return [f"In use: {names}; {how}."] if gpus else []
+
+
+def _bind(cores: Cores) -> list[str]:
+    near = ", ".join(f"{device} on {listed}" for device, listed in cores.describe().items())
+    return [f"Cores near the GPUs, on which their workers run: {near}."] if near else []
 
 
 def _comparisons(gpus: Sequence[Gpu]) -> list[str]:

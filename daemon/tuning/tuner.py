@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.devices import select_devices
 from daemon.errors import AlreadyRunning, ConfigError, NothingFound, VisiondError
 from daemon.hints import quantity
 from daemon.layout import resolve_models, used_gpus
@@ -54,6 +55,7 @@ def tune(config: Config, order: Plan, *, keep: bool, force: bool, say: Say, repo
     keep: whether to write the profile. force: measure although a daemon is running.
     """
     gpus = list_gpus()
+    config = select_devices(config, gpus)
     specs = resolve_models(config, gpus)
     refuse_segments(config)
     used, host = used_gpus(config, gpus), Host.here()

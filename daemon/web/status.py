@@ -8,6 +8,7 @@ from functools import partial
 
 import anyio
 
+from daemon.hints import quantity
 from daemon.inbox.walk import SHOWN, count_unread
 from daemon.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
@@ -70,7 +71,7 @@ class Status:
             gone=counts.of(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
-            obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems(),
+            obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems() + self._crowded(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
             slab_used_bytes=sum(state.slab_used for state in states),
@@ -109,9 +110,13 @@ class Status:
         ]
 
     def is_dead(self) -> bool:
-        """Whether a segment has no worker left, not even one that is still loading."""
+        """Whether a segment has no worker left, not even one that is still loading or waits for memory."""
         return any(
-            all(worker.state not in ("ready", "loading") for lane in lanes for worker in lane.workers)
+            all(
+                worker.state not in ("ready", "loading") and not worker.short_of_memory
+                for lane in lanes
+                for worker in lane.workers
+            )
             for lanes in self._lanes().values()
         )
 
@@ -126,11 +131,12 @@ class Status:
 
     def blocked(self) -> list[str]:
         """What blocks the images in flight. An inbox that cannot be read does not."""
-        stuck = [
-            f"no worker of {name} is ready"
-            for name, lanes in self._lanes().items()
-            if not any(worker.state == "ready" for lane in lanes for worker in lane.workers)
-        ]
+        stuck = []
+        for name, lanes in self._lanes().items():
+            workers = [worker for lane in lanes for worker in lane.workers]
+            if not any(worker.state == "ready" for worker in workers):
+                why = next((worker.cause for worker in workers if worker.short_of_memory), "")
+                stuck.append(f"no worker of {name} is ready{f': {why}' if why else ''}")
         return stuck + self._pipeline.blocked()
 
     def warnings(self) -> list[str]:
@@ -139,7 +145,19 @@ class Status:
             f"{count_unread(unread)}; `visiond status` lists them"
             for unread in self._pipeline.watcher.unread()
         ]
-        return unread + self._sink_problems()
+        return unread + self._sink_problems() + self._crowded()
+
+    def _crowded(self) -> list[str]:
+        """On which GPUs workers wait for memory."""
+        waiting: dict[str, list[WorkerState]] = {}
+        for worker in self._workers():
+            if worker.short_of_memory:
+                waiting.setdefault(worker.device, []).append(worker)
+        return [
+            f"{quantity(len(workers), 'worker')} of {device} wait{'s' * (len(workers) == 1)} for GPU memory: "
+            f"{workers[0].cause}"
+            for device, workers in waiting.items()
+        ]
 
     def _sink_problems(self) -> list[str]:
         return self._pipeline.outbox.problems()

@@ -31,6 +31,7 @@ from daemon.messages import (
     decode_to_worker,
     frame,
 )
+from daemon.system.cores import bind
 from daemon.workers.chain import Chain
 from stages.base import DeviceLost, OutOfMemory, StageUnusable
 from stages.processes import die_with
@@ -72,6 +73,7 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=connection))
     setup = channel.receive()
     assert isinstance(setup, Setup)
+    bind(setup.cores)  # before it allocates, and before libraries count the cores
     slab = memoryview(mmap.mmap(slab_fd, setup.slab_bytes, prot=mmap.PROT_READ))
     chain = Chain(setup, slab)
     try:
@@ -80,9 +82,10 @@ def main() -> None:
         _leave(channel, str(error), curable=False, unusable=True)
     except Exception as error:  # noqa: BLE001 - it is reported to the daemon
         traceback.print_exc()
-        _leave(
-            channel, f"{type(error).__name__}: {error}", curable=isinstance(error, OutOfMemory | DeviceLost)
-        )
+        full = isinstance(error, OutOfMemory) or "out of memory" in str(error)
+        curable = full or isinstance(error, DeviceLost)
+        _leave(channel, f"{type(error).__name__}: {error}", curable=curable, out_of_memory=full)
+    limit_threads()
     _serve(channel, chain, Ready(seconds))
 
 
@@ -128,10 +131,12 @@ def _work(
         _leave(channel, f"{type(error).__name__}: {error}", curable=True)
 
 
-def _leave(channel: Channel, cause: str, *, curable: bool, unusable: bool = False) -> None:
+def _leave(
+    channel: Channel, cause: str, *, curable: bool, unusable: bool = False, out_of_memory: bool = False
+) -> None:
     """Report why, and exit without touching the device again."""
     try:
-        channel.send(Farewell(cause, curable, unusable))
+        channel.send(Farewell(cause, curable, unusable, out_of_memory))
     finally:
         os._exit(os.EX_SOFTWARE)
 
@@ -149,7 +154,8 @@ def _beat(channel: Channel) -> None:
 def _device_memory() -> tuple[int, int]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return 0, 0
+        fake = sys.modules.get("stages.fake")
+        return fake.FakeMemory.report() if fake else (0, 0)
     return torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
 
 
@@ -166,6 +172,12 @@ def keep_memory() -> None:
     if mallopt and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1):
         # The second value is the largest before glibc 2.35.
         mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)
+
+
+def limit_threads() -> None:
+    """OpenCV would start a thread for each core in each worker; torch and numpy follow OMP_NUM_THREADS."""
+    if (opencv := sys.modules.get("cv2")) and (threads := os.environ.get("OMP_NUM_THREADS")):
+        opencv.setNumThreads(int(threads))
 
 
 if __name__ == "__main__":

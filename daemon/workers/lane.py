@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import anyio
+import msgspec
 
 from daemon.errors import WorkerLost
 from daemon.jobs import Job
@@ -16,6 +17,11 @@ from daemon.messages import Item, Reply
 from daemon.system.queues import drain
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
+from stages.base import Reason
+
+USUAL_PIXELS = (
+    1280 * 960
+)  # of an image; a batch of them fits, so an image that is no larger than they are together does
 
 
 class Listener(Protocol):
@@ -62,7 +68,8 @@ class Lane:
         await (self._suspects if suspect else self._queue).put(job)
 
     def empty(self) -> list[Job]:
-        """Take out all jobs that wait."""
+        """Take out all jobs that wait, and let those that wait for memory come back."""
+        self.pool.hurry()
         return drain(self._queue) + drain(self._suspects)
 
     async def run(self, listener: Listener) -> None:
@@ -78,18 +85,22 @@ class Lane:
 
     async def _work(self, listener: Listener, worker: Worker, jobs: list[Job]) -> None:
         loss: WorkerLost | None = None
+        again = jobs
         try:
             try:
                 reply = await self._ask(worker, jobs)
+                jobs, reply, again = await self._make_room(listener, worker, jobs, reply)
             finally:
                 self.pool.release(worker)
             await listener.advance(self, worker.device, jobs, reply)
+            if again:
+                loss = _no_room(worker)
         except WorkerLost as error:
             loss = error
         finally:
             self._unfinished.release()
         if loss:  # only now: it may wait for room in the queue, which `run` empties
-            await listener.try_again(self, jobs, loss)
+            await listener.try_again(self, again, loss)
 
     async def _isolate(self, listener: Listener) -> None:
         """Run each suspect on a worker that does nothing else,
@@ -99,10 +110,33 @@ class Lane:
             try:
                 async with self.pool.reserve_whole() as worker:
                     reply = await self._ask(worker, [job])
+                    _, reply, again = await self._make_room(listener, worker, [job], reply)
+                if again:
+                    raise _no_room(worker)
             except WorkerLost as loss:
                 await listener.suspect(self, job, loss)
             else:
                 await listener.advance(self, worker.device, [job], reply)
+
+    async def _make_room(
+        self, listener: Listener, worker: Worker, jobs: list[Job], reply: Reply
+    ) -> tuple[list[Job], Reply, list[Job]]:
+        """If the GPU had no memory for some images, each alone: make room for them.
+        Returns the jobs that are done, their reply, and the jobs to try again."""
+        outcomes = reply.outcomes if reply.out_of_memory else []
+        short = [n for n, outcome in enumerate(outcomes) if outcome.reason == Reason.MEMORY]
+        if not short:
+            if self.pool.is_short:
+                self.pool.note_fit(worker)
+            return jobs, reply, []
+        if done := [n for n in range(len(jobs)) if n not in short]:  # they need not wait
+            await listener.advance(self, worker.device, [jobs[n] for n in done], _part_of(reply, done))
+            reply = msgspec.structs.replace(reply, runs=[], out_of_memory=0)
+        left = [jobs[n] for n in short]
+        most = self.batch_size * USUAL_PIXELS
+        usual = any(outcomes[n].width * outcomes[n].height <= most for n in short)
+        fits_later = await self.pool.make_room(worker, usual=usual)
+        return ([], _part_of(reply, []), left) if fits_later else (left, _part_of(reply, short), [])
 
     async def _ask(self, worker: Worker, jobs: Sequence[Job]) -> Reply:
         """One batch on a reserved worker; the pool limits how long it may take. Raises WorkerLost."""
@@ -111,6 +145,14 @@ class Lane:
             return await self.pool.run_batch(worker, [_item_of(job) for job in jobs])
         finally:
             self.progressed_at = time.monotonic()
+
+
+def _part_of(reply: Reply, places: Sequence[int]) -> Reply:
+    return msgspec.structs.replace(reply, outcomes=[reply.outcomes[place] for place in places])
+
+
+def _no_room(worker: Worker) -> WorkerLost:
+    return WorkerLost(worker.name, "its GPU had too little free memory", began=False)
 
 
 def _item_of(job: Job) -> Item:

@@ -4,15 +4,17 @@ A seat is a position for one worker on a device. When its worker dies, another o
 pause that grows with each quick death. A seat whose workers keep dying before they answer anything is closed;
 when all seats are closed, the pool fails. Workers that share a GPU by MPS (mps.py) are restarted together:
 the first loss ends the sharing.
+
+When not even one image fits into a GPU's memory, other programs may have taken it. Then a worker ends, so that
+those that are left have more, and its seat waits until there is memory for it again. The last worker stays, and
+its images wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 import anyio
 import anyio.abc
@@ -21,10 +23,11 @@ import structlog
 
 from daemon.config.sections import PipelineSection
 from daemon.errors import ModelsUnusable, NoWorkersLeft, WorkerLost
-from daemon.messages import Item, Ready, Reply, Setup
+from daemon.messages import Item, Ready, Reply
 from daemon.monitoring.metrics import Loss, Metrics
 from daemon.monitoring.snapshot import WorkerState
-from daemon.workers.mps import Server
+from daemon.workers.room import TAKEN_BYTES, need_for
+from daemon.workers.seat import Seat
 from daemon.workers.worker import Worker
 
 log = structlog.get_logger()
@@ -35,32 +38,10 @@ QUICK_DEATHS = 5  # in a row, without any answer, before a seat is closed
 LONE_DEATHS = 20
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 LONGEST_BACKOFF_SECONDS = 30.0
-SILENCE_SECONDS = 10.0  # without a heartbeat, after which a worker counts as silent
-
-
-@dataclass(slots=True)
-class Seat:
-    """A position for a worker: a device, and what is needed to start a worker there."""
-
-    setup: Setup
-    device: str
-    environment: dict[str, str]
-    server: Server | None = None  # shares the GPU with other seats
-    state: str = "loading"  # loading, ready, waiting (before a restart), closed
-    worker: Worker | None = None
-    quick_deaths: int = 0
-    lone_deaths: int = 0
-    last_cause: str = ""
-    unusable: bool = False  # its stages cannot be built; last_cause says why
-
-    @property
-    def healthy(self) -> bool:
-        worker = self.worker
-        return (
-            self.state == "ready"
-            and worker is not None
-            and time.monotonic() - worker.heard_at < SILENCE_SECONDS
-        )
+FRESH_SECONDS = 2.0  # after which each worker has reported its memory
+REST_SECONDS = 5.0  # before a seat looks for memory again; doubles with each further rest in a row
+LONGEST_REST_SECONDS = 60.0
+STEADY_BATCHES = 100  # of a worker, after which its next rest is a first one
 
 
 class Pool:
@@ -76,6 +57,8 @@ class Pool:
         self._metrics = metrics
         self._free: asyncio.Queue[Worker] = asyncio.Queue()  # each worker once for each of its free slots
         self._stopping = False
+        self._hurried = anyio.Event()  # the images that wait are given up
+        self._over = anyio.Event()  # no worker is started any more
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep a worker in every seat until stopped. Reports as
@@ -101,6 +84,8 @@ class Pool:
         """Wait for a free slot; the one that has been free longest comes first."""
         while True:
             worker = await self._free.get()
+            if worker.leaving and worker.alone is None:
+                continue
             if worker.alive and worker.alone is None:
                 return worker
             if worker.alive:
@@ -112,7 +97,7 @@ class Pool:
             return
         if worker.alone:
             self._park(worker)
-        else:
+        elif not worker.leaving:
             self._free.put_nowait(worker)
 
     @contextlib.asynccontextmanager
@@ -137,27 +122,60 @@ class Pool:
         """One batch on a reserved worker. Raises WorkerLost."""
         return await worker.run(items, self._settings.batch_timeout_seconds)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a worker waits for its GPU's memory."""
+        return any(seat.short for seat in self.seats)
+
+    async def make_room(self, worker: Worker, *, usual: bool) -> bool:
+        """A worker's GPU had no memory for one image alone. Returns whether to try that image again: a worker has
+        left, or the images wait because others use the memory. If not, the image is too large for this GPU.
+
+        usual: whether it has a usual size; no worker leaves for a huge one. The caller keeps its slot of the
+        worker until then.
+        """
+        seat = next((seat for seat in self.seats if seat.worker is worker), None)
+        if not seat or not seat.room:
+            return not seat
+        async with seat.room.judging:
+            if seat.worker is not worker or worker.leaving or self._hurried.is_set():
+                return True
+            has_fellows = any(fellow is not seat and fellow.healthy for fellow in self._fellows(seat))
+            if has_fellows and usual:
+                await self._send_away(seat, worker)
+                return True
+            await self._pause(FRESH_SECONDS)
+            taken = await seat.room.measure_taken(self._reserved(seat))
+            if taken <= TAKEN_BYTES:
+                return False
+            if not has_fellows:
+                self._note_short(seat, taken)
+            await self._pause(seat.room.next_pause())
+            return True
+
+    def note_fit(self, worker: Worker) -> None:
+        """A batch fitted into the memory of this worker's GPU."""
+        for seat in self.seats:
+            if seat.worker is worker and seat.short and seat.room:
+                seat.room.note_fit()
+                seat.short, seat.state, seat.last_cause = False, "ready", ""
+                log.info("images fit into the GPU's memory again", worker=worker.name, device=seat.device)
+
+    def hurry(self) -> None:
+        """Wait for no memory any more: the images that wait are given up."""
+        self._hurried.set()
+
     def stop(self) -> None:
         """Start no more workers. `run` ends when the living ones have exited."""
         self._stopping = True
+        self._hurried.set()
+        self._over.set()
         for seat in self.seats:
             if seat.worker:
                 seat.worker.dismiss()
 
     def health(self) -> list[WorkerState]:
-        return [
-            WorkerState(
-                name=seat.setup.name,
-                device=seat.device,
-                state=seat.state if seat.state != "ready" or seat.healthy else "silent",
-                batches=seat.worker.answered if seat.worker else 0,
-                cause=seat.last_cause,
-                shared=seat.worker is not None and seat.worker.shared,
-                stages=[spec.name for spec in seat.setup.stages],
-                stages_loaded=seat.worker.stages_loaded if seat.worker else [],
-            )
-            for seat in self.seats
-        ]
+        return [seat.describe() for seat in self.seats]
 
     def _park(self, worker: Worker) -> None:
         worker.parked += 1
@@ -181,8 +199,87 @@ class Pool:
                 raise ModelsUnusable(seat.last_cause)
             raise NoWorkersLeft(f"No worker is left for {self.name}: {seat.last_cause}.")
 
+    def _fellows(self, seat: Seat) -> list[Seat]:
+        """The seats on the same device."""
+        return [other for other in self.seats if other.device == seat.device]
+
+    def _reserved(self, seat: Seat) -> list[int]:
+        """Bytes that each worker of this device has reserved."""
+        return [other.worker.beat.device_used_bytes for other in self._fellows(seat) if other.worker]
+
+    async def _pause(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._hurried.wait()
+
+    async def _send_away(self, seat: Seat, worker: Worker) -> None:
+        """End a worker, and wait until the memory that it had is free."""
+        log.warning(
+            "worker ends, so that the others of its GPU have more memory",
+            worker=worker.name,
+            device=seat.device,
+        )
+        worker.leave()
+        await worker.ended.wait()
+
+    def _note_short(self, seat: Seat, taken: int) -> None:
+        others = f"other programs have taken {taken >> 20:,} MiB of the memory of {seat.device}"
+        if not seat.short:
+            log.warning("not even one image fits into the GPU's memory; images wait", cause=others)
+        seat.short, seat.state = True, "waiting"
+        seat.last_cause = f"not even one image fits: {others}"
+
+    async def _rest(self, seat: Seat) -> None:
+        """Wait until there is memory for a worker in this seat."""
+        assert seat.room
+        seat.state, pause = "waiting", min(LONGEST_REST_SECONDS, REST_SECONDS * 2 ** (seat.rests - 1))
+        while not self._hurried.is_set():
+            await self._pause(pause)
+            peaks = [other.worker.beat.device_peak_bytes for other in self._fellows(seat) if other.worker]
+            need, free = need_for([seat.peak_bytes, *peaks]), await seat.room.measure_free()
+            if free is None or free >= need:
+                return
+            seat.last_cause = (
+                f"{need >> 20:,} MiB of the GPU's memory must be free for it; {free >> 20:,} are"
+            )
+
+    async def _is_crowded(self, seat: Seat) -> bool:
+        """Whether others use this seat's GPU: workers of this pool, or programs that came later."""
+        if not seat.room:
+            return False
+        busy = any(fellow.healthy for fellow in self._fellows(seat))
+        return busy or await seat.room.measure_taken(self._reserved(seat)) > TAKEN_BYTES
+
+    def _note_rest(self, seat: Seat, worker: Worker) -> None:
+        if not worker.left:
+            log.warning(
+                "worker could not start, as its GPU has too little free memory; it is started later",
+                worker=worker.name,
+                device=seat.device,
+                cause=worker.cause,
+            )
+        seat.rests = 1 if worker.answered >= STEADY_BATCHES else seat.rests + 1
+        seat.short, seat.state, seat.quick_deaths = True, "waiting", 0
+        seat.last_cause = "it gave its GPU's memory to the others" if worker.left else worker.cause
+        self._metrics.worker_restarts.labels(seat.device, Loss.MEMORY.value).inc()
+
     async def _fill(self, seat: Seat, opened: anyio.Event) -> None:
         """The life of one worker in a seat."""
+        if not seat.short or not seat.room:
+            await self._live(seat, opened)
+            return
+        opened.set()  # with fewer workers
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(seat.room.starting)
+            await self._rest(seat)
+            if self._hurried.is_set():
+                await self._over.wait()
+            else:
+                await self._live(seat, opened, stack)
+
+    async def _live(
+        self, seat: Seat, opened: anyio.Event, until_ready: contextlib.AsyncExitStack | None = None
+    ) -> None:
+        """until_ready: is closed when the worker has loaded, or is lost."""
         if seat.quick_deaths:
             seat.state = "waiting"
             await anyio.sleep(min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (seat.quick_deaths - 1)))
@@ -204,6 +301,8 @@ class Pool:
             ready = await worker.load(self._settings.load_timeout_seconds)
             self._welcome(seat, worker, ready)
             opened.set()
+            if until_ready:
+                await until_ready.aclose()
             await worker.listen()
         except WorkerLost as loss:
             worker.cause = worker.cause or loss.cause
@@ -214,14 +313,21 @@ class Pool:
             with anyio.CancelScope(shield=True):
                 await self._end(seat, worker)
         if not self._stopping:
-            self._note_loss(seat, worker, followed=followed)
+            if worker.left or (worker.out_of_memory and await self._is_crowded(seat)):
+                self._note_rest(seat, worker)
+            else:
+                self._note_loss(seat, worker, followed=followed)
 
     async def _end(self, seat: Seat, worker: Worker) -> None:
         """End a worker. Those that shared a GPU with it are in an undefined state, so they are restarted,
         and from then on they take turns on the GPU: the next death has a clear cause."""
+        seat.peak_bytes = max(seat.peak_bytes, worker.beat.device_peak_bytes)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.kill)
-            if self._stopping or not seat.server or not seat.server.close():
+            if worker.leaving:
+                await worker.kill()
+            else:
+                tasks.start_soon(worker.kill)
+            if self._stopping or worker.left or not seat.server or not seat.server.close():
                 return
             log.warning(
                 "workers take turns on the GPU from now on, because one that shared it was lost",
@@ -235,7 +341,7 @@ class Pool:
             tasks.start_soon(seat.server.stop)
 
     def _welcome(self, seat: Seat, worker: Worker, ready: Ready) -> None:
-        seat.state = "ready"
+        seat.state, seat.short = "ready", False
         for stage, seconds in ready.load_seconds.items():
             self._metrics.model_load_seconds.labels(seat.device, stage).set(seconds)
         log.info(

@@ -64,6 +64,9 @@ class Worker:
         self.cause = ""  # why it ended, if it could report that
         self.timed_out = False
         self.curable = True
+        self.out_of_memory = False  # its device's memory did not suffice to load
+        self.leaving = False  # it gets no more batches, and gives its device's memory back
+        self.ended = anyio.Event()
         self.unusable = False  # one of its stages cannot be built by any worker
         self.shared = False  # its GPU, by MPS: then its end proves nothing about its images or its seat
         self.died_alone = False  # while it ran the one image that all its slots were reserved for
@@ -103,6 +106,7 @@ class Worker:
             raise WorkerLost(self.name, "it died while it loaded its models") from None
         if isinstance(message, Farewell):
             self.curable, self.unusable = message.curable, message.unusable
+            self.out_of_memory = message.out_of_memory
             raise WorkerLost(self.name, message.cause)
         assert isinstance(message, Ready)
         self.alive = self.loaded = True
@@ -111,7 +115,7 @@ class Worker:
 
     async def run(self, items: list[Item], timeout_seconds: float) -> Reply:
         """Run a batch. Raises WorkerLost when the worker dies, or takes too long and is killed."""
-        if not self.alive:
+        if not self.alive or self.leaving:
             raise WorkerLost(self.name, self.cause or "it is gone", began=False)
         self._numbers += 1
         number = self._numbers
@@ -169,8 +173,19 @@ class Worker:
             with contextlib.suppress(OSError):
                 self._send(Stop())
 
+    def leave(self) -> None:
+        """Let it finish the batches that it has, and exit, so that its device's memory is free."""
+        self.leaving = True
+        self.dismiss()
+
+    @property
+    def left(self) -> bool:
+        """Whether it has ended as `leave` asked."""
+        return self.leaving and self.process.returncode == 0
+
     async def kill(self) -> None:
         await children.end(self.process)
+        self.ended.set()
         if self.process.returncode is None:
             details = {"worker": self.name, "pid": self.process.pid}
             if children.is_ending(self.process.pid):

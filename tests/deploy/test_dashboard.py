@@ -23,7 +23,8 @@ from daemon.stations.station import Station
 from daemon.system.gpus import Gpu
 from daemon.web.status import Status
 from daemon.workers.lane import Lane
-from daemon.workers.pool import Pool, Seat
+from daemon.workers.pool import Pool
+from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
 from stages.base import Limits, Reason

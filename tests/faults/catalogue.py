@@ -350,7 +350,8 @@ ROWS = [
         by_tests(f"{DAEMON}inbox/test_watcher.py", "-k", "without_watches_left"), {}),
     # A GPU's faults are made by fakes and, where there is a GPU, by itself.
     Row("15", "out of GPU memory", "batch halved, 0 FAILED",
-        by_tests(f"{FAULTS}test_workers.py", f"{FAULTS}test_gpu.py", "-k", "lack_of_memory or no_memory_for"), {}),
+        by_tests(f"{FAULTS}test_workers.py", f"{FAULTS}test_gpu.py", "tests/daemon/workers/test_room.py",
+                 "-k", "lack_of_memory or no_memory_for or neighbor or even_one_image"), {}),
     Row("16", "sticky device error", "worker replaced, 0 lost; the last one gone: exit 69",
         by_tests(f"{FAULTS}test_workers.py", f"{FAULTS}test_gpu.py",
                  "-k", "quarantined_even or fails_on_every or device_side_assert or killed_on_a_real_gpu"), {}),

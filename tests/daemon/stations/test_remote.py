@@ -22,6 +22,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.service import Service, run_service
 from daemon.stations import remote, wire
 from daemon.stations.station import Published
+from daemon.system.cores import Cores
 from tests.daemon_process import Daemon, Place, picture, seeded, wait_for
 from tests.faults.stations import stations_of
 from tests.makers import done, make_job
@@ -210,7 +211,7 @@ class Recorder:
 @contextlib.asynccontextmanager
 async def working(coordinator: Any) -> AsyncIterator[remote.RemoteStation]:
     """A station without a process, which has the coordinator's jobs."""
-    setup = wire.Setup("a station", b"", [], [], [], [], [], 1 << 20)
+    setup = wire.Setup("a station", b"", [], Cores(1), [], [], [], [], [], 1 << 20)
     station = remote.RemoteStation(setup, Metrics())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(station.run, coordinator)

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+from daemon.layout import LEAST_CPU_THREADS
+from daemon.system.host import count_cores
+from tests.daemon_process import Daemon, Place
 
 PROGRAM = """
 from resource import RUSAGE_SELF, getrusage
@@ -23,3 +29,41 @@ PAGES = 16 * (4 << 20) // 4096  # that it takes once
 def test_memory_that_one_batch_frees_serves_the_next_without_the_kernel() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert int(ended.stdout) < PAGES
+
+
+LIMIT = """
+import cv2
+from daemon.workers.child import limit_threads
+cv2.setNumThreads(7)
+limit_threads()
+print(cv2.getNumThreads())
+"""
+
+
+def test_opencv_starts_as_many_threads_as_the_other_libraries_and_not_one_for_each_core() -> None:
+    """It ignores OMP_NUM_THREADS."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LIMIT],
+        env=os.environ | {"OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(ended.stdout) == 3
+
+
+FAKE_OPENCV = """
+import sys, types
+if "daemon.workers.child" in sys.orig_argv:
+    opencv = sys.modules["cv2"] = types.ModuleType("cv2")
+    opencv.setNumThreads = open(FILE, "a", 1).write
+    opencv.setNumThreads = lambda number, write=opencv.setNumThreads: write(f"{number}\\n")
+"""
+
+
+def test_a_worker_limits_opencv_before_its_first_batch(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(FAKE_OPENCV.replace("FILE", repr(str(noted))))
+    with Daemon(Place(tmp_path), PYTHONPATH=str(tmp_path / "site")):
+        assert int(noted.read_text()) == max(LEAST_CPU_THREADS, count_cores())

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,8 @@ def variant(kernel: str, capability: str = "9.0", signature: str = "") -> Varian
 
 
 def test_a_stage_is_wanted_for_each_kind_of_gpu_that_it_runs_on() -> None:
-    gpus = [*pretend_gpus("9.0")[:1], *pretend_gpus("8.0")[1:2], *pretend_gpus("7.5")[2:3]]
+    kinds = enumerate(("9.0", "8.0", "7.5"))
+    gpus = [replace(pretend_gpus(capability)[0], index=index) for index, capability in kinds]
     specs = {**SPECS, "clip": FAKE.spec}
     segments = [
         Segment(("ocr", "clip"), ("cuda:0", "cuda:0", "cuda:2")),

@@ -29,13 +29,14 @@ class FakePool:
 
     def __init__(self, slots: int = 1, lost: int = 0) -> None:
         self.seats = [SimpleNamespace(setup=SimpleNamespace(threads=slots))]
+        self.is_short = False
         self.batches: list[int] = []  # how many images each one had
         self._lost = lost
         self._slots = anyio.Semaphore(slots)
 
     async def reserve(self) -> Any:
         await self._slots.acquire()
-        return SimpleNamespace(device="cpu")
+        return SimpleNamespace(device="cpu", name="w")
 
     def release(self, worker: Any) -> None:
         self._slots.release()
@@ -141,3 +142,58 @@ async def test_lost_batches_that_find_the_queue_full_do_not_stop_the_lane_that_e
     async with running(lane, pipeline) as tasks:
         tasks.start_soon(fill, lane, 10)
         await until(lambda: pipeline.done == 10)
+
+
+class FullPool(FakePool):
+    """Its GPU has no memory for images of some width, until it was asked to make room.
+    rooms: whether for an image of usual size."""
+
+    def __init__(self, too_wide: int, *, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.rooms: list[bool] = []
+        self._too_wide = too_wide
+        self._widths = list(widths)
+
+    async def run_batch(self, worker: Any, items: list[Item]) -> Reply:
+        self.batches.append(len(items))
+        await anyio.lowlevel.checkpoint()
+        widths = [self._widths[item.offset] for item in items]
+        full = [not self.rooms and width >= self._too_wide for width in widths]
+        outcomes = [
+            Outcome("JPEG", width, 1000, {}, "memory" if each else "")
+            for width, each in zip(widths, full, strict=True)
+        ]
+        return Reply(0, outcomes, [], out_of_memory=sum(full))
+
+    async def make_room(self, worker: Any, *, usual: bool) -> bool:
+        self.rooms.append(usual)
+        return usual
+
+
+@pytest.mark.parametrize(
+    ("widths", "rooms", "failed"),
+    [
+        ([1000, 3000, 1000], [True], []),
+        # More pixels than a batch of usual images
+        ([1000, 1_000_000, 1000], [False], [1_000_000]),
+        ([1000, 1_000_000, 3000], [True], []),
+    ],
+)
+async def test_images_without_memory_are_tried_again_when_there_is_room(
+    widths: list[int], rooms: list[bool], failed: list[int]
+) -> None:
+    pool, told = FullPool(too_wide=2000, widths=widths), list[Outcome]()
+
+    class Noting(FakePipeline):
+        async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+            assert len(jobs) == len(reply.outcomes)
+            told.extend(reply.outcomes)
+            await super().advance(lane, device, jobs, reply)
+
+    pipeline, lane = Noting(), open_lane(pool, batch_size=3)
+    for number in range(len(widths)):
+        await lane.put(make_job(id=number, extent=Extent(number, 1)), suspect=False)
+    async with running(lane, pipeline):
+        await until(lambda: pipeline.done == len(widths))
+    assert (pool.rooms, [outcome.width for outcome in told if outcome.reason]) == (rooms, failed)
+    assert sorted(outcome.width for outcome in told) == sorted(widths)

@@ -31,10 +31,14 @@ from daemon.service import Service, run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import mps
 from daemon.workers.mps import PIPES, Server, is_installed
-from daemon.workers.pool import Pool, Seat
+from daemon.workers.pool import Pool
+from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
 from stages.base import Limits
+from tests.daemon.workers.test_room import Card, count_published, running, states_of, workers_of
+from tests.daemon.workers.test_room import card as card
+from tests.daemon.workers.test_room import open_place as open_full_place
 from tests.daemon_process import Place, until, wait_for
 from tests.faults.test_workers import drop_marked, failed_as, open_place
 
@@ -291,3 +295,19 @@ async def test_workers_that_shared_a_gpu_with_a_lost_one_restart_without_sharing
             for reason, count in (("died", 1), ("sharing", 2)):
                 assert metrics.value("visiond_worker_restarts_total", device="cuda:0", reason=reason) == count
             tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_that_gives_its_memory_back_does_not_end_the_sharing(
+    trial: Path, tmp_path: Path, card: Card, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = open_full_place(tmp_path, card, workers=3, mps=True)
+    async with running(place) as service:
+        card.fill(13)
+        place.drop_many(range(40))
+        await until(lambda: count_published(place) == 40)
+        assert "waiting" in states_of(service)
+        card.clear()
+        await until(lambda: states_of(service) == ["ready"] * 3)
+        assert all(worker.shared for worker in workers_of(service))
+        assert "take turns" not in "".join(capfd.readouterr())
+    place.assert_kept(DONE=40)

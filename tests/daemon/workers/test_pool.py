@@ -14,7 +14,8 @@ from daemon.config.sections import PipelineSection
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
-from daemon.workers.pool import Pool, Seat
+from daemon.workers.pool import Pool
+from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from stages.base import Limits
 from tests.daemon_process import PATIENCE, until

@@ -1,0 +1,142 @@
+"""Which GPUs the configuration means: by number, by UUID, by part of the name, and by free memory.
+
+They are looked up once, at the start. From then on the configuration names devices of `list_gpus` only, so
+that a GPU that fills up or is renamed changes nothing in a running daemon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from daemon.config.loading import Config
+from daemon.config.values import NUMBERED, UUID
+from daemon.errors import ConfigError
+from daemon.hints import command
+from daemon.system.gpus import Gpu
+
+MIB = 1 << 20
+
+
+def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = True) -> Config:
+    """The configuration with only "cpu" and devices of this list, and no further condition.
+
+    by_memory: whether to leave out GPUs with too little free memory. Raises ConfigError.
+    """
+    section, problems = config.pipeline, list[str]()
+    devices = _look_up(section.devices, gpus, "pipeline.devices", problems)
+    tables = [
+        table.model_copy(
+            update={"devices": _look_up(table.devices, gpus, f"pipeline.segment[{n}].devices", problems)}
+        )
+        for n, table in enumerate(section.segment)
+    ]
+    short = list_short(config, gpus) if by_memory and not problems else []
+    if short:
+        names = {gpu.device for gpu in short}
+        devices = [device for device in devices or [gpu.device for gpu in gpus] if device not in names]
+        if not devices:
+            problems.append(_describe_none_left(config, short))
+    if problems:
+        raise ConfigError(problems)
+    changes = {"devices": devices, "segment": tables, "min_free_gpu_bytes": 0}
+    return config.model_copy(update={"pipeline": section.model_copy(update=changes)})
+
+
+def assume_gpus(config: Config) -> Config:
+    """For GPUs that this machine does not have: each entry except "cpu" means the first of them."""
+    section = config.pipeline
+
+    def assume(names: Sequence[str]) -> list[str]:
+        return ["cpu" if name == "cpu" else "cuda:0" for name in names]
+
+    tables = [
+        table.model_copy(update={"devices": assume(table.devices)}) for table in config.pipeline.segment
+    ]
+    changes = {"devices": assume(section.devices), "segment": tables, "min_free_gpu_bytes": 0}
+    return config.model_copy(update={"pipeline": section.model_copy(update=changes)})
+
+
+def list_short(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that are left out because too little of their memory is free. Tables of segments name each
+    device, so all of these are used. Raises ConfigError."""
+    section = config.pipeline
+    if not section.min_free_gpu_bytes or section.segment:
+        return []
+    chosen = select_devices(config, gpus, by_memory=False).pipeline.devices
+    return [
+        gpu
+        for gpu in gpus
+        if (not chosen or gpu.device in chosen) and gpu.free_bytes < section.min_free_gpu_bytes
+    ]
+
+
+def describe_short(config: Config, gpus: Sequence[Gpu]) -> str:
+    """Which GPUs are left out, for the reason of a placement; empty if none is."""
+    short = list_short(config, gpus)
+    return f"not used, as min_free_gpu_bytes asks for more: {_list_free(short)}" if short else ""
+
+
+def describe_gpu(gpu: Gpu) -> str:
+    """The names by which [pipeline] devices can choose it."""
+    return f"{gpu.device} ({gpu.name}, {gpu.uuid})"
+
+
+def _look_up(names: Sequence[str], gpus: Sequence[Gpu], key: str, problems: list[str]) -> list[str]:
+    """The devices that these entries of a list mean. What is wrong is added to the problems."""
+    found: list[str] = []
+    for name in names:
+        if name == "cpu" or any(gpu.device == name for gpu in gpus):
+            found.append(name)  # a device that is named twice is used twice
+            continue
+        matches = _match(name, gpus)
+        found += [gpu.device for gpu in matches if gpu.device not in found]
+        if problem := _explain(name, matches, gpus):
+            problems.append(f"{key}: {problem}")
+    return found
+
+
+def _match(name: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs with this UUID, or the start of it; or with this in their name, whole words first, so that A10
+    does not mean an A100 beside it. The number or UUID of a divided GPU means its MIG devices."""
+    if number := re.fullmatch(NUMBERED, name):
+        return [gpu for gpu in gpus if gpu.part is not None and gpu.index == int(number[1]) and not number[2]]
+    if re.fullmatch(UUID, name):
+        return [gpu for gpu in gpus if gpu.uuid.lower().startswith(name.lower())]
+    words = rf"(?<![a-z0-9]){re.escape(name.lower())}(?![a-z0-9])"
+    whole = [gpu for gpu in gpus if re.search(words, gpu.name.lower())]
+    return whole or [gpu for gpu in gpus if name.lower() in gpu.name.lower()]
+
+
+def _explain(name: str, matches: Sequence[Gpu], gpus: Sequence[Gpu]) -> str:
+    """What is wrong with an entry, and what to write; empty if it is fine."""
+    is_uuid = re.fullmatch(UUID, name)
+    if is_uuid and len(matches) > 1:
+        return f"{name} is the start of several UUIDs; write more of it: {_list(matches)}."
+    if matches:
+        return ""
+    if re.fullmatch(NUMBERED, name):
+        problem = f"there is no {name}"
+    elif is_uuid:
+        problem = f"there is no GPU with the UUID {name}"
+    else:
+        problem = f'no GPU has "{name}" in its name'
+    if not gpus:
+        return f'{problem}; this machine has no GPU that NVIDIA\'s driver lists. Write ["cpu"], or remove the key.'
+    return f"{problem}; there are {_list(gpus)}. Write one of these names, or a part of it; `{command('gpus')}` lists them."
+
+
+def _describe_none_left(config: Config, short: Sequence[Gpu]) -> str:
+    wanted = config.pipeline.min_free_gpu_bytes // MIB
+    return (
+        f"pipeline.min_free_gpu_bytes: no GPU has {wanted:,} MiB free: {_list_free(short)}. Set a smaller value, stop what "
+        f'uses their memory (also another visiond; `{command("gpus")}` lists the processes), or set devices = ["cpu"].'
+    )
+
+
+def _list(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(map(describe_gpu, gpus))
+
+
+def _list_free(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(f"{gpu.device} ({gpu.name}) with {gpu.free_bytes // MIB:,} MiB free" for gpu in gpus)

@@ -1,0 +1,59 @@
+"""A position for one worker on a device: what is needed to start a worker there, and how that goes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from daemon.messages import Beat, Setup
+from daemon.monitoring.snapshot import WorkerState
+from daemon.workers.mps import Server
+from daemon.workers.room import Room
+from daemon.workers.worker import Worker
+
+SILENCE_SECONDS = 10.0  # without a heartbeat, after which a worker counts as silent
+
+
+@dataclass(slots=True)
+class Seat:
+    setup: Setup
+    device: str
+    environment: dict[str, str]
+    server: Server | None = None  # shares the GPU with other seats
+    state: str = "loading"  # loading, ready, waiting (before a restart), closed
+    worker: Worker | None = None
+    quick_deaths: int = 0
+    lone_deaths: int = 0
+    last_cause: str = ""
+    unusable: bool = False  # its stages cannot be built; last_cause says why
+    room: Room | None = None  # the memory of its GPU; None for a CPU
+    short: bool = False  # it waits for that memory
+    rests: int = 0  # in a row, without STEADY_BATCHES between them
+    peak_bytes: int = 0  # the most that a worker of this seat had reserved
+
+    @property
+    def healthy(self) -> bool:
+        worker = self.worker
+        return (
+            self.state == "ready"
+            and worker is not None
+            and time.monotonic() - worker.heard_at < SILENCE_SECONDS
+        )
+
+    def describe(self) -> WorkerState:
+        worker = self.worker
+        beat = worker.beat if worker else Beat(0)
+        return WorkerState(
+            name=self.setup.name,
+            device=self.device,
+            state=self.state if self.state != "ready" or self.healthy else "silent",
+            batches=worker.answered if worker else 0,
+            cause=self.last_cause,
+            shared=worker is not None and worker.shared,
+            stages=[spec.name for spec in self.setup.stages],
+            stages_loaded=worker.stages_loaded if worker else [],
+            short_of_memory=self.short,
+            memory_bytes=beat.resident_bytes,
+            gpu_bytes=beat.device_used_bytes,
+            gpu_peak_bytes=max(self.peak_bytes, beat.device_peak_bytes),
+        )

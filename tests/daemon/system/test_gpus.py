@@ -1,0 +1,162 @@
+"""The list of GPUs, with a fake of NVIDIA's management library."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daemon.system import gpus
+from daemon.system.gpus import list_gpus
+
+GIB = 1 << 30
+
+
+class NVMLError(Exception):
+    pass
+
+
+@dataclass
+class Device:
+    """A GPU, or a MIG device; `migs` are the MIG devices of a divided GPU, by place."""
+
+    uuid: str
+    name: str = "NVIDIA H100 80GB HBM3"
+    total: int = 80 * GIB
+    migs: Mapping[int, Device] | None = None
+    broken: bool = False
+    bus_id: str | bytes = b"00000000:1B:00.0"
+    questions: list[str] = field(default_factory=list)
+
+
+class FakeNvml:
+    """The functions of pynvml that list_gpus uses. As in the real one, a MIG device answers only some."""
+
+    NVMLError = NVMLError
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    def __init__(self, devices: list[Device]) -> None:
+        self.devices = devices
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.devices)
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> Device:
+        return self.devices[number]
+
+    def nvmlDeviceGetMigMode(self, device: Device) -> list[int]:
+        if device not in self.devices or device.migs is None:
+            raise NVMLError("not supported")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _device: Device) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Device, part: int) -> Device:
+        if part not in (device.migs or {}):
+            raise NVMLError("not found")
+        return (device.migs or {})[part]
+
+    def nvmlDeviceGetUUID(self, device: Device) -> str:
+        return device.uuid
+
+    def nvmlDeviceGetName(self, device: Device) -> str:
+        return device.name
+
+    def nvmlDeviceGetMemoryInfo(self, device: Device) -> Any:
+        if device.broken:
+            raise NVMLError("lost")
+        return SimpleNamespace(total=device.total, free=device.total, used=0)
+
+    def nvmlDeviceGetCudaComputeCapability(self, device: Device) -> tuple[int, int]:
+        self._refuse_parts(device)
+        return 9, 0
+
+    def nvmlDeviceGetUtilizationRates(self, device: Device) -> Any:
+        self._refuse_parts(device)
+        return SimpleNamespace(gpu=50)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _device: Device) -> list[Any]:
+        return [SimpleNamespace(pid=17)]
+
+    def nvmlDeviceGetPciInfo(self, device: Device) -> Any:
+        self._refuse_parts(device)
+        return SimpleNamespace(busId=device.bus_id)
+
+    def _refuse_parts(self, device: Device) -> None:
+        if device not in self.devices:
+            raise NVMLError("not supported")
+
+
+PARTS = {0: Device("MIG-a", "MIG 1g.10gb", 10 * GIB), 2: Device("MIG-b", "MIG 3g.40gb", 40 * GIB)}
+DIVIDED = [Device("GPU-1"), Device("GPU-2", migs=PARTS), Device("GPU-3", bus_id="00000001:9A:00.0")]
+
+
+def listed(
+    monkeypatch: pytest.MonkeyPatch, devices: list[Device], visible: str | None = None
+) -> list[gpus.Gpu]:
+    @contextlib.contextmanager
+    def library() -> Iterator[FakeNvml]:
+        yield FakeNvml(devices)
+
+    monkeypatch.setattr(gpus, "_library", library)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return list_gpus()
+
+
+def test_a_gpu_has_its_number_and_its_pci_address_as_linux_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    [gpu] = listed(monkeypatch, [Device("GPU-1")])
+    assert (gpu.device, gpu.bus_id, gpu.utilisation, gpu.processes) == ("cuda:0", "0000:1b:00.0", 0.5, (17,))
+    assert gpu.compute_capability == "9.0"
+
+
+def test_a_divided_gpu_is_listed_as_its_mig_devices_and_changes_no_other_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = listed(monkeypatch, DIVIDED)
+    assert [(gpu.device, gpu.uuid) for gpu in found] == [
+        ("cuda:0", "GPU-1"),
+        ("cuda:1:0", "MIG-a"),
+        ("cuda:1:2", "MIG-b"),
+        ("cuda:2", "GPU-3"),
+    ]
+    assert [gpu.total_bytes // GIB for gpu in found] == [80, 10, 40, 80]
+    part = found[1]
+    assert (part.name, part.compute_capability) == ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "9.0")
+    assert (part.utilisation, part.bus_id, found[3].bus_id) == (None, "0000:1b:00.0", "0001:9a:00.0")
+
+
+def test_a_divided_gpu_without_mig_devices_keeps_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = listed(monkeypatch, [Device("GPU-1", migs={}), Device("GPU-2")])
+    assert [(gpu.device, gpu.uuid) for gpu in found] == [("cuda:1", "GPU-2")]
+
+
+def test_a_gpu_that_does_not_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = listed(monkeypatch, [Device("GPU-1", broken=True), Device("GPU-2")])
+    assert [gpu.device for gpu in found] == ["cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [
+        ("", []),
+        ("2,0", ["cuda:0 GPU-3", "cuda:1 GPU-1"]),
+        ("1", ["cuda:0:0 MIG-a", "cuda:0:2 MIG-b"]),
+        ("GPU-3", ["cuda:0 GPU-3"]),
+        ("MIG-b", ["cuda:0 MIG-b"]),
+        ("MIG-", []),  # the start of two
+        ("GPU-2, 0", ["cuda:0:0 MIG-a", "cuda:0:2 MIG-b", "cuda:1 GPU-1"]),
+    ],
+)
+def test_only_what_cuda_visible_devices_names_is_listed(
+    visible: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = listed(monkeypatch, DIVIDED, visible)
+    assert [f"{gpu.device} {gpu.uuid}" for gpu in found] == devices

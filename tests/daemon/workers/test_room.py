@@ -1,0 +1,346 @@
+"""A GPU whose memory other programs take while the daemon works. The GPU is a fake one: a folder in which each
+worker notes what it uses, and a test what a neighbor uses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+from anyio import to_thread
+
+import daemon.service
+from daemon import layout
+from daemon.config.loading import parse
+from daemon.config.sections import PipelineSection
+from daemon.errors import NoWorkersLeft
+from daemon.messages import Beat, Setup
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import WorkerState
+from daemon.placement import CONTEXT_BYTES
+from daemon.service import Service, run_service
+from daemon.system.gpus import Gpu
+from daemon.workers import lane, pool, room
+from daemon.workers.pool import Pool
+from daemon.workers.room import Room, need_for
+from daemon.workers.seat import Seat
+from daemon.workers.slab import Slab
+from stages.base import Limits
+from stages.fake import count_used
+from tests.daemon_process import Place, counts_of, until
+from tests.faults.test_workers import failed_as
+
+pytestmark = pytest.mark.anyio
+
+GIB = 1 << 30
+TOTAL = 16 * GIB
+NEIGHBOR = "neighbor"
+
+
+@dataclass
+class Card:
+    """A fake GPU: each worker has 1 GiB of weights, and each image of a batch needs 128 MiB."""
+
+    folder: Path
+
+    def list(self) -> list[Gpu]:
+        used = count_used(str(self.folder))
+        return [Gpu(0, "GPU-fake", "card", TOTAL, TOTAL - used, used, "9.0", None, ())]
+
+    def fill(self, used: float) -> None:
+        """A neighbor uses this number of GiB."""
+        partial = self.folder / ".partial"
+        partial.write_text(str(int(used * GIB)))
+        partial.rename(self.folder / NEIGHBOR)
+
+    def clear(self) -> None:
+        (self.folder / NEIGHBOR).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Card:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    made = Card(folder)
+    monkeypatch.setattr(layout, "list_gpus", made.list)
+    for module, changes in (
+        (pool, {"FRESH_SECONDS": 0.05, "REST_SECONDS": 0.1, "LONGEST_REST_SECONDS": 0.2}),
+        (room, {"FIRST_PAUSE_SECONDS": 0.1, "LONGEST_PAUSE_SECONDS": 0.2}),
+    ):
+        for name, seconds in changes.items():
+            monkeypatch.setattr(module, name, seconds)
+    return made
+
+
+def open_place(tmp_path: Path, card: Card, workers: int, *, mps: bool = False, **options: Any) -> Place:
+    memory = {
+        "memory_folder": str(card.folder),
+        "memory_bytes": TOTAL,
+        "load_bytes": GIB,
+        "image_bytes": GIB >> 3,
+    }
+    ocr = {"options": memory | options, "batch_size": 8}
+    pipeline = {"devices": ["cuda:0"], "workers_per_device": workers, "mps": mps}
+    return Place(tmp_path, {"pipeline": pipeline, "stages": {"ocr": ocr}, "http": {"listen": "127.0.0.1:0"}})
+
+
+@contextlib.asynccontextmanager
+async def running(place: Place) -> AsyncIterator[Service]:
+    service = Service(parse(place.settings, place.folder))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run)
+        await until(lambda: service.loaded)
+        yield service
+        tasks.cancel_scope.cancel()
+
+
+def workers_of(service: Service) -> list[WorkerState]:
+    assert service.pipeline
+    return [worker for state in service.pipeline.states() for lane in state.lanes for worker in lane.workers]
+
+
+def states_of(service: Service) -> list[str]:
+    return sorted(worker.state for worker in workers_of(service))
+
+
+def count_published(place: Place) -> int:
+    return int(place.rows("SELECT COUNT(*) FROM image WHERE emitted")[0][0])
+
+
+async def ask(place: Place, *command: str) -> str:
+    return (await to_thread.run_sync(lambda: place.command(*command))).stdout
+
+
+async def test_when_a_neighbor_takes_memory_there_are_fewer_workers_and_no_image_fails(
+    tmp_path: Path, card: Card, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = open_place(tmp_path, card, workers=3)
+    async with running(place) as service:
+        card.fill(13)  # nothing is left beside the weights of three workers
+        place.drop_many(range(60))
+        await until(lambda: count_published(place) == 60)
+        assert "ready" in states_of(service)
+        assert "waiting" in states_of(service)
+        card.clear()
+        await until(lambda: states_of(service) == ["ready"] * 3)
+        place.drop_many(range(60, 90))
+        await until(lambda: count_published(place) == 90)
+    place.assert_kept(DONE=90)
+    assert place.rows("SELECT MAX(attempts) FROM image") == [(1,)]
+    told = "".join(capfd.readouterr())
+    assert "so that the others of its GPU have more memory" in told
+    assert "worker lost" not in told
+
+
+async def test_when_not_even_one_image_fits_the_last_worker_waits_and_says_so(
+    tmp_path: Path, card: Card
+) -> None:
+    place = open_place(tmp_path, card, workers=2)
+    async with running(place) as service:
+        card.fill(15)  # the weights of one worker fit beside it
+        place.drop_many(range(20))
+        await until(lambda: states_of(service) == ["waiting", "waiting"])
+        await until(
+            lambda: any("other programs have taken 15,360 MiB" in w.cause for w in workers_of(service))
+        )
+        snapshot = json.loads(await ask(place, "status", "--json"))
+        assert any("wait for GPU memory" in line for line in snapshot["obstacles"])
+        assert "other programs have taken 15,360 MiB of the memory of cuda:0" in await ask(place, "status")
+        assert (snapshot["failed"], snapshot["in_flight"]) == (0, 20)
+        assert await statuses_of(service, "readyz", "healthz") == [503, 200]
+        card.clear()
+        await until(lambda: count_published(place) == 20)
+        await until(lambda: states_of(service) == ["ready", "ready"])
+        assert await statuses_of(service, "readyz", "healthz") == [200, 200]
+    place.assert_kept(DONE=20)
+
+
+async def statuses_of(service: Service, *pages: str) -> list[int]:
+    def status_of(page: str) -> int:
+        try:
+            with urllib.request.urlopen(f"{service.url}/{page}") as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    return [await to_thread.run_sync(status_of, page) for page in pages]
+
+
+async def test_for_a_huge_image_no_worker_leaves_but_it_waits_for_a_neighbor_too(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lane, "USUAL_PIXELS", 0)
+    place = open_place(tmp_path, card, workers=2)
+    async with running(place) as service:
+        card.fill(14)
+        place.drop_many(range(4))
+        await until(lambda: counts_of(place)["PENDING"] == 4)
+        await anyio.sleep(5 * pool.FRESH_SECONDS)
+        assert states_of(service) == ["ready", "ready"]
+        card.clear()
+        await until(lambda: count_published(place) == 4)
+    place.assert_kept(DONE=4)
+    assert place.rows("SELECT MAX(attempts) FROM image") == [(1,)]
+    assert "worker ends" not in "".join(capfd.readouterr())
+
+
+async def test_an_image_that_does_not_fit_although_nobody_else_uses_the_gpu_fails(
+    tmp_path: Path, card: Card
+) -> None:
+    place = open_place(tmp_path, card, workers=2, image_bytes=2 * TOTAL)
+    place.drop_many(range(2))
+    with anyio.fail_after(60):
+        await run_service(parse(place.settings, tmp_path), once=True)
+    assert len(failed_as(place.assert_kept(FAILED=2), "memory")) == 2
+
+
+def come_late(card: Card, used: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The neighbor comes when the daemon has looked at the free memory, and before its workers start."""
+    looks = iter([card.list()])
+    monkeypatch.setattr(layout, "list_gpus", lambda: next(looks, None) or card.list())
+    card.fill(used)
+
+
+async def test_a_worker_without_memory_to_start_is_started_later(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = open_place(tmp_path, card, workers=3)
+    come_late(card, 13.5, monkeypatch)
+    place.drop_many(range(20))
+    async with running(place) as service:
+        await until(lambda: count_published(place) == 20)
+        assert states_of(service).count("ready") in (1, 2)
+        card.clear()
+        await until(lambda: states_of(service) == ["ready"] * 3)
+    place.assert_kept(DONE=20)
+
+
+async def test_the_only_worker_waits_for_a_neighbor_who_came_before_it_could_start(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = open_place(tmp_path, card, workers=1)
+    come_late(card, 15.5, monkeypatch)
+    place.drop_many(range(5))
+    async with running(place) as service:
+        await until(lambda: workers_of(service)[0].short_of_memory)
+        card.clear()
+        await until(lambda: count_published(place) == 5)
+    place.assert_kept(DONE=5)
+
+
+async def test_a_failed_start_means_fewer_workers_and_closes_no_seat(
+    tmp_path: Path, card: Card, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """More were planned than fit, without any neighbor."""
+    place = open_place(tmp_path, card, workers=3, load_bytes=6 * GIB)
+    place.drop_many(range(20))
+    async with running(place) as service:
+        await until(lambda: count_published(place) == 20)
+        await until(lambda: any("must be free" in worker.cause for worker in workers_of(service)))
+        assert states_of(service) == ["ready", "ready", "waiting"]
+        told = "".join(capfd.readouterr())
+    place.assert_kept(DONE=20)
+    assert 1 <= told.count("worker could not start") < pool.QUICK_DEATHS
+    assert "seat closed" not in told
+
+
+async def test_a_worker_comes_back_only_when_as_much_is_free_as_the_largest_had(
+    tmp_path: Path, card: Card
+) -> None:
+    place = open_place(tmp_path, card, workers=2, load_bytes=4 * GIB)
+    async with running(place) as service:
+        await until(lambda: min(worker.gpu_peak_bytes for worker in workers_of(service)) >= 3 * GIB)
+        card.fill(8)
+        place.drop_many(range(20))
+        await until(lambda: count_published(place) == 20)
+        card.fill(7.8)  # 4.2 GiB are free: enough for the weights, but not with a tenth more and images
+        await until(lambda: any("must be free" in worker.cause for worker in workers_of(service)))
+        assert states_of(service) == ["ready", "waiting"]
+        assert "GPU peak MiB" in await ask(place, "status")
+        card.clear()
+        await until(lambda: states_of(service) == ["ready"] * 2)
+    place.assert_kept(DONE=20)
+
+
+async def test_models_that_are_too_large_for_the_gpu_end_the_daemon_as_before(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
+    place = open_place(tmp_path, card, workers=2, load_bytes=2 * TOTAL)
+    place.drop_many(range(2))
+    with pytest.raises(NoWorkersLeft, match="the fake GPU is full"), anyio.fail_after(60):
+        await run_service(parse(place.settings, tmp_path))
+
+
+async def test_a_stop_does_not_wait_for_memory(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.service, "leave_within", lambda *_: None)  # it would end this process
+    monkeypatch.setattr(room, "FIRST_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(room, "LONGEST_PAUSE_SECONDS", 1000.0)
+    place = open_place(tmp_path, card, workers=2)
+    service = Service(parse(place.settings, place.folder))
+    with anyio.fail_after(service.config.pipeline.drain_seconds / 2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.run)
+            await until(lambda: service.loaded)
+            card.fill(15)
+            place.drop_many(range(20))
+            await until(lambda: states_of(service) == ["waiting", "waiting"])
+            signal.raise_signal(signal.SIGTERM)
+    assert place.judge(finished=False).problems == []
+    assert counts_of(place) == {"PENDING": 20}
+    assert place.rows("SELECT MAX(attempts) FROM image") == [(0,)]
+
+
+async def test_a_gpu_is_crowded_while_another_worker_is_ready_there_or_others_have_taken_memory(
+    card: Card,
+) -> None:
+    setup = Setup("w", "cuda:0", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
+    shared = Room(card.list()[0], card.list)
+    first, second = (Seat(setup, "cuda:0", {}, room=shared) for _ in range(2))
+    with contextlib.closing(Slab(1 << 20)) as slab:
+        held = Pool("w", [first, second], slab.fd, PipelineSection(), Metrics())
+    assert not await held._is_crowded(first)
+    card.fill(1)
+    assert await held._is_crowded(first)
+    card.clear()
+    second.state, second.worker = "ready", cast(Any, SimpleNamespace(heard_at=time.monotonic(), beat=Beat(0)))
+    assert await held._is_crowded(first)
+
+
+class TestRoom:
+    def make(self, used: float) -> Room:
+        before = Gpu(0, "GPU-1", "card", TOTAL, TOTAL - GIB, GIB, "9.0", None, ())
+        now = Gpu(0, "GPU-1", "card", TOTAL, 0, int(used * GIB), "9.0", None, ())
+        return Room(before, lambda: [now])
+
+    async def test_what_others_have_taken_is_neither_what_they_had_nor_what_the_workers_have(self) -> None:
+        assert (
+            await self.make(used=8).measure_taken([GIB, 2 * GIB])
+            == 8 * GIB - GIB - 3 * GIB - 2 * CONTEXT_BYTES
+        )
+
+    async def test_without_an_answer_of_the_driver_nobody_has_taken_anything(self) -> None:
+        gone = Room(Gpu(0, "GPU-1", "card", TOTAL, 0, 0, "9.0", None, ()), lambda: [])
+        assert await gone.measure_taken([]) == 0
+        assert await gone.measure_free() is None
+
+    async def test_pauses_grow_until_something_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        room_of = self.make(used=8)
+        assert [room_of.next_pause() for _ in range(6)] == [2, 4, 8, 16, 30, 30]
+        room_of.note_fit()
+        assert room_of.next_pause() == 2
+
+    async def test_a_worker_needs_what_the_largest_had_and_a_tenth_more(self) -> None:
+        assert need_for([GIB, 3 * GIB]) == pytest.approx(1.1 * (3 * GIB + CONTEXT_BYTES), abs=1)
