@@ -199,7 +199,7 @@ async def test_an_image_that_does_not_fit_although_nobody_else_uses_the_gpu_fail
 ) -> None:
     place = open_place(tmp_path, card, workers=2, image_bytes=2 * TOTAL)
     place.drop_many(range(2))
-    with anyio.fail_after(60):
+    with anyio.fail_after(40):
         await run_service(parse(place.settings, tmp_path), once=True)
     assert len(failed_as(place.assert_kept(FAILED=2), "memory")) == 2
 
