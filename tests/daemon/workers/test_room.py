@@ -319,6 +319,17 @@ async def test_a_gpu_is_crowded_while_another_worker_is_ready_there_or_others_ha
     assert await held._is_crowded(first)
 
 
+async def test_that_a_gpu_is_full_is_not_shown_for_longer_than_it_is_known() -> None:
+    """The image that did not fit may have been done by another GPU, and no other has come."""
+    setup = Setup("w", "cuda:0", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
+    now = time.monotonic()
+    worker = SimpleNamespace(heard_at=now, beat=Beat(0), answered=0, shared=False, stages_loaded=[])
+    seat = Seat(setup, "cuda:0", {}, state="ready", worker=cast(Any, worker), full_until=now + 60)
+    assert (seat.describe().state, seat.describe().short_of_memory) == ("waiting", True)
+    seat.full_until = now - 1
+    assert (seat.describe().state, seat.describe().short_of_memory) == ("ready", False)
+
+
 class TestRoom:
     def make(self, used: float) -> Room:
         before = Gpu(0, "GPU-1", "card", TOTAL, TOTAL - GIB, GIB, "9.0", None, ())
