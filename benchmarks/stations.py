@@ -2,6 +2,8 @@
 
     python -m benchmarks.stations --stations 1 2 4 --workers 8 --files 200000 --rounds 3 --folder /dev/shm
 
+With --pipelined OCR has half of the workers, and the other stages have the other half.
+
 Each round has new files, and first runs the bare loop of benchmarks/overhead.py over them. Prints images per
 second from the first image seen to the last one published, the same for the middle half of the images, which
 leaves out the start of the processes, and the CPU time for each image of the daemon's process and of all
@@ -36,11 +38,15 @@ class Run(NamedTuple):
     stations: float  # seconds of CPU time
 
 
-def run_daemon(folder: Path, stations: int, workers: int) -> Run:
+def run_daemon(folder: Path, stations: int, workers: int, *, pipelined: bool) -> Run:
     config = folder / "daemon.toml"
+    segments = "".join(
+        f'[[pipeline.segment]]\nstages = {stages}\ndevices = ["cpu"]\nworkers_per_device = {max(1, workers // 2)}\n'
+        for stages in (["ocr"], ["yolo", "clip", "blip"])
+    )
     config.write_text(
         f'[[inbox]]\npath = "{folder}/inbox"\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "error"\n'
-        f"[pipeline]\nstations = {stations}\nworkers_per_device = {workers}\n{FAKES}"
+        f"[pipeline]\nstations = {stations}\nworkers_per_device = {workers}\n{segments if pipelined else ''}{FAKES}"
     )
     command = [sys.executable, "-P", "-m", "daemon", "run", "--once", "--config", str(config)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -92,6 +98,7 @@ def main() -> None:
     )
     parser.add_argument("--stations", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--pipelined", action="store_true")
     parser.add_argument("--files", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
@@ -106,7 +113,7 @@ def main() -> None:
                 if len(bare) == number:
                     bare.append(run_bare(folder / "inbox", folder))
                     print(f"round {number + 1}, bare loop: {bare[-1]:,.0f} images/s", flush=True)
-                run = run_daemon(folder, stations, options.workers)
+                run = run_daemon(folder, stations, options.workers, pipelined=options.pipelined)
             finally:
                 shutil.rmtree(folder)
             runs[stations].append(run)

@@ -122,7 +122,7 @@ def _explain(name: str, matches: Sequence[Gpu], gpus: Sequence[Gpu]) -> str:
     else:
         problem = f'no GPU has "{name}" in its name'
     if not gpus:
-        return f'{problem}; this machine has no GPU that NVIDIA\'s driver lists. Write ["cpu"], or remove the key.'
+        return f'{problem}; this machine has no GPU that NVIDIA\'s driver lists. Write "cpu" instead, or remove the key.'
     return f"{problem}; there are {_list(gpus)}. Write one of these names, or a part of it; `{command('gpus')}` lists them."
 
 

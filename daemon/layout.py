@@ -25,7 +25,7 @@ from daemon.ledger.record import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.placement import CORES_PER_WORKER, Placement, Segment, choose_batch, plan
-from daemon.profile import Machine, apply, find_tuned
+from daemon.profile import Machine, Profile, apply, find_tuned
 from daemon.results.judge import Judge
 from daemon.state import KERNELS
 from daemon.system.cores import Cores
@@ -67,11 +67,13 @@ class Layout:
         short = describe_short(config, gpus)
         config = select_devices(config, gpus)
         specs = resolve_models(config, gpus)
-        placed, why = use_profile(config, gpus, specs)
+        profile = find_profile(config, gpus, specs)
+        costs = profile.costs if profile else {}
+        placed, why = use_profile(config, gpus, profile)
         if why:
             specs = {name: use_batch(spec, placed) for name, spec in specs.items()}
         batch = max(spec.batch_size for spec in specs.values())
-        placement = plan(placed, gpus, weights_of(specs.values()), Host.here(), batch)
+        placement = plan(placed, gpus, weights_of(specs.values()), Host.here(), batch, costs)
         if why:
             counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
@@ -181,11 +183,14 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     return {spec.name: spec for spec in specs}
 
 
-def use_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> tuple[Config, str]:
-    """The configuration with what `visiond tune` measured on this machine, and why; or as it is, and ""."""
-    used = used_gpus(config, gpus)
-    profile = find_tuned(config.state.path, Machine.of(used, count_cores(), specs))
-    return (profile and apply(config, profile, used)) or (config, "")
+def find_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> Profile | None:
+    """What `visiond tune` measured on this machine with these models."""
+    return find_tuned(config.state.path, Machine.of(used_gpus(config, gpus), count_cores(), specs))
+
+
+def use_profile(config: Config, gpus: Sequence[Gpu], profile: Profile | None) -> tuple[Config, str]:
+    """The configuration with the best measured settings, and why; or as it is, and ""."""
+    return (profile and apply(config, profile, used_gpus(config, gpus))) or (config, "")
 
 
 def use_batch(spec: StageSpec, config: Config) -> StageSpec:

@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from daemon.config.loading import Config
 from daemon.system.gpus import Gpu
@@ -31,6 +32,7 @@ RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0)
 SMALL_BATCHES = (16, 8)  # where there is no memory for larger ones; not measured
 CORES_PER_WORKER = 3
 DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
+LEAST_COST = 1e-9  # of a run of stages
 WORKER_BYTES = 4 << 30  # host memory, measured in the same way: CUDA's libraries, decoders and pinned buffers
 
 
@@ -52,6 +54,7 @@ class Placement:
     why: str
     # what keeps a GPU from having more workers; empty if the configuration sets their number
     limit: str = field(default="", compare=False)
+    costs: Mapping[str, float] = field(default_factory=dict, compare=False)  # measured seconds, by stage
 
 
 def choose_batch(gpus: Sequence[Gpu]) -> int:
@@ -79,11 +82,17 @@ def working_bytes(batch: int) -> int:
 
 
 def plan(
-    config: Config, gpus: Sequence[Gpu], weights: Mapping[str, int], host: Host, batch: int
+    config: Config,
+    gpus: Sequence[Gpu],
+    weights: Mapping[str, int],
+    host: Host,
+    batch: int,
+    costs: Mapping[str, float] = MappingProxyType({}),
 ) -> Placement:
     """The placement that the configuration asks for, on this machine's devices.
 
-    weights: bytes of each stage's weights on the device; batch: images of the largest batch.
+    weights: bytes of each stage's weights on the device; batch: images of the largest batch; costs: measured
+    seconds of each stage for an image; empty: the usual shares.
     """
     need = sum(weights.values()) + working_bytes(batch)
     stages = tuple(config.stage_names)
@@ -92,12 +101,15 @@ def plan(
             Segment(tuple(table.stages), tuple(table.devices) * table.workers_per_device)
             for table in config.pipeline.segment
         )
-        return Placement(segments, "set by the [[pipeline.segment]] tables")
+        return Placement(segments, "set by the [[pipeline.segment]] tables", costs=costs)
     devices = config.pipeline.devices or [gpu.device for gpu in gpus] or ["cpu"]
     used = [gpu for gpu in gpus if gpu.device in devices]
     mode, why = _choose(config.pipeline.placement, devices, used, need)
     if mode == "pipelined":
-        return Placement(_spread(stages, devices, config.pipeline.workers_per_device or 1), why)
+        scarce = config.pipeline.placement == "auto"  # which spreads only for want of memory
+        workers = config.pipeline.workers_per_device or 1
+        runs = _spread(stages, devices, workers, costs, scarce=scarce)
+        return Placement(runs, why, costs=costs)
     on_gpu = config.pipeline.workers_per_device or _workers(devices, used, need, host)
     on_cpu = config.pipeline.workers_per_device or 1  # one worker's models use all cores
     held = _repeat(devices, on_gpu, on_cpu)
@@ -109,22 +121,59 @@ def plan(
 def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:
     """For each station, and for each segment, the numbers of its workers there.
 
-    stations: how many are wanted; 0: one for each device, if there are more than one interpreter can feed. A
-    GPU's workers stay together if there are enough GPUs, and the segments of a pipelined chain always do.
+    stations: how many are wanted; 0: for a replicated placement one for each device, if there are more than one
+    interpreter can feed; for a pipelined one, the number with the highest rate. Each station has a worker of each
+    segment. A device's workers stay together if there are enough devices.
     """
-    devices = placement.segments[0].devices
-    unique = list(dict.fromkeys(devices))
-    enough = len(unique) if len(unique) > DEVICES_PER_INTERPRETER else 1
-    wanted = min(stations or enough, len(devices))
-    if len(placement.segments) > 1 or wanted <= 1:
-        return [[list(range(len(segment.devices))) for segment in placement.segments]]
-    numbers = range(len(devices))
-    if wanted > len(unique):
-        return [[[number for number in numbers if number % wanted == place]] for place in range(wanted)]
-    return [
-        [[number for number in numbers if unique.index(devices[number]) % wanted == place]]
-        for place in range(wanted)
-    ]
+    segments = placement.segments
+    unique = len(dict.fromkeys(segments[0].devices))
+    if stations:
+        wanted = min(stations, *(len(segment.devices) for segment in segments))
+    elif len(segments) > 1:
+        # max takes the first of equal ones: no more processes than are of use
+        wanted = max(_possible_stations(placement), key=lambda number: _estimate_rate(placement, number))
+    else:
+        wanted = unique if unique > DEVICES_PER_INTERPRETER else 1
+    return _deal(placement, wanted)
+
+
+def _deal(placement: Placement, stations: int) -> list[list[list[int]]]:
+    parts: list[list[list[int]]] = [[] for _ in range(stations)]
+    for segment in placement.segments:
+        unique = list(dict.fromkeys(segment.devices))
+        by_device = len(unique) >= stations
+        places = [unique.index(device) if by_device else n for n, device in enumerate(segment.devices)]
+        for number, part in enumerate(parts):
+            part.append([n for n, place in enumerate(places) if place % stations == number])
+    return parts
+
+
+def _best_rate(placement: Placement) -> float:
+    """With the best number of stations."""
+    return max(_estimate_rate(placement, number) for number in _possible_stations(placement))
+
+
+def _possible_stations(placement: Placement) -> range:
+    """Numbers of stations with which each has all workers of a device of each segment."""
+    return range(1, min(len(set(segment.devices)) for segment in placement.segments) + 1)
+
+
+def _estimate_rate(placement: Placement, stations: int) -> float:
+    """Images per unit of cost. A station is as fast as its slowest segment, and its interpreter feeds no more
+    than DEVICES_PER_INTERPRETER devices that would hold all stages."""
+    costs = [_cost(segment.stages, placement.costs) for segment in placement.segments]
+    fed = DEVICES_PER_INTERPRETER / sum(costs)
+    rates = []
+    for part in _deal(placement, stations):
+        shares = zip(part, placement.segments, costs, strict=True)
+        held = [sum(_share_of(n, segment) for n in numbers) / cost for numbers, segment, cost in shares]
+        rates.append(min(fed, *held))
+    return round(sum(rates), 6)  # so that equal ones are equal
+
+
+def _share_of(number: int, segment: Segment) -> float:
+    """How much of its device a worker has."""
+    return 1 / segment.devices.count(segment.devices[number])
 
 
 def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -> tuple[str, str]:
@@ -177,23 +226,42 @@ def _bounds(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) 
     }
 
 
-def _spread(stages: tuple[str, ...], devices: Sequence[str], workers: int) -> tuple[Segment, ...]:
-    """Cut the stages into at most as many runs as there are devices, so that the most expensive run
-    costs as little as possible. Each further device goes to the run with the highest cost per device."""
-    parts = min(len(stages), len(devices))
-    cuts = itertools.combinations(range(1, len(stages)), parts - 1)
-    runs = min(
-        ([stages[a:b] for a, b in itertools.pairwise((0, *cut, len(stages)))] for cut in cuts),
-        key=lambda runs: max(map(_cost, runs)),
-    )
-    shares = [1] * parts
-    for _ in range(len(devices) - parts):
-        costliest = max(range(parts), key=lambda part: _cost(runs[part]) / shares[part])
+def _spread(
+    stages: tuple[str, ...], devices: Sequence[str], workers: int, costs: Mapping[str, float], *, scarce: bool
+) -> tuple[Segment, ...]:
+    """Cut the stages into runs, at most as many as there are devices, so that the rate is highest: fewer runs
+    leave more devices for each, so that several stations can have all of them.
+
+    scarce: memory is, so there are as many runs as possible.
+    """
+    most = min(len(stages), len(devices))
+    candidates = [
+        _hold(stages, cut, devices, workers, costs)
+        for parts in range(most, 0 if most == 1 else most - 1 if scarce else 1, -1)
+        for cut in itertools.combinations(range(1, len(stages)), parts - 1)
+    ]
+    return max(candidates, key=lambda held: _best_rate(Placement(held, "", costs=costs)))
+
+
+def _hold(
+    stages: tuple[str, ...],
+    cut: Sequence[int],
+    devices: Sequence[str],
+    workers: int,
+    costs: Mapping[str, float],
+) -> tuple[Segment, ...]:
+    """The runs between these places, each with a device. Each further device goes to the run with the highest
+    cost per device."""
+    runs = [stages[a:b] for a, b in itertools.pairwise((0, *cut, len(stages)))]
+    shares = [1] * len(runs)
+    for _ in range(len(devices) - len(runs)):
+        costliest = max(range(len(runs)), key=lambda part: _cost(runs[part], costs) / shares[part])
         shares[costliest] += 1
     supply = iter(devices)
     held = [tuple(itertools.islice(supply, share)) for share in shares]
     return tuple(Segment(run, devices * workers) for run, devices in zip(runs, held, strict=True))
 
 
-def _cost(run: Sequence[str]) -> float:
-    return sum(find_stage(stage).cost for stage in run)
+def _cost(run: Sequence[str], costs: Mapping[str, float]) -> float:
+    """costs: measured ones; empty: the usual ones."""
+    return max(LEAST_COST, sum(costs[stage] if costs else find_stage(stage).cost for stage in run))

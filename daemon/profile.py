@@ -96,6 +96,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return next((t for t in self.trials if t.settings == settings and not t.failure), None)
 
     @property
+    def costs(self) -> dict[str, float]:
+        """Seconds of each stage for an image: of the first replicated trial that worked, so that they do not
+        change while a search goes on. Empty if there is none, or it has not measured every stage."""
+        trials = (t for t in self.trials if t.settings.placement == "replicated" and not t.failure)
+        costs = next(trials, Trial(settings=Settings("", 0, {}))).stage_seconds
+        return costs if costs.keys() == self.machine.models.keys() and all(costs.values()) else {}
+
+    @property
     def best(self) -> Trial | None:
         return choose_best(self.trials)
 

@@ -70,7 +70,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if snapshot.workers:
         print_table(
-            ("worker", "device", "state", "batches", "MiB", "GPU peak MiB", "last problem"),
+            ("worker", "device", "state", "batches", "host MiB", "GPU peak MiB", "last problem"),
             (
                 (
                     w.name,

@@ -229,8 +229,8 @@ class PipelineSection(Section):
         ge=0,
         le=256,
         description="Number of processes that read images, feed workers and write results; they divide the workers "
-        "and share one ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU. "
-        "A pipelined placement always uses one.",
+        "and share one ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU; "
+        "pipelined: as many as are faster. Each has a worker of each segment.",
     )
     threads_per_worker: int = Field(2, ge=1, le=16, description="Batches that a worker processes at once.")
     decoders_per_worker: int = Field(

@@ -29,7 +29,7 @@ from daemon.config.loading import Config, load
 from daemon.control import fetch, find_snapshot
 from daemon.errors import NotRunning
 from daemon.monitoring.snapshot import Snapshot
-from daemon.profile import Settings, Trial, fill_in
+from daemon.profile import Profile, Settings, Trial, fill_in, write_profile
 from daemon.state import CONTROL, KERNELS
 from daemon.system.gpus import list_gpus
 from stages.processes import environment, python
@@ -62,6 +62,7 @@ class Bench:
         self.sample = sample
         self.devices = devices
         self.seconds = seconds
+        self.profile: Profile | None = None  # so far; a pipelined placement follows its costs
         self.idle_bytes: dict[str, int] = {}  # in use on each GPU without a daemon
         self.inbox = folder / "inbox"
         self.home = folder / "daemon"
@@ -139,6 +140,8 @@ class Bench:
         kernels = self.config.state.path / KERNELS
         kernels.mkdir(exist_ok=True)
         (self.home / "state" / KERNELS).symlink_to(kernels)
+        if self.profile:
+            write_profile(self.home / "state", self.profile, finished=True)
         document = fill_in(self.config, settings).model_dump(mode="json")
         document |= {
             "inbox": [{"path": str(self.inbox), "settle_seconds": 0}],

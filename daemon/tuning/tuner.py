@@ -79,6 +79,7 @@ def tune(config: Config, order: Plan, *, keep: bool, force: bool, say: Say, repo
             report(number, trial)
         while settings := next_settings(space, profile.trials):
             named = partial(_say_named, say, f"trial {len(profile.trials) + 1}: {settings}")
+            bench.profile = profile
             measured = bench.measure(settings, named)
             trial = judge(space, measured)
             profile = msgspec.structs.replace(profile, trials=[*profile.trials, trial])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import anyio
@@ -39,6 +40,7 @@ LONE_DEATHS = 20
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 LONGEST_BACKOFF_SECONDS = 30.0
 FRESH_SECONDS = 2.0  # after which each worker has reported its memory
+ATTEMPT_SECONDS = 15.0  # after a pause, for an image to be tried again, and for its worker to answer
 REST_SECONDS = 5.0  # before a seat looks for memory again; doubles with each further rest in a row
 LONGEST_REST_SECONDS = 60.0
 STEADY_BATCHES = 100  # of a worker, after which its next rest is a first one
@@ -124,8 +126,8 @@ class Pool:
 
     @property
     def is_short(self) -> bool:
-        """Whether a worker waits for its GPU's memory."""
-        return any(seat.short for seat in self.seats)
+        """Whether images of a worker wait for its GPU's memory."""
+        return any(seat.full_until for seat in self.seats)
 
     async def make_room(self, worker: Worker, *, usual: bool) -> bool:
         """A worker's GPU had no memory for one image alone. Returns whether to try that image again: a worker has
@@ -148,18 +150,19 @@ class Pool:
             taken = await seat.room.measure_taken(self._reserved(seat))
             if taken <= TAKEN_BYTES:
                 return False
+            pause = seat.room.next_pause()
             if not has_fellows:
-                self._note_short(seat, taken)
-            await self._pause(seat.room.next_pause())
+                self._note_full(seat, taken, pause)
+            await self._pause(pause)
             return True
 
     def note_fit(self, worker: Worker) -> None:
         """A batch fitted into the memory of this worker's GPU."""
         for seat in self.seats:
-            if seat.worker is worker and seat.short and seat.room:
+            if seat.device == worker.device and seat.full_until and seat.room:
                 seat.room.note_fit()
-                seat.short, seat.state, seat.last_cause = False, "ready", ""
-                log.info("images fit into the GPU's memory again", worker=worker.name, device=seat.device)
+                seat.full_until, seat.last_cause = 0.0, ""
+                log.info("images fit into the GPU's memory again", device=seat.device)
 
     def hurry(self) -> None:
         """Wait for no memory any more: the images that wait are given up."""
@@ -221,11 +224,11 @@ class Pool:
         worker.leave()
         await worker.ended.wait()
 
-    def _note_short(self, seat: Seat, taken: int) -> None:
+    def _note_full(self, seat: Seat, taken: int, pause: float) -> None:
         others = f"other programs have taken {taken >> 20:,} MiB of the memory of {seat.device}"
-        if not seat.short:
+        if not seat.full_until:
             log.warning("not even one image fits into the GPU's memory; images wait", cause=others)
-        seat.short, seat.state = True, "waiting"
+        seat.full_until = time.monotonic() + pause + ATTEMPT_SECONDS
         seat.last_cause = f"not even one image fits: {others}"
 
     async def _rest(self, seat: Seat) -> None:
@@ -341,7 +344,7 @@ class Pool:
             tasks.start_soon(seat.server.stop)
 
     def _welcome(self, seat: Seat, worker: Worker, ready: Ready) -> None:
-        seat.state, seat.short = "ready", False
+        seat.state, seat.short, seat.full_until = "ready", False, 0.0
         for stage, seconds in ready.load_seconds.items():
             self._metrics.model_load_seconds.labels(seat.device, stage).set(seconds)
         log.info(

@@ -27,7 +27,10 @@ class Seat:
     last_cause: str = ""
     unusable: bool = False  # its stages cannot be built; last_cause says why
     room: Room | None = None  # the memory of its GPU; None for a CPU
-    short: bool = False  # it waits for that memory
+    short: bool = False  # it has no worker, and waits for that memory
+    full_until: float = (
+        0.0  # monotonic seconds until which its worker's images wait for memory; 0: they do not
+    )
     rests: int = 0  # in a row, without STEADY_BATCHES between them
     peak_bytes: int = 0  # the most that a worker of this seat had reserved
 
@@ -36,23 +39,32 @@ class Seat:
         worker = self.worker
         return (
             self.state == "ready"
+            and not self.full
             and worker is not None
             and time.monotonic() - worker.heard_at < SILENCE_SECONDS
         )
 
+    @property
+    def full(self) -> bool:
+        """Whether not even one image fits beside its worker. It is not known any more when no attempt followed."""
+        return time.monotonic() < self.full_until
+
     def describe(self) -> WorkerState:
         worker = self.worker
         beat = worker.beat if worker else Beat(0)
+        state = self.state
+        if state == "ready" and not self.healthy:
+            state = "waiting" if self.full else "silent"
         return WorkerState(
             name=self.setup.name,
             device=self.device,
-            state=self.state if self.state != "ready" or self.healthy else "silent",
+            state=state,
             batches=worker.answered if worker else 0,
             cause=self.last_cause,
             shared=worker is not None and worker.shared,
             stages=[spec.name for spec in self.setup.stages],
             stages_loaded=worker.stages_loaded if worker else [],
-            short_of_memory=self.short,
+            short_of_memory=self.short or self.full,
             memory_bytes=beat.resident_bytes,
             gpu_bytes=beat.device_used_bytes,
             gpu_peak_bytes=max(self.peak_bytes, beat.device_peak_bytes),

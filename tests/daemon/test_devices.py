@@ -126,7 +126,7 @@ def test_an_error_names_what_there_is_and_what_to_write(name: str, problem: str)
 def test_without_a_gpu_the_error_says_so() -> None:
     assert problems("H100", gpus=[]) == [
         'pipeline.devices: no GPU has "H100" in its name; this machine has no GPU that NVIDIA\'s driver lists. '
-        'Write ["cpu"], or remove the key.'
+        'Write "cpu" instead, or remove the key.'
     ]
 
 

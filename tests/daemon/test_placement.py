@@ -188,7 +188,13 @@ def test_pipelined_runs_every_stage_once_in_order_and_uses_every_device_once(cou
     assert [device for segment in segments for device in segment.devices] == [
         f"cuda:{index}" for index in range(count)
     ]
-    assert len(segments) == min(count, len(ORDER))
+    assert min(2, count) <= len(segments) <= len(ORDER)
+
+
+def test_where_memory_is_scarce_a_device_holds_as_few_stages_as_possible() -> None:
+    assert [segment.stages for segment in place(*make_gpus(*[NEED - 1] * 4)).segments] == [
+        (stage,) for stage in ORDER
+    ]
 
 
 def test_the_stages_are_cut_where_the_dearest_run_is_cheapest() -> None:
@@ -197,16 +203,24 @@ def test_the_stages_are_cut_where_the_dearest_run_is_cheapest() -> None:
 
 
 def test_further_devices_go_to_the_dearest_run_for_its_devices() -> None:
-    """ocr costs 0.60 and blip 0.29 of an image's time: the fifth device halves ocr,
-    the sixth divides it by three, the seventh halves blip."""
+    """ocr costs 0.60 and the others 0.40 of an image's time. With a device for each of them the rate would be
+    that of one interpreter; with two runs there can be several stations."""
     shares = {
         count: [
             len(segment.devices)
             for segment in place(*make_gpus(*[LARGE] * count), placement="pipelined").segments
         ]
-        for count in (4, 5, 6, 7)
+        for count in (3, 4, 5, 6, 7, 8)
     }
-    assert shares == {4: [1, 1, 1, 1], 5: [2, 1, 1, 1], 6: [3, 1, 1, 1], 7: [3, 1, 1, 2]}
+    assert shares == {3: [2, 1], 4: [2, 2], 5: [3, 2], 6: [4, 2], 7: [4, 3], 8: [5, 3]}
+
+
+def test_measured_costs_decide_where_the_stages_are_cut() -> None:
+    costs = {"ocr": 0.1, "yolo": 0.1, "clip": 0.1, "blip": 0.7}
+    config = parse({"pipeline": {"placement": "pipelined"}}, Path("/srv"))
+    found = plan(config, make_gpus(LARGE, LARGE), WEIGHTS, Host(MANY, VAST), BATCH, costs)
+    assert [segment.stages for segment in found.segments] == [("ocr", "yolo", "clip"), ("blip",)]
+    assert found.costs == costs
 
 
 def test_pipelined_starts_as_many_workers_on_each_device_as_are_asked_for() -> None:
@@ -252,6 +266,34 @@ def test_the_workers_of_a_gpu_are_in_one_station(devices: str, stations: int, pa
     assert sorted(number for part in shares for number in part[0]) == list(range(len(devices)))
 
 
-def test_a_pipelined_chain_has_one_station() -> None:
-    placement = Placement((Segment(("ocr",), ("a", "b")), Segment(("yolo",), ("c",))), "")
-    assert share_out(placement, 3) == [[[0, 1], [0]]]
+OCR, REST = ("ocr",), ("yolo", "clip", "blip")
+
+
+def share_pipelined(ocr: str, rest: str, stations: int = 0) -> list[tuple[str, str]]:
+    """For each station, the devices of its workers."""
+    placement = Placement((Segment(OCR, tuple(ocr)), Segment(REST, tuple(rest))), "")
+    shares = share_out(placement, stations)
+    for segment, devices in enumerate((ocr, rest)):
+        assert sorted(n for part in shares for n in part[segment]) == list(range(len(devices)))
+    return [("".join(ocr[n] for n in a), "".join(rest[n] for n in b)) for a, b in shares]
+
+
+@pytest.mark.parametrize(
+    ("ocr", "rest", "stations", "parts"),
+    [
+        ("a", "b", 0, [("a", "b")]),
+        ("ab", "c", 0, [("ab", "c")]),
+        ("ab", "c", 3, [("ab", "c")]),  # each needs a worker of each segment
+        ("ab", "cd", 0, [("a", "c"), ("b", "d")]),
+        ("ab", "cd", 1, [("ab", "cd")]),
+        ("abc", "def", 2, [("ac", "df"), ("b", "e")]),
+        ("aabb", "ccdd", 0, [("aa", "cc"), ("bb", "dd")]),
+        ("abcde", "fgh", 0, [("ad", "f"), ("be", "g"), ("c", "h")]),
+        ("aa", "bb", 0, [("aa", "bb")]),  # a device's workers stay together
+        ("aa", "bb", 2, [("a", "b"), ("a", "b")]),  # unless more stations are asked for
+    ],
+)
+def test_each_station_of_a_pipelined_placement_has_devices_for_all_stages(
+    ocr: str, rest: str, stations: int, parts: list[tuple[str, str]]
+) -> None:
+    assert share_pipelined(ocr, rest, stations) == parts

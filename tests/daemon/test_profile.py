@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from daemon import layout
 from daemon.config.loading import Config, parse
 from daemon.layout import Layout
 from daemon.profile import Machine, Profile, Settings, Trial, apply, find_tuned, read_profile, write_profile
@@ -15,6 +16,7 @@ from daemon.state import PROFILE
 from daemon.system.gpus import Gpu
 from daemon.system.host import count_cores
 from stages.base import StageSpec
+from tests.daemon_process import Place
 
 GIB = 1 << 30
 SPECS = {name: StageSpec(name, "fake", fingerprint=f"{name}-1") for name in ("ocr", "clip")}
@@ -160,3 +162,39 @@ def test_the_daemon_starts_with_the_best_settings_of_a_profile_of_its_models(
     if not before.gpus:
         assert after.placement.segments[0].devices == ("cpu",) * (3 if used else 1)
         assert after.placement.why.endswith("; workers: 3 on cpu") is used
+
+
+def test_costs_are_those_of_the_first_replicated_trial_that_worked() -> None:
+    """They decide where a pipelined placement cuts the stages, so later trials must not change them."""
+    measured = {"ocr": 0.002, "clip": 0.001}
+    failed = msgspec.structs.replace(make_trial(1, 256, 0), failure="too large", stage_seconds={"ocr": 9.0})
+    first, second = make_trial(1, 128, 225, stage_seconds=measured), make_trial(2, 128, 300)
+    pipelined = msgspec.structs.replace(
+        first, settings=Settings("pipelined", 1, {}), stage_seconds={"ocr": 7}
+    )
+
+    def costs(*trials: Trial) -> dict[str, float]:
+        return msgspec.structs.replace(PROFILE_OF_5, trials=list(trials)).costs
+
+    assert costs(failed, pipelined, first, second) == measured
+    assert costs() == costs(failed) == {}
+    assert costs(make_trial(1, 128, 225, stage_seconds={"ocr": 0.002})) == {}  # one stage was not measured
+
+
+def test_a_pipelined_placement_follows_the_measured_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [make_gpu(index=index) for index in range(2)]
+    monkeypatch.setattr(layout, "list_gpus", lambda: gpus)
+    place = Place(tmp_path, {"pipeline": {"placement": "pipelined"}})
+    config = parse(place.settings, tmp_path)
+    before = Layout.of(config)
+    cheap = dict.fromkeys(before.specs, 0.001)
+    config.state.path.mkdir()
+    trial = make_trial(1, 128, 225, stage_seconds=cheap | {"blip": 0.01})
+    machine = Machine.of(gpus, count_cores(), before.specs)
+    write_profile(
+        config.state.path, Profile(machine=machine, sample="", made_on="", trials=[trial]), finished=True
+    )
+    stages = [[s.stages for s in found.placement.segments] for found in (before, Layout.of(config))]
+    assert stages == [[("ocr",), ("yolo", "clip", "blip")], [("ocr", "yolo", "clip"), ("blip",)]]

@@ -1936,4 +1936,70 @@ TUNING = [
     ),
 ]
 
-MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *STATIONS, *PAGES, *TUNING]
+GPUS = [
+    Mutant(
+        "gpus-selected-once",
+        "a GPU that fills up later is still used",
+        "daemon/devices.py",
+        '"segment": tables, "min_free_gpu_bytes": 0}',
+        '"segment": tables}',
+        ("daemon/test_devices.py::test_gpus_are_selected_once",),
+        within="select_devices",
+    ),
+    Mutant(
+        "mig-of-the-daemon",
+        "a worker in a station sees the MIG device that the daemon has chosen",
+        "daemon/stations/child.py",
+        "layout = Layout(config, setup.gpus,",
+        "layout = Layout(config, [],",
+        ("daemon/test_devices.py::test_a_worker_sees_only_its_mig_device",),
+    ),
+    Mutant(
+        "cores-of-the-station",
+        "a station runs near its GPU",
+        "daemon/stations/child.py",
+        "bind(setup.cores.common(devices_of(setup)))",
+        "pass",
+        ("daemon/system/test_cores.py::test_processes_run_near_their_gpu",),
+    ),
+    Mutant(
+        "room-made",
+        "when others take a GPU's memory, no image fails",
+        "daemon/workers/lane.py",
+        "fits_later = await self.pool.make_room(worker, usual=usual)",
+        "fits_later = False",
+        (
+            "daemon/workers/test_room.py::"
+            "test_when_a_neighbor_takes_memory_there_are_fewer_workers_and_no_image_fails",
+        ),
+    ),
+    Mutant(
+        "room-bounded",
+        "an image that fits on no GPU fails instead of waiting forever",
+        "daemon/workers/pool.py",
+        "if taken <= TAKEN_BYTES:",
+        "if False:",
+        (
+            "daemon/workers/test_room.py::"
+            "test_an_image_that_does_not_fit_although_nobody_else_uses_the_gpu_fails",
+        ),
+    ),
+    Mutant(
+        "room-and-mps",
+        "a worker that gives its memory back does not end the sharing of its GPU",
+        "daemon/workers/pool.py",
+        "self._stopping or worker.left or not seat.server",
+        "self._stopping or not seat.server",
+        ("daemon/workers/test_mps.py::test_a_worker_that_gives_its_memory_back_does_not_end_the_sharing",),
+    ),
+    Mutant(
+        "room-at-the-stop",
+        "a stop does not wait for a GPU's memory",
+        "daemon/workers/lane.py",
+        "self.pool.hurry()",
+        "pass",
+        ("daemon/workers/test_room.py::test_a_stop_does_not_wait_for_memory",),
+    ),
+]
+
+MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *STATIONS, *PAGES, *TUNING, *GPUS]

@@ -47,6 +47,29 @@ def test_two_stations_publish_what_one_does(tmp_path: Path) -> None:
     assert documents[0] == documents[1]
 
 
+def test_two_stations_of_a_pipelined_placement_publish_what_one_does(tmp_path: Path) -> None:
+    tables = [
+        {"stages": stages, "devices": ["cpu"], "workers_per_device": 2}
+        for stages in (["ocr"], ["yolo", "clip", "blip"])
+    ]
+    written = []
+    for stations in (1, 2):
+        place = Place(tmp_path / str(stations), {"pipeline": {"stations": stations, "segment": tables}})
+        place.drop_many(range(300))
+        place.drop("no picture.jpg", b"not one")
+        assert place.run_once().returncode == 1
+        place.assert_kept(DONE=300, FAILED=1)
+        names = [f"{number:05}.ppm" for number in range(300)]
+        written.append([without_times(place.sidecar(name)) for name in names])
+    assert written[0] == written[1]
+
+
+def without_times(document: dict[str, Any]) -> dict[str, Any]:
+    results = {"ocr", "objects", "clip", "caption", "bin"}
+    assert results <= document.keys()
+    return {key: document[key] for key in (*results, "models")}
+
+
 def test_sidecars_of_equal_files_are_what_the_ledger_has(tmp_path: Path) -> None:
     """Two stations may have the same bytes at the same time; the first result that is stored counts."""
     place = Place(tmp_path, settings(2))

@@ -199,7 +199,7 @@ async def test_an_image_that_does_not_fit_although_nobody_else_uses_the_gpu_fail
 ) -> None:
     place = open_place(tmp_path, card, workers=2, image_bytes=2 * TOTAL)
     place.drop_many(range(2))
-    with anyio.fail_after(60):
+    with anyio.fail_after(40):
         await run_service(parse(place.settings, tmp_path), once=True)
     assert len(failed_as(place.assert_kept(FAILED=2), "memory")) == 2
 
@@ -317,6 +317,17 @@ async def test_a_gpu_is_crowded_while_another_worker_is_ready_there_or_others_ha
     card.clear()
     second.state, second.worker = "ready", cast(Any, SimpleNamespace(heard_at=time.monotonic(), beat=Beat(0)))
     assert await held._is_crowded(first)
+
+
+async def test_that_a_gpu_is_full_is_not_shown_for_longer_than_it_is_known() -> None:
+    """The image that did not fit may have been done by another GPU, and no other has come."""
+    setup = Setup("w", "cuda:0", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
+    now = time.monotonic()
+    worker = SimpleNamespace(heard_at=now, beat=Beat(0), answered=0, shared=False, stages_loaded=[])
+    seat = Seat(setup, "cuda:0", {}, state="ready", worker=cast(Any, worker), full_until=now + 60)
+    assert (seat.describe().state, seat.describe().short_of_memory) == ("waiting", True)
+    seat.full_until = now - 1
+    assert (seat.describe().state, seat.describe().short_of_memory) == ("ready", False)
 
 
 class TestRoom:
