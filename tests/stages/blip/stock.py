@@ -21,9 +21,23 @@ NEW_TOKENS = 20
 CHATTING = {model.type for model in CHAT}
 
 
-def make_stage(folder: Path, models: Path, *, batch_size: int = 10, **options: Any) -> CaptionStage:
-    settings = {"batch_size": batch_size, "options": {"max_new_tokens": NEW_TOKENS, **options}}
-    stage = registry.build(resolve(open_pack(folder, models), "blip", settings), "cpu")
+def make_stage(
+    folder: Path,
+    models: Path,
+    *,
+    batch_size: int = 10,
+    dtype: str = "float32",
+    clip: str = "",
+    **options: Any,
+) -> CaptionStage:
+    """clip: the folder of a model for the stage CLIP."""
+    settings = {
+        "batch_size": batch_size,
+        "dtype": dtype,
+        "options": {"max_new_tokens": NEW_TOKENS, **options},
+    }
+    files = {"clip": Path(clip)} if clip else {}
+    stage = registry.build(resolve(open_pack(folder, models), "blip", settings, files=files), "cpu")
     assert isinstance(stage, CaptionStage)
     stage.load()
     return stage

@@ -7,11 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import CLIPModel
 
 from stages.base import Image
 from stages.blip.descriptor import BLIP
+from stages.checkpoints import load_model
+from stages.clip.embeddings import TextTower, decode_embedding
+from stages.clip.stage import ClipStage
 from stages.manifest import PackError
-from stages.weights.packs import open_pack
+from stages.weights.packs import Pack, open_pack, resolve
 from tests.stages.blip.stock import NEW_TOKENS, Stock, make_stage, run, write
 
 KINDS = [model.type for backend in BLIP.backends.values() for model in backend.models]
@@ -56,6 +61,35 @@ def test_a_caption_has_as_many_tokens_as_allowed_or_forced(
     assert not {token for tokens in forced for token in tokens[:-1]} & {*stock.ends}
     limits = {"max_new_tokens": 25, "min_new_tokens": 25}
     assert forced[0] == stock.write(mixed_images[0], **limits)
+
+
+@each_kind
+def test_half_precision_writes_captions_that_depend_on_the_image(
+    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    stage = make_stage(make_captioner(kind), tmp_path, dtype="bfloat16")
+    assert len(set(run(stage, mixed_images))) > 3
+
+
+@each_kind
+def test_each_caption_is_compared_with_the_embedding_of_its_image(
+    kind: str, make_captioner: Make, tmp_path: Path, blank_pack: Pack, mixed_images: list[Image]
+) -> None:
+    clip = ClipStage(resolve(blank_pack, "clip"), "cpu")
+    clip.load()
+    images = mixed_images[:3]
+    for image, embedded in zip(images[:2], clip.run(images[:2]), strict=True):
+        image.results["clip"] = embedded  # type: ignore[assignment]
+    answers = make_stage(make_captioner(kind), tmp_path, clip=clip.spec.files["model"]).run(images)
+    tower = TextTower(
+        load_model(CLIPModel, clip.spec.files["model"], torch.float32, "cpu"), clip.spec.files["model"]
+    )
+    with torch.inference_mode():
+        texts = tower.embed_texts([answer.text for answer in answers])  # type: ignore[union-attr]
+    for image, answer, text in zip(images[:2], answers, texts, strict=False):
+        expected = decode_embedding(image.results["clip"].embedding) @ text  # type: ignore[union-attr]
+        assert answer.similarity == pytest.approx(float(expected), abs=2e-3)  # type: ignore[union-attr]
+    assert answers[2].similarity is None  # type: ignore[union-attr]
 
 
 @each_kind
