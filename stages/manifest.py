@@ -13,7 +13,7 @@ MANIFEST = "manifest.json"
 
 # The files that a stage may read. Other files in a folder of weights (README, pickles,
 # other frameworks) are ignored.
-SUFFIXES = {".safetensors", ".json", ".txt", ".onnx", ".pt"}
+SUFFIXES = {".safetensors", ".json", ".txt", ".jinja", ".onnx", ".pt"}
 
 
 class PackError(Exception):

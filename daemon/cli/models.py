@@ -135,7 +135,9 @@ def make_models(
     blip: Annotated[
         Path | None,
         typer.Option(
-            "--blip", metavar="FOLDER", help="A BlipForConditionalGeneration as transformers saves it."
+            "--blip",
+            metavar="FOLDER",
+            help="A captioner as transformers saves it: BLIP, BLIP-2, Florence-2, or a chat model such as Qwen3-VL.",
         ),
     ] = None,
     labels: Annotated[

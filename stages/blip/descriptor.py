@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from stages import recognition
 from stages.clip import descriptor as clip
-from stages.descriptor import Descriptor, Files, Model
+from stages.descriptor import Backend, Descriptor, Files, Model
 from stages.invented import VARIANTS
 
 MODELS = (
@@ -21,6 +21,44 @@ MODELS = (
         foreign={"text_encoder.": "BLIP for questions or retrieval", "itm_head.": "BLIP for retrieval"},
     ),
 )
+BLIP2 = (
+    Model(
+        "blip-2",
+        "Blip2ForConditionalGeneration",
+        "BLIP-2 for captions",
+        foreign={"itm_head.": "BLIP-2 for retrieval"},
+    ),
+)
+FLORENCE = (Model("florence2", "Florence2ForConditionalGeneration", "Florence-2"),)
+CHAT = tuple(
+    Model(kind, f"{name}ForConditionalGeneration", description)
+    for kind, name, description in (
+        ("smolvlm", "SmolVLM", "SmolVLM2"),
+        ("idefics3", "Idefics3", "SmolVLM, Idefics3"),
+        ("qwen3_vl", "Qwen3VL", "Qwen3-VL"),
+        ("qwen2_5_vl", "Qwen2_5_VL", "Qwen2.5-VL"),
+        ("qwen2_vl", "Qwen2VL", "Qwen2-VL"),
+        ("internvl", "InternVL", "InternVL3"),
+        ("llava_onevision", "LlavaOnevision", "LLaVA-OneVision"),
+    )
+)
+
+NewTokens = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=100_000,
+        description="Most tokens (words or parts of words) of a caption, without those of the prompt.",
+    ),
+]
+ForcedTokens = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=100_000,
+        description="The exact number of new tokens, for benchmarks; 0: until the caption ends.",
+    ),
+]
 
 
 class Caption(msgspec.Struct, frozen=True):
@@ -31,33 +69,63 @@ class Caption(msgspec.Struct, frozen=True):
 
 
 class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Captions."""
+    """Captions by BLIP."""
 
-    max_new_tokens: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100_000,
-            description="Most tokens (words or parts of words) of a caption, without those of the prompt.",
-        ),
-    ] = 20
-    force_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=100_000,
-            description="The exact number of new tokens, for benchmarks; 0: until the caption ends.",
-        ),
-    ] = 0
+    max_new_tokens: NewTokens = 20
+    force_tokens: ForcedTokens = 0
     prompt: Annotated[
         str, Meta(description="The words that every caption begins with; empty: the model chooses all words.")
     ] = ""
 
 
-def check(files: Files, *, allow_pickle: bool) -> None:
-    recognition.check_transformers(MODELS, files["model"])
-    if "clip" in files:
-        recognition.check_transformers((*clip.MODELS, *clip.FLEXIBLE), files["clip"])
+class Blip2Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Captions by BLIP-2."""
+
+    max_new_tokens: NewTokens = 30
+    force_tokens: ForcedTokens = 0
+    prompt: Annotated[
+        str,
+        Meta(
+            description="The words that the model continues, for example `a photo of` or a question. They are not part "
+            "of the caption."
+        ),
+    ] = ""
+
+
+class FlorenceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Captions by Florence-2."""
+
+    task: Annotated[
+        Literal["caption", "detailed", "more detailed"],
+        Meta(description="One short sentence, one or two longer ones, or a paragraph."),
+    ] = "caption"
+    max_new_tokens: NewTokens = 256
+    force_tokens: ForcedTokens = 0
+
+
+class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Captions by models that answer questions about images."""
+
+    prompt: Annotated[str, Meta(description="What the model is asked about each image.")] = (
+        "Describe this image in one sentence."
+    )
+    max_new_tokens: NewTokens = 64
+    force_tokens: ForcedTokens = 0
+
+
+def make_captioner(
+    place: str, options: type[msgspec.Struct], models: tuple[Model, ...], version: int = 1
+) -> Backend:
+    """A backend whose captions are compared with the images by the model of the stage CLIP."""
+
+    def check(files: Files, *, allow_pickle: bool) -> None:
+        recognition.check_transformers(models, files["model"])
+        if "clip" in files:
+            recognition.check_transformers((*clip.MODELS, *clip.FLEXIBLE), files["clip"])
+
+    return recognition.make_backend(
+        place, options, models, version=version, check=check, shares={"clip": ("clip", "model")}
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -71,14 +139,10 @@ BLIP = Descriptor(
     result=Caption,
     uses=("clip",),
     backends={
-        "transformers": recognition.make_backend(
-            "stages.blip.stage:BlipStage",
-            BlipOptions,
-            MODELS,
-            version=2,
-            check=check,
-            shares={"clip": ("clip", "model")},
-        ),
+        "transformers": make_captioner("stages.blip.stage:BlipStage", BlipOptions, MODELS, version=2),
+        "blip2": make_captioner("stages.blip.blip2:Blip2Stage", Blip2Options, BLIP2),
+        "florence": make_captioner("stages.blip.florence:FlorenceStage", FlorenceOptions, FLORENCE),
+        "chat": make_captioner("stages.blip.chat:ChatStage", ChatOptions, CHAT),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for captions
     cost=0.29,

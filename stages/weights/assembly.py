@@ -97,14 +97,14 @@ def choose_backend(stage: str, source: Path, *, allow_pickle: bool) -> str:
     check_folder(stage, source)
     known = {name: backend.models for name, backend in backends.items() if backend.models}
     found = [name for name, models in known.items() if recognition.find_model(source, models)]
-    name = found[0] if found else next(iter(known))
-    recognition.check_transformers(known[name], source, pickle=True)
+    taken = known[found[0]] if found else [model for models in known.values() for model in models]
+    recognition.check_transformers(taken, source, pickle=True)
     if not recognition.list_weights(source, pickle=True) and not allow_pickle:
         raise PackError(
             f"{source / recognition.PICKLE} is a pickle, which can run code when it is read. If you trust it, add "
             "--allow-pickle: it is then read once, by torch's restricted loader."
         )
-    return name
+    return found[0]
 
 
 def check_yolo(source: Path, *, allow_pickle: bool) -> None:
@@ -151,7 +151,7 @@ def add_transformers(
     beside = [
         file
         for file in source.iterdir()
-        if file.suffix in (".json", ".txt") and not file.name.startswith(".")
+        if file.suffix in (".json", ".txt", ".jinja") and not file.name.startswith(".")
     ]
     for file in [*beside, *(weights or [source / recognition.PICKLE])]:
         if file.name != MANIFEST and not file.name.endswith(".bin.index.json"):

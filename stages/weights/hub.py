@@ -187,7 +187,9 @@ def choose_files(files: list[str]) -> list[str]:
     weights = [file for file in top if file.endswith(".safetensors")] or [
         file for file in top if file == PICKLE
     ]
-    return weights and sorted([*weights, *(file for file in top if file.endswith((".json", ".txt")))])
+    return weights and sorted(
+        [*weights, *(file for file in top if file.endswith((".json", ".txt", ".jinja")))]
+    )
 
 
 def convert(folder: Path, progress: Callable[[str], None]) -> None:

@@ -57,7 +57,7 @@ def draw_weights(model: PreTrainedModel, spread: float = 0.3) -> None:
     """Weights so large that answers depend on the image, and differ between queries."""
     generator = torch.Generator().manual_seed(1)
     for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.Conv3d | nn.Embedding):
             width = module.weight[0].numel()
             scale = 1.0 if isinstance(module, nn.Embedding) else 1.5 / width**0.5
             module.weight.data = torch.randn(module.weight.shape, generator=generator) * scale

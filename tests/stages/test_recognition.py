@@ -156,8 +156,8 @@ def test_blip_for_questions_is_recognized_by_its_weights(part: Any, architecture
             r'holds AlignModel \(model_type "align"',
         ),
         (
-            {"model_type": "blip-2", "architectures": ["Blip2ForConditionalGeneration"]},
-            r"holds Blip2ForConditionalGeneration",
+            {"model_type": "git", "architectures": ["GitForCausalLM"]},
+            r"holds GitForCausalLM .* Qwen3VLForConditionalGeneration .* for blip",
         ),
         ({}, r'holds a model \(model_type ""'),
     ],

@@ -17,7 +17,7 @@ from stages.manifest import MANIFEST
 from stages.weights.packs import MINI, open_pack, resolve_all, verify
 from stages.yolo.network import load_network
 from tests.daemon_process import Place
-from tests.stages import checkpoints
+from tests.stages import captioners, checkpoints
 
 
 def save_checkpoint(folder: Path) -> Path:
@@ -92,6 +92,22 @@ def test_a_folder_of_a_transformers_detector_is_taken_with_its_classes_as_tags(t
     pack = open_pack(tmp_path / "mine", tmp_path / "models")
     assert [pack.manifest.stages[stage].backend for stage in ("yolo", "clip")] == ["transformers"] * 2
     assert (pack.folder / "labels.txt").read_text().startswith("thing 0\nthing 1\n")
+
+
+def test_a_folder_of_a_chat_model_is_taken_with_its_chat_template(tmp_path: Path) -> None:
+    captioners.CAPTIONERS["qwen3_vl"](tmp_path / "captioner")
+    making.make_pack(tmp_path / "mine", {"blip": tmp_path / "captioner"}, lambda _: None)
+    manifest = open_pack(tmp_path / "mine", tmp_path / "models").manifest
+    assert manifest.stages["blip"].backend == "chat"
+    assert "blip/chat_template.jinja" in manifest.digests
+
+
+def test_a_captioner_that_no_backend_takes_is_refused_with_all_that_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "git", "architectures": ["GitForCausalLM"]}')
+    with pytest.raises(
+        ModelsUnusable, match=r"holds a GitForCausalLM .*BlipForCond.*Florence2ForCond.*Qwen3VLForCond"
+    ):
+        make(tmp_path / "mine", blip=tmp_path)
 
 
 @pytest.mark.usefixtures("well")

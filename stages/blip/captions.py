@@ -1,0 +1,65 @@
+"""What all captioners share: from tokens to captions, and their CLIP similarity to the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from stages.base import Image, ImageError, Reason, Result
+from stages.blip.descriptor import Caption
+from stages.checkpoints import load_known
+from stages.clip.descriptor import FLEXIBLE, MODELS, Clip
+from stages.clip.embeddings import TextTower, decode_embedding
+from stages.devices import dtype_of, hold_device
+from stages.vision import VisionStage
+
+
+class CaptionStage(VisionStage[Tensor]):
+    """A captioner. `forward` returns the token ids of captions, [images, tokens], on the host.
+
+    load() sets the tokenizer, and the tower: the text half of the CLIP stage's model, or None without one.
+    """
+
+    tokenizer: Any
+    tower: TextTower | None
+
+    def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        results: list[Result | ImageError] = []
+        for batch, tokens in self.forward_batches(images):
+            captions = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            results += self._compare([caption.strip() for caption in captions], batch)
+        return results
+
+    def load_tower(self) -> TextTower | None:
+        folder = self.spec.files.get("clip")
+        if folder is None:
+            return None
+        model = load_known((*MODELS, *FLEXIBLE), folder, dtype_of(self.spec), self.device)
+        return TextTower(model, folder)
+
+    def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:
+        """Each caption with its cosine similarity to the image, if the CLIP stage has embedded the image."""
+        clips = [image.results.get("clip") for image in images]
+        if self.tower is None or not any(isinstance(clip, Clip) for clip in clips):
+            return [Caption(caption, None) for caption in captions]
+        tokens = self.tower.tokenize(captions)
+        with hold_device(self.lock):
+            texts = self.tower.embed(tokens).cpu()
+        return [compare_caption(*pair) for pair in zip(captions, texts, clips, strict=True)]
+
+
+def compare_caption(caption: str, text: Tensor, clip: Result | None) -> Caption | ImageError:
+    """text: the caption's unit embedding, on the host."""
+    if not isinstance(clip, Clip):
+        return Caption(caption, None)
+    image = decode_embedding(clip.embedding)
+    if image.shape != text.shape:
+        return ImageError(
+            Reason.STAGE,
+            f"the embedding of the clip stage has {len(image)} values, that of the caption {len(text)}: "
+            "both stages must use the same CLIP model.",
+        )
+    return Caption(caption, round(float(F.cosine_similarity(image, text, dim=0)), 6))

@@ -1,0 +1,44 @@
+"""Florence-2: a caption for each image, short or detailed, by the prompt that the model was trained with.
+
+Reference: Xiao et al., "Florence-2: Advancing a Unified Representation for a Variety of Vision Tasks", 2024, and
+transformers' Florence2ForConditionalGeneration with its processor, with whose tokens the tests compare these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import AutoProcessor
+
+from stages.blip.descriptor import FLORENCE, FlorenceOptions
+from stages.blip.generation import GenerateStage
+from stages.checkpoints import load_part
+from stages.devices import hold_device
+from stages.options import read_options
+
+TASKS = {
+    "caption": "<CAPTION>",
+    "detailed": "<DETAILED_CAPTION>",
+    "more detailed": "<MORE_DETAILED_CAPTION>",
+}
+
+
+class FlorenceStage(GenerateStage):
+    models = FLORENCE
+
+    def load(self) -> None:
+        options = read_options(self.spec, FlorenceOptions)
+        self.load_captioner(options.max_new_tokens, options.force_tokens)
+        self.check_length(1)
+        processor = load_part("processor", AutoProcessor, self.spec.files["model"], trust_remote_code=False)
+        blank = torch.zeros(3, 32, 32, dtype=torch.uint8)
+        asked = processor(images=[blank], text=[TASKS[options.task]], return_tensors="pt")
+        self.prompt = asked["input_ids"].to(self.device)  # the same for all images
+        with hold_device(self.lock):
+            self.warm_up()
+
+    def forward(self, pixels: Sequence[Tensor]) -> Tensor:
+        prompt = self.prompt.expand(len(pixels), -1)
+        return self.generate({"pixel_values": self.prepare(pixels), "input_ids": prompt}, before=1)

@@ -1,0 +1,104 @@
+"""What each captioner promises: small models of each type that a backend takes, beside transformers' own tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import CLIPModel
+
+from stages.base import Image
+from stages.blip.descriptor import BLIP
+from stages.checkpoints import load_model
+from stages.clip.embeddings import TextTower, decode_embedding
+from stages.clip.stage import ClipStage
+from stages.manifest import PackError
+from stages.weights.packs import Pack, open_pack, resolve
+from tests.stages.blip.stock import NEW_TOKENS, Stock, make_stage, run, write
+
+KINDS = [model.type for backend in BLIP.backends.values() for model in backend.models]
+Make = Callable[[str], Path]
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_kind
+def test_tokens_are_those_of_transformers(
+    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    folder = make_captioner(kind)
+    stock, stage = Stock(folder), make_stage(folder, tmp_path)
+    expected = [stock.cut(stock.write(image)) for image in mixed_images]
+    assert [stock.cut(write(stage, [image])[0]) for image in mixed_images] == expected
+    assert run(stage, mixed_images) == [stock.read(tokens) for tokens in expected]
+    assert len({tuple(tokens) for tokens in expected}) > len(expected) / 2, "they must depend on the image"
+    lengths = [len(tokens) for tokens in expected]
+    assert min(lengths) < NEW_TOKENS == max(lengths), "some must end early"
+
+
+@each_kind
+def test_batch_mates_change_no_token(
+    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    folder = make_captioner(kind)
+    stock, stage = Stock(folder), make_stage(folder, tmp_path)
+    alone = [stock.cut(write(stage, [image])[0]) for image in mixed_images]
+    assert [stock.cut(tokens) for tokens in write(stage, mixed_images)] == alone
+    assert [stock.cut(tokens) for tokens in write(stage, mixed_images[::-1])] == alone[::-1]
+
+
+@each_kind
+def test_a_caption_has_as_many_tokens_as_allowed_or_forced(
+    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    stock = Stock(folder := make_captioner(kind))
+    short = write(make_stage(folder, tmp_path, max_new_tokens=5), mixed_images)
+    assert {len(tokens) for tokens in short} == {5}
+    forced = write(make_stage(folder, tmp_path, force_tokens=25), mixed_images)
+    assert {len(tokens) for tokens in forced} == {25}
+    assert not {token for tokens in forced for token in tokens[:-1]} & {*stock.ends}
+    limits = {"max_new_tokens": 25, "min_new_tokens": 25}
+    assert forced[0] == stock.write(mixed_images[0], **limits)
+
+
+@each_kind
+def test_half_precision_writes_captions_that_depend_on_the_image(
+    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    stage = make_stage(make_captioner(kind), tmp_path, dtype="bfloat16")
+    assert len(set(run(stage, mixed_images))) > 3
+
+
+@each_kind
+def test_each_caption_is_compared_with_the_embedding_of_its_image(
+    kind: str, make_captioner: Make, tmp_path: Path, blank_pack: Pack, mixed_images: list[Image]
+) -> None:
+    clip = ClipStage(resolve(blank_pack, "clip"), "cpu")
+    clip.load()
+    images = mixed_images[:3]
+    for image, embedded in zip(images[:2], clip.run(images[:2]), strict=True):
+        image.results["clip"] = embedded  # type: ignore[assignment]
+    answers = make_stage(make_captioner(kind), tmp_path, clip=clip.spec.files["model"]).run(images)
+    tower = TextTower(
+        load_model(CLIPModel, clip.spec.files["model"], torch.float32, "cpu"), clip.spec.files["model"]
+    )
+    with torch.inference_mode():
+        texts = tower.embed_texts([answer.text for answer in answers])  # type: ignore[union-attr]
+    for image, answer, text in zip(images[:2], answers, texts, strict=False):
+        expected = decode_embedding(image.results["clip"].embedding) @ text  # type: ignore[union-attr]
+        assert answer.similarity == pytest.approx(float(expected), abs=2e-3)  # type: ignore[union-attr]
+    assert answers[2].similarity is None  # type: ignore[union-attr]
+
+
+@each_kind
+def test_another_class_of_the_family_is_refused_by_name(
+    kind: str, make_captioner: Make, tmp_path: Path
+) -> None:
+    config = json.loads((make_captioner(kind) / "config.json").read_text())
+    [taken] = config["architectures"]
+    other = taken.replace("ForConditionalGeneration", "Model")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [other]}))
+    with pytest.raises(PackError, match=rf"holds a {other} .*visiond takes {taken}"):
+        open_pack(tmp_path, tmp_path / "models")

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stages.base import Image, StageUnusable
+from tests.stages.blip.stock import Stock, make_stage, write
+
+Make = Callable[[str], Path]
+
+
+@pytest.mark.parametrize(
+    ("task", "text"), [("detailed", "<DETAILED_CAPTION>"), ("more detailed", "<MORE_DETAILED_CAPTION>")]
+)
+def test_a_task_is_the_prompt_that_the_processor_knows_for_it(
+    task: str, text: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    stock = Stock(folder := make_captioner("florence2"))
+    expected = [stock.cut(stock.write(image, text)) for image in mixed_images]
+    detailed = write(make_stage(folder, tmp_path, task=task), mixed_images)
+    assert [stock.cut(tokens) for tokens in detailed] == expected
+    short = write(make_stage(folder, tmp_path), mixed_images)
+    assert [stock.cut(tokens) for tokens in short] != expected
+
+
+def test_an_unknown_task_is_refused_with_those_that_exist(make_captioner: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='write "caption" or "detailed" or "more detailed"'):
+        make_stage(make_captioner("florence2"), tmp_path, task="poem")
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(make_captioner: Make, tmp_path: Path) -> None:
+    with pytest.raises(StageUnusable, match=r"128 new ones .* 128 positions; lower max_new_tokens"):
+        make_stage(make_captioner("florence2"), tmp_path, max_new_tokens=128)

@@ -1,0 +1,51 @@
+"""Each type of model that a backend takes has a small checkpoint, and a test that compares our answers with those of
+transformers' own model and processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from stages import registry
+from stages.descriptor import Backend
+from tests.stages import captioners, checkpoints
+from tests.stages.blip import test_captions
+from tests.stages.clip import test_families
+from tests.stages.yolo import test_detr
+
+SMALL = {"yolo": checkpoints.DETECTORS, "clip": checkpoints.TOWERS, "blip": captioners.CAPTIONERS}
+EQUAL: dict[str, Callable[..., None]] = {
+    "yolo": test_detr.test_answers_are_those_of_transformers,
+    "clip": test_families.test_embeddings_and_tags_are_those_of_transformers,
+    "blip": test_captions.test_tokens_are_those_of_transformers,
+}
+
+
+BACKENDS = [
+    pytest.param(stage.name, backend, id=f"{stage.name}-{name}")
+    for stage in registry.BUILT_IN
+    for name, backend in stage.backends.items()
+    if backend.models
+]
+
+
+def types_tested(test: Callable[..., None]) -> set[str]:
+    """The values that a test is parametrized with."""
+    marks: list[pytest.Mark] = getattr(test, "pytestmark", [])
+    return {
+        value
+        for mark in marks
+        if mark.name == "parametrize"
+        for value in mark.args[1]
+        if isinstance(value, str)
+    }
+
+
+@pytest.mark.parametrize(("stage", "backend"), BACKENDS)
+def test_answers_for_each_model_type_are_compared_with_those_of_transformers(
+    stage: str, backend: Backend
+) -> None:
+    taken = {model.type for model in backend.models}
+    assert taken - {*SMALL[stage]} == set(), "no small checkpoint"
+    assert taken - types_tested(EQUAL[stage]) == set(), "no test of equal answers"
