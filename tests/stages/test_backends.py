@@ -12,18 +12,24 @@ from stages.descriptor import Backend
 from tests.stages import captioners, checkpoints
 from tests.stages.blip import test_captions
 from tests.stages.clip import test_families
-from tests.stages.yolo import test_detr
+from tests.stages.yolo import test_detr, test_owlv2
 
-SMALL = {"yolo": checkpoints.DETECTORS, "clip": checkpoints.TOWERS, "blip": captioners.CAPTIONERS}
+SMALL = {
+    "yolo": {**checkpoints.DETECTORS, "owlv2": checkpoints.save_owlv2},
+    "clip": checkpoints.TOWERS,
+    "blip": captioners.CAPTIONERS,
+}
+# By stage and backend, where a backend has a test of its own.
 EQUAL: dict[str, Callable[..., None]] = {
     "yolo": test_detr.test_answers_are_those_of_transformers,
+    "yolo-owlv2": test_owlv2.test_answers_are_those_of_transformers,
     "clip": test_families.test_embeddings_and_tags_are_those_of_transformers,
     "blip": test_captions.test_tokens_are_those_of_transformers,
 }
 
 
 BACKENDS = [
-    pytest.param(stage.name, backend, id=f"{stage.name}-{name}")
+    pytest.param(stage.name, name, backend, id=f"{stage.name}-{name}")
     for stage in registry.BUILT_IN
     for name, backend in stage.backends.items()
     if backend.models
@@ -42,10 +48,11 @@ def types_tested(test: Callable[..., None]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(("stage", "backend"), BACKENDS)
+@pytest.mark.parametrize(("stage", "name", "backend"), BACKENDS)
 def test_answers_for_each_model_type_are_compared_with_those_of_transformers(
-    stage: str, backend: Backend
+    stage: str, name: str, backend: Backend
 ) -> None:
     taken = {model.type for model in backend.models}
     assert taken - {*SMALL[stage]} == set(), "no small checkpoint"
-    assert taken - types_tested(EQUAL[stage]) == set(), "no test of equal answers"
+    test = EQUAL.get(f"{stage}-{name}", EQUAL[stage])
+    assert taken - types_tested(test) == set(), "no test of equal answers"

@@ -12,7 +12,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, Owlv2ForObjectDetect
 
 from stages.base import Image
 from stages.weights.packs import open_pack, resolve
-from stages.yolo.descriptor import Objects
+from stages.yolo.descriptor import OPEN_VOCABULARY, Objects
 from stages.yolo.owlv2 import Owlv2Stage, SquareProcessor
 from tests.stages.checkpoints import save_owlv2
 from tests.stages.pictures import draw_image
@@ -68,7 +68,10 @@ def stock_answer(folder: Path, image: Image) -> tuple[list[str], list[float], to
     )
 
 
-def test_answers_are_those_of_transformers(folder: Path, tmp_path: Path, mixed_images: list[Image]) -> None:
+@pytest.mark.parametrize("kind", [model.type for model in OPEN_VOCABULARY])
+def test_answers_are_those_of_transformers(
+    kind: str, folder: Path, tmp_path: Path, mixed_images: list[Image]
+) -> None:
     images = [image for image in mixed_images if image.width > 3]  # otherwise it takes the columns for colors
     answers = run(make_stage(folder, tmp_path), images)
     assert len({str(answer) for answer in answers}) == len(images), "they must depend on the image"
