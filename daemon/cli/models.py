@@ -231,7 +231,7 @@ def warm(
     settings = read_config(config)
     folder, (wants, gpus) = settings.state.path / KERNELS, find_wants(settings, capabilities)
     if not wants:
-        console.print(explain_nothing(gpus))
+        console.print(explain_nothing(gpus, named=bool(capabilities)))
         return
     missing = list_missing(folder, wants)
     kinds = " and ".join(sorted({want.capability for want in wants}))
@@ -303,10 +303,12 @@ def pretend_gpus(capability: str) -> list[Gpu]:
     return [Gpu(0, "GPU-0", "", 1 << 36, 1 << 36, 0, capability, None, ())]
 
 
-def explain_nothing(gpus: Sequence[Gpu]) -> str:
-    """Why there is nothing to compile for the GPUs that are used."""
+def explain_nothing(gpus: Sequence[Gpu], *, named: bool) -> str:
+    """Why there is nothing to compile for the GPUs that are used. named: whether --gpu named their kinds."""
     from stages.kernels.cache import OLDEST_GPU, can_compile_for
 
+    if not gpus and named:
+        return 'Nothing to compile: with `devices = ["cpu"]` under [pipeline] no stage runs on a GPU.'
     if not gpus:
         return (
             "Nothing to compile: with this configuration no stage runs on a GPU of this machine. For another "
