@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -301,15 +301,19 @@ def time_single_image(config: Config, drop: Path, image: Path) -> float:
     return time.monotonic() - started
 
 
-def time_one_at_a_time(config: Config, images: Sequence[Path]) -> Timings:
-    """On the first GPU, or the CPU. The first image is for warm-up."""
+def time_one_at_a_time(
+    config: Config, images: Sequence[Path], changes: Mapping[str, str] | None = None
+) -> Timings:
+    """On the first GPU that it sees, or on the CPU. The first image is for warm-up. changes: to the environment."""
     layout, paths = Layout.of(config), list(map(str, images))
+    on_cpu = layout.placement.segments[0].devices[0] == "cpu"
     task = {
         "stages": list(layout.specs.values()),
         "images": paths,
-        "device": "cuda:0" if layout.gpus else "cpu",
+        "device": "cpu" if on_cpu else "cuda:0",
+        "new_tokens": NEW_TOKENS,
     }
-    output = run_module("stages.baseline", task=msgspec.json.encode(task | {"new_tokens": NEW_TOKENS}))
+    output = run_module("stages.baseline", task=msgspec.json.encode(task), changes=changes)
     spent: dict[str, float] = json.loads(output.splitlines()[-1])
     timed = len(images) - 1
     return Timings(timed, timed / sum(spent.values()), spent)
@@ -332,10 +336,12 @@ def make_once(target: Path, make: Callable[[Path], object]) -> Path:
     return target
 
 
-def run_module(module: str, *arguments: str, task: bytes = b"") -> bytes:
+def run_module(
+    module: str, *arguments: str, task: bytes = b"", changes: Mapping[str, str] | None = None
+) -> bytes:
     """Run a module that needs torch in a separate process; returns its output. Raises VisiondError."""
     result = subprocess.run(
-        python("-m", module, *arguments), input=task, stdout=subprocess.PIPE, env=environment()
+        python("-m", module, *arguments), input=task, stdout=subprocess.PIPE, env=environment(changes)
     )
     if result.returncode:
         raise VisiondError(

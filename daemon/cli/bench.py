@@ -14,7 +14,10 @@ from daemon.hints import quantity
 from daemon.ledger.files import written_into
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from daemon.bench.job import Percentiles, Report, Run
+    from daemon.bench.scaling import Scaling
 
 
 JOB, RUNS, OUTPUT = "Job", "Measurements", "Output"
@@ -48,6 +51,17 @@ PipelineOption = Annotated[
 ]
 
 
+GpusOption = Annotated[
+    str,
+    option(
+        "--gpus",
+        metavar="N,N",
+        help="Measure on these numbers of GPUs, such as 1,2,4,8, instead of on all.",
+        panel=RUNS,
+    ),
+]
+
+
 def number(*names: str, least: int, help: str, panel: str = RUNS) -> Any:
     return option(*names, metavar="N", min=least, help=help, panel=panel)
 
@@ -76,6 +90,7 @@ def bench(
         int, number("--single", least=2, help="Images to drop singly on an idle daemon.")
     ] = 100,
     memory: MemoryOption = 0,
+    gpus: GpusOption = "",
     json: Annotated[
         Path | None, option("--json", metavar="FILE", help="Write all figures to FILE.", panel=OUTPUT)
     ] = None,
@@ -92,13 +107,18 @@ def bench(
     Examples:
       visiond bench --count 2000 --memory 10 --json bench.json --plot bench.png
       visiond bench --pack mini --count 20 --sample 2 --single 10
+      visiond bench --gpus 1,2,4,8 --count 1000 --repeat 6 --plot gpus.png
     """
     from daemon.bench.job import Place, run_bench
 
-    refuse_too_few(count, sample, single, runs=cold + warm)
+    numbers = parse_numbers(gpus)
+    refuse_too_few(count, sample, 0 if numbers else single, runs=cold + warm)
     refuse_lost_reports(json, plot)
     with written_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    if numbers:
+        scale(folder, pack, pipeline or (), numbers, (count, repeat, cold, warm, sample), json, plot)
+        return
     place = Place(folder, pack, pipeline or ())
     report = run_bench(
         place,
@@ -117,6 +137,101 @@ def bench(
             json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if plot:
             draw_run(report.runs[-1], plot)
+
+
+def scale(
+    folder: Path,
+    pack: str,
+    pipeline: Sequence[str],
+    numbers: list[int],
+    job: tuple[int, int, int, int, int],
+    json: Path | None,
+    plot: Path | None,
+) -> None:
+    """Measure on several numbers of GPUs. job: count, repeat, cold, warm and sample, as the options."""
+    from daemon.bench.scaling import measure_scaling
+
+    count, repeat, cold, warm, sample = job
+    report = measure_scaling(
+        folder,
+        pack,
+        pipeline,
+        numbers,
+        count,
+        repeat=repeat,
+        cold=cold,
+        warm=warm,
+        sample=sample,
+        progress=errors.print,
+    )
+    print_scaling(report)
+    with written_into(folder):
+        if json:
+            json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        if plot:
+            draw_scaling(report, plot)
+
+
+def parse_numbers(text: str) -> list[int]:
+    """Numbers of GPUs, in rising order. Raises BadParameter."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() for part in parts):
+        raise typer.BadParameter(f"--gpus {text} is not a list of numbers; write for example --gpus 1,2,4,8")
+    return sorted(set(map(int, parts)))
+
+
+def print_scaling(report: Scaling) -> None:
+    machine = report.machine
+    console.print(
+        f"{printable(', '.join(machine.gpus) or 'no GPU')}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
+    )
+    columns = (
+        "GPUs",
+        "placement",
+        "images",
+        "images/s",
+        "spread",
+        "middle half",
+        "times",
+        "busy",
+        "one at a time",
+    )
+    print_table(
+        columns,
+        (
+            (
+                point.gpus or "CPU",
+                point.placement,
+                point.images,
+                f"{point.whole:.1f}",
+                f"{point.least:.1f} to {point.most:.1f}",
+                f"{point.middle:.1f}",
+                f"{point.times:.2f}",
+                "-" if point.busy is None else f"{point.busy:.0%}",
+                f"{point.one_at_a_time:.2f}",
+            )
+            for point in report.points
+        ),
+    )
+
+
+def draw_scaling(report: Scaling, picture: Path) -> None:
+    """Draw the rate over the number of GPUs, with the line of a rate that grows with their number."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="tight")
+    axes = figure.subplots()
+    for placement in dict.fromkeys(point.placement for point in report.points):
+        points = [point for point in report.points if point.placement == placement]
+        axes.plot([point.gpus for point in points], [point.middle for point in points], "o-", label=placement)
+    first, last = report.points[0], report.points[-1]
+    if first.gpus:
+        ideal = first.middle / first.gpus * last.gpus
+        axes.plot([first.gpus, last.gpus], [first.middle, ideal], ":", color="gray", label="in proportion")
+    axes.set(xlabel="GPUs", ylabel="images/s, middle half", xticks=[point.gpus for point in report.points])
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(picture)
 
 
 def refuse_too_few(count: int, sample: int, single: int, *, runs: int) -> None:

@@ -91,6 +91,27 @@ def test_the_picture_can_be_looked_at(folder: Path) -> None:
         assert len(picture.convert("RGB").getcolors(1 << 24)) > 2  # more than empty axes
 
 
+def test_numbers_of_gpus_are_measured_one_after_another(folder: Path) -> None:
+    """0 is the CPU."""
+    options = ["--pack", "mini", "--count", str(COUNT), "--cold", "0", "--warm", "1", "--sample", "1"]
+    ended = run_bench(folder, *options, "--gpus", "0", "--json", "gpus.json")
+    assert ended.returncode == 0, ended.stderr
+    [point] = json.loads((folder / "gpus.json").read_bytes())["points"]
+    assert (point["gpus"], point["placement"], point["images"], point["times"]) == (
+        0,
+        "replicated",
+        COUNT,
+        1.0,
+    )
+    assert point["least"] == point["whole"] == point["most"] > point["one_at_a_time"] / 10 > 0
+
+
+def test_what_is_no_list_of_numbers_is_refused(tmp_path: Path) -> None:
+    refused = run_bench(tmp_path, "--gpus", "1,two")
+    assert refused.returncode == 64
+    assert "--gpus 1,two is not a list of numbers" in refused.stderr
+
+
 def test_a_job_with_fewer_images_than_its_samples_is_refused(tmp_path: Path) -> None:
     refused = run_bench(tmp_path, "--count", "10", "--sample", "10", "--single", "2")
     assert refused.returncode == 64

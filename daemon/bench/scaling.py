@@ -1,0 +1,169 @@
+"""`visiond bench --gpus 1,2,4,8`: the standard job on several numbers of GPUs of one machine."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from daemon import __version__
+from daemon.bench.job import (
+    Machine,
+    Place,
+    Print,
+    Run,
+    find_commit,
+    representative,
+    run_job,
+    time_one_at_a_time,
+)
+from daemon.errors import WrongArgument
+from daemon.hints import quantity
+from daemon.system.gpus import Gpu, list_gpus
+
+REPLICATED, PIPELINED = "replicated", "pipelined"
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """The job on a number of GPUs with a placement; rates are the medians of the runs, in images per second."""
+
+    gpus: int  # 0: the CPU
+    placement: str
+    images: int  # of one run
+    whole: float  # from the first loaded worker to the last sidecar
+    least: float  # of `whole`, in all runs
+    most: float
+    middle: float  # without the first and the last quarter of the images
+    times: float  # `whole`, compared with the first number of GPUs
+    busy: float | None  # load of the GPUs in the middle, 0..1
+    one_at_a_time: float  # one image at a time, in a process for each GPU
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    command: list[str]
+    version: str
+    commit: str | None
+    machine: Machine
+    pack: str
+    points: list[Point]
+
+
+def measure_scaling(
+    folder: Path,
+    pack: str,
+    pipeline: Sequence[str],
+    numbers: Sequence[int],
+    count: int,
+    *,
+    repeat: int,
+    cold: int,
+    warm: int,
+    sample: int,
+    progress: Print,
+) -> Scaling:
+    """numbers: of GPUs; 0 is the CPU. repeat: names of each image for each GPU, so that all runs take as long.
+
+    Raises WrongArgument if the machine has fewer GPUs.
+    """
+    gpus = list_gpus()
+    if max(numbers) > len(gpus):
+        raise WrongArgument(
+            f"--gpus names {max(numbers)}, but this machine has {quantity(len(gpus), 'GPU')}; 0 measures the CPU."
+        )
+    points: list[Point] = []
+    for number in numbers:
+        places = {
+            placement: Place(folder, pack, [*pipeline, *choose(gpus[:number], placement)])
+            for placement in ([REPLICATED, PIPELINED] if number > 1 else [REPLICATED])
+        }
+        for placement, place in places.items():
+            progress(f"{describe(number)}, {placement}: images and weights")
+            place.make_pack()
+            images = place.make_images(count)
+            inbox = place.make_inbox(images, repeat * max(number, 1))
+            runs: list[Run] = []
+            for is_cold in [True] * (cold if not points else 0) + [False] * warm:
+                progress(f"{describe(number)}, {placement}: run {len(runs) + 1}")
+                runs.append(run_job(place, inbox, cold=is_cold))
+            progress(f"{describe(number)}: one image at a time")
+            slow = next((point.one_at_a_time for point in points if point.gpus == number), 0.0)
+            slow = slow or time_side_by_side(place, images[: 1 + sample], gpus[:number])
+            points.append(summarize(number, placement, representative(runs), slow, points))
+    return Scaling(
+        command=sys.argv,
+        version=__version__,
+        commit=find_commit(),
+        machine=Machine.this(),
+        pack=Place(folder, pack).pack,
+        points=points,
+    )
+
+
+def choose(gpus: Sequence[Gpu], placement: str) -> list[str]:
+    """Lines for the table [pipeline]."""
+    devices = [gpu.device for gpu in gpus] or ["cpu"]
+    return [f"devices = {json.dumps(devices)}", f"placement = {json.dumps(placement)}"]
+
+
+def describe(number: int) -> str:
+    return quantity(number, "GPU") if number else "CPU"
+
+
+def summarize(
+    number: int, placement: str, runs: Sequence[Run], one_at_a_time: float, before: Sequence[Point]
+) -> Point:
+    """before: the points so far; the first one is what this is compared with."""
+    rates = [run.images_per_second for run in runs]
+    whole = statistics.median(rates)
+    loads = [load for run in runs if (load := busy_share(run, number)) is not None]
+    return Point(
+        gpus=number,
+        placement=placement,
+        images=len(runs[0].published_at),
+        whole=whole,
+        least=min(rates),
+        most=max(rates),
+        middle=statistics.median(map(middle_rate, runs)),
+        times=whole / before[0].whole if before else 1.0,
+        busy=statistics.median(loads) if loads else None,
+        one_at_a_time=one_at_a_time,
+    )
+
+
+def middle_of(run: Run) -> tuple[float, float, int]:
+    """When the middle half of the images began and ended, in seconds since the start, and their number."""
+    times = run.published_at
+    first, last = len(times) // 4, len(times) - 1 - len(times) // 4
+    return times[first], times[last], last - first
+
+
+def middle_rate(run: Run) -> float:
+    start, end, images = middle_of(run)
+    return images / (end - start) if end > start else run.images_per_second
+
+
+def busy_share(run: Run, gpus: int) -> float | None:
+    """The mean load of the first GPUs while the middle half was processed; None if the driver does not report it."""
+    start, end, _ = middle_of(run)
+    loads = [
+        load
+        for sample in run.samples
+        if start <= sample.at <= end
+        for load in sample.gpu_utilisation[:gpus]
+        if load is not None
+    ]
+    return statistics.fmean(loads) if loads else None
+
+
+def time_side_by_side(place: Place, images: Sequence[Path], gpus: Sequence[Gpu]) -> float:
+    """Images per second, one image at a time, of a process for each GPU; all of them work at once."""
+    config = place.prepare(images[0].parent)
+    seen = [{"CUDA_VISIBLE_DEVICES": gpu.uuid} for gpu in gpus] or [{"CUDA_VISIBLE_DEVICES": ""}]
+    with ThreadPoolExecutor(len(seen)) as threads:
+        timings = threads.map(lambda only: time_one_at_a_time(config, images, only), seen)
+        return sum(timing.images_per_second for timing in timings)
