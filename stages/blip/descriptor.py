@@ -29,7 +29,14 @@ BLIP2 = (
         foreign={"itm_head.": "BLIP-2 for retrieval"},
     ),
 )
-FLORENCE = (Model("florence2", "Florence2ForConditionalGeneration", "Florence-2"),)
+FLORENCE = (
+    Model(
+        "florence2",
+        "Florence2ForConditionalGeneration",
+        "Florence-2, as in florence-community/Florence-2-base",
+        foreign={"image_pos_embed.": "an older Florence-2 that needs remote code"},
+    ),
+)
 CHAT = tuple(
     Model(kind, f"{name}ForConditionalGeneration", description)
     for kind, name, description in (

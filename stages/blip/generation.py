@@ -29,8 +29,8 @@ class GenerateStage(CaptionStage):
         positions, new = getattr(text, "max_position_embeddings", None), self.limits["max_new_tokens"]
         if positions and before + new > positions:
             raise StageUnusable(
-                f"{self.name}: {before} tokens before a caption and {new} new ones do not fit into the model's "
-                f"{positions} positions; lower max_new_tokens."
+                f"{self.name}: a caption of {new} tokens after {before} others does not fit into the model's {positions} "
+                "positions; lower max_new_tokens."
             )
 
     def generate(self, inputs: Mapping[str, Any], before: int) -> Tensor:

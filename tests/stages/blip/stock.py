@@ -28,6 +28,7 @@ def make_stage(
     batch_size: int = 10,
     dtype: str = "float32",
     clip: str = "",
+    device: str = "cpu",
     **options: Any,
 ) -> CaptionStage:
     """clip: the folder of a model for the stage CLIP."""
@@ -37,7 +38,7 @@ def make_stage(
         "options": {"max_new_tokens": NEW_TOKENS, **options},
     }
     files = {"clip": Path(clip)} if clip else {}
-    stage = registry.build(resolve(open_pack(folder, models), "blip", settings, files=files), "cpu")
+    stage = registry.build(resolve(open_pack(folder, models), "blip", settings, files=files), device)
     assert isinstance(stage, CaptionStage)
     stage.load()
     return stage
@@ -45,8 +46,9 @@ def make_stage(
 
 def write(stage: CaptionStage, images: Sequence[Image]) -> list[list[int]]:
     """The tokens of each image, when all are one batch."""
+    pixels = [each.to(stage.device) for each in pixels_of(images)]
     with torch.inference_mode():
-        tokens: list[list[int]] = stage.forward(pixels_of(images)).tolist()
+        tokens: list[list[int]] = stage.forward(pixels).tolist()
     return tokens
 
 

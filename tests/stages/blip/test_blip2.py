@@ -62,7 +62,9 @@ def test_a_processor_without_the_number_of_queries_still_sees_the_images(
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused(make_captioner: Make, tmp_path: Path) -> None:
-    with pytest.raises(StageUnusable, match=r"5 tokens before .* 128 positions; lower max_new_tokens"):
+    with pytest.raises(
+        StageUnusable, match=r"124 tokens after 5 others .* 128 positions; lower max_new_tokens"
+    ):
         make_stage(make_captioner("blip-2"), tmp_path, max_new_tokens=124)
 
 

@@ -92,6 +92,20 @@ def test_each_caption_is_compared_with_the_embedding_of_its_image(
     assert answers[2].similarity is None  # type: ignore[union-attr]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@each_kind
+def test_a_gpu_writes_nearly_the_same_tokens_as_a_cpu(
+    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    folder = make_captioner(kind)
+    here, there = (
+        write(make_stage(folder, tmp_path, device=name), mixed_images) for name in ("cpu", "cuda:0")
+    )
+    agreeing = sum(one == other for one, other in zip(here, there, strict=True))
+    assert agreeing >= 5  # Lanczos is bicubic on a GPU, and sums are in another order
+
+
 @each_kind
 def test_another_class_of_the_family_is_refused_by_name(
     kind: str, make_captioner: Make, tmp_path: Path
