@@ -125,6 +125,7 @@ YOLO = Descriptor(
             version=2,
             find=find,
             check=check,
+            license="AGPL-3.0",
         ),
         "transformers": recognition.make_backend("stages.yolo.detr:DetrStage", DetrOptions, DETECTORS),
     },
