@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import CLIPModel
 
+from stages.clip.descriptor import Clip
 from stages.manifest import MANIFEST, PackError
 from stages.registry import UnknownName, build
 from stages.weights.packs import Pack, list_packs, open_pack, pull_model, resolve, resolve_all, verify
@@ -90,6 +93,46 @@ def test_a_detector_takes_the_stage_that_its_config_names(hub: FolderHub, models
     assert (list(pack.manifest.stages), hub.revisions) == (["yolo"], ["main"])
     assert list_packs(models) == ["mini", "me--finder@main"]
     assert resolve(open_pack("me/finder@main", models), "yolo").backend == "transformers"
+
+
+def test_siglip_as_published_has_a_tokenizer_of_sentencepiece(
+    hub: FolderHub, models: Path, tmp_path: Path
+) -> None:
+    repository = "google/siglip-base-patch16-224"
+    save = checkpoints.make_towers(
+        "Siglip",
+        transformers.SiglipImageProcessor(size={"height": 32, "width": 32}),
+        {},
+        {"projection_size": 32, "vocab_size": 64},
+    )
+    save(hub.root / repository)
+    lines = ["this is a photo of a red circle.", "a very unusual thing, two blue trees."] * 20
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "lines.txt"),
+        model_prefix=str(hub.root / repository / "spiece"),
+        vocab_size=48,
+        hard_vocab_limit=False,
+        eos_id=1,
+        bos_id=-1,
+        unk_id=0,
+        minloglevel=2,
+    )
+    names = {"eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "SiglipTokenizer", "model_max_length": 16} | names
+    (hub.root / repository / "tokenizer_config.json").write_text(json.dumps(settings))
+    (hub.root / repository / "tokenizer.json").unlink()
+    pack = pull("siglip-b16-224", models, hub)
+    assert "spiece.model" in pack.manifest.digests
+    options = {"model": "siglip-b16-224", "options": {"labels": ["red", "blue"], "template": "{}"}}
+    stage = build(resolve(open_pack("mini", models), "clip", options), "cpu")
+    stage.load()
+    [answer] = stage.run([draw_image(40, 30)])
+    assert isinstance(answer, Clip)
+    assert len({tag.score for tag in answer.tags}) == 2
+    (pack.folder / "spiece.model").write_bytes(b"another")
+    with pytest.raises(PackError, match=r"spiece\.model is altered"):
+        resolve(open_pack("mini", models), "clip", options)
 
 
 def test_a_second_pull_downloads_nothing(hub: FolderHub, models: Path) -> None:
@@ -214,8 +257,6 @@ def test_a_file_of_ultralytics_is_converted_once(hub: FolderHub, models: Path, b
 def test_weights_of_another_class_are_refused_by_their_header(
     hub: FolderHub, models: Path, blank_pack: Pack
 ) -> None:
-    import transformers
-
     folder = hub.root / "me/blip"
     shutil.copytree(blank_pack.folder / "blip", folder)
     config = transformers.BlipConfig.from_pretrained(folder)
