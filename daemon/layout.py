@@ -42,7 +42,7 @@ from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, NotPulled, PackError, list_files
-from stages.registry import UnknownName, check_options, find_stage
+from stages.registry import UnknownName, check_options, find_backend, find_stage
 from stages.weights import packs
 
 CPU_BATCH = 8
@@ -90,6 +90,11 @@ class Layout:
     def notices(self) -> dict[str, str]:
         """The notice of each stage whose weights have one."""
         return {spec.name: spec.notice for spec in self.specs.values() if spec.notice}
+
+    def licenses(self) -> dict[str, str]:
+        """By backend, the license of each library in use that asks something of those who use it."""
+        backends = {spec.backend: find_backend(spec.name, spec.backend) for spec in self.specs.values()}
+        return {name: backend.license for name, backend in backends.items() if backend.license}
 
     def wanted_kernels(self) -> list[Want]:
         """The stages that may have kernels, for the GPUs that they run on."""
@@ -155,7 +160,8 @@ def pack_errors() -> Iterator[None]:
     try:
         yield
     except NotPulled as error:
-        raise ModelsUnusable(f"{error} `{command('models', 'pull')}` downloads it.") from error
+        pull = command("models", "pull", *filter(None, [error.name]))
+        raise ModelsUnusable(f"{error} `{pull}` downloads it.") from error
     except (PackError, UnknownName) as error:
         raise ModelsUnusable(str(error)) from error
 

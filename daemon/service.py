@@ -344,5 +344,7 @@ def announce(layout: Layout) -> None:
         log.info("workers run on the cores of their GPU's NUMA node", cores=near)
     for line in list_notices(layout.notices().items()):
         log.warning("models have a notice", notice=line)
+    for library, license_ in layout.licenses().items():
+        log.info("a library has a license with conditions", library=library, license=license_)
     for problem in PROBLEMS.values():
         log.warning(problem)

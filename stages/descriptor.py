@@ -65,6 +65,9 @@ class Backend:
     shares: role → another stage and its role whose files are used here too, so that the answers of both can
         be compared.
     models: the models of transformers that it takes.
+    vocabulary: roles whose files are not weights but words, so that a model without them uses those of the
+        configured pack; an option of the same name replaces them.
+    license: of the library that it uses, if that asks something of those who offer its answers as a service.
     """
 
     place: str
@@ -77,6 +80,8 @@ class Backend:
     check: Callable[..., None] = check_nothing
     shares: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     models: tuple[Model, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    license: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ MANIFEST = "manifest.json"
 
 # The files that a stage may read. Other files in a folder of weights (README, pickles,
 # other frameworks) are ignored.
-SUFFIXES = {".safetensors", ".json", ".txt", ".jinja", ".onnx", ".pt"}
+SUFFIXES = {".safetensors", ".json", ".txt", ".onnx", ".pt", ".jinja", ".model"}
+# Chat templates and some tokenizers; manifests of version 0.1 do not list them.
+LATER = (".jinja", ".model")
 
 
 class PackError(Exception):
@@ -21,7 +23,11 @@ class PackError(Exception):
 
 
 class NotPulled(PackError):
-    """The standard pack has not been pulled yet."""
+    """The standard pack, or a model, has not been pulled yet. name: of the model, "" for the pack."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -42,6 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     stages: dict[str, StageEntry] = {}
     digests: dict[str, str] = {}  # relative path → "sha256:…", of every file of the pack
     revision: dict[str, str] = {}  # repository → commit from which it was pulled
+    license: str = ""  # of its weights, if it was pulled as one model
     card: dict[str, Any] = {}  # its training and scores; stages/training/card.py writes them into README.md
 
     def notice_of(self, stage: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickletools
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,14 @@ PICKLE = "pytorch_model.bin"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 MODEL_PARTS = {
     "image processor": ("preprocessor_config.json", "processor_config.json"),
-    "tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json"),
+    "tokenizer": (
+        "tokenizer.json",
+        "vocab.txt",
+        "vocab.json",
+        "spiece.model",
+        "tokenizer.model",
+        "sentencepiece.bpe.model",
+    ),
 }
 
 
@@ -93,6 +100,18 @@ def find_model(path: Path, models: Sequence[Model]) -> str | None:
 def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = False) -> Model:
     """The model in a folder. Raises PackError if the folder does not have one of these models, complete.
     pickle: its weights may be a pickle."""
+    model = check_config(models, folder)
+    check_parts(model, {file.name for file in folder.iterdir()}, str(folder))
+    taken = describe_taken([model])
+    for file in list_weights(folder, pickle=pickle):
+        for prefix, other in model.foreign.items():
+            if any(name.startswith(prefix) for name in read_header(file)):
+                raise PackError(f"{file} holds weights of {other} ({prefix}…); {taken}")
+    return model
+
+
+def check_config(models: Sequence[Model], folder: Path) -> Model:
+    """The model that a folder's config.json names. Raises PackError if it is not one of these."""
     model_type, found = name_model(folder)
     model = next((model for model in models if model.type == model_type), None)
     taken = describe_taken([model] if model else models)
@@ -100,16 +119,16 @@ def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = 
         known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""
         what = f"a {found}{known}" if found else "no model of a class that visiond knows"
         raise PackError(f'by its config.json, {folder} holds {what} (model_type "{model_type}"); {taken}')
-    for what in model.parts:
-        if not any((folder / file).is_file() for file in MODEL_PARTS[what]):
-            raise PackError(
-                f"{folder} has no {what}: none of {', '.join(MODEL_PARTS[what])}. Save it there with save_pretrained."
-            )
-    for file in list_weights(folder, pickle=pickle):
-        for prefix, other in model.foreign.items():
-            if any(name.startswith(prefix) for name in read_header(file)):
-                raise PackError(f"{file} holds weights of {other} ({prefix}…); {taken}")
     return model
+
+
+def check_parts(model: Model, files: Collection[str], place: str) -> None:
+    """Raises PackError if a part that the model needs is not among the files of a folder or repository."""
+    for what in model.parts:
+        if not any(file in files for file in MODEL_PARTS[what]):
+            raise PackError(
+                f"{place} has no {what}: none of {', '.join(MODEL_PARTS[what])}. Save it there with save_pretrained."
+            )
 
 
 def describe_taken(models: Sequence[Model]) -> str:

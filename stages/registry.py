@@ -40,10 +40,14 @@ _DECODERS: dict[str, msgspec.json.Decoder[Result]] = {
 class UnknownName(ValueError):
     """There is no stage, backend or pack of this name; the message names the nearest one."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
+    def __init__(
+        self, what: str, name: str, known: Iterable[str], otherwise: str = "", others: Iterable[str] = ()
+    ) -> None:
+        """others: known names too, but too many to list them all."""
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f'did you mean "{near[0]}"?' if near else f"choose one of {', '.join(names)}{otherwise}."
+        near = difflib.get_close_matches(name.lower(), [*names, *others], n=1, cutoff=0.5)
+        all_ = f"choose one of {', '.join(names)}" if names else ""
+        hint = f'did you mean "{near[0]}"?' if near else f"{all_}{otherwise}."
         super().__init__(f'there is no {what} "{name}"; {hint}')
 
 

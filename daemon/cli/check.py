@@ -270,6 +270,8 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
         if (section := getattr(config.stages, name)).model and section.backend != "fake":
             yield Finding("ok", f"models: the weights of {name} are from {section.model}, not from the pack.")
     yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
+    for library, license_ in layout.licenses().items():
+        yield Finding("ok", f"models: {library} is in use, which is under {license_}.")
     yield Finding("ok", f"placement: {layout.placement.why}.")
     for tryout in () if quick else try_stages(layout):
         if tryout.problem:

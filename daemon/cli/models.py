@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from daemon.cli.display import console, print_error, print_json, print_table, printable
+from daemon.cli.display import console, print_error, printable
 from daemon.cli.options import ConfigOption, JsonOption, flag, option, read_config
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.hints import command, quantity
@@ -26,7 +26,7 @@ CAPABILITY = re.compile(r"(?:sm_)?(\d+)\.?(\d)")
 
 models_app = typer.Typer(
     help="List, download, make and verify packs of model weights.\n\n"
-    "Examples:\n  visiond models list\n  visiond models pull\n  visiond models make my-pack --yolo best.pt --allow-pickle",
+    "Examples:\n  visiond models list\n  visiond models pull siglip2-b16-224\n  visiond models verify",
     no_args_is_help=True,
 )
 train_app = typer.Typer(
@@ -63,59 +63,68 @@ def train_mini(context: typer.Context) -> None:
 
 
 @models_app.command("list")
-def list_models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List the packs, their stages, and what the configuration uses them for.
+def list_models(
+    stage: Annotated[
+        str | None, option("--stage", metavar="STAGE", help="Only what this stage can use.")
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the packs that are here, and the models that can be downloaded.
 
+    A pack is listed with the stages that it provides and those that use it.
     Weights that the configuration names by path are listed too. The weights
-    of OCR come with the program.
+    of OCR come with the program. `visiond models pull NAME` downloads a model.
 
     Examples:
       visiond models list
+      visiond models list --stage clip
     """
-    from daemon.cli.packs import list_shelf
+    from daemon.cli.packs import print_shelf, print_shelf_json
+    from stages.registry import UnknownName, find_stage
 
-    shelf = list_shelf(read_config(config))
-    if as_json:
-        keys = ("name", "folder", "bytes", "stages", "used_for", "notice")
-        rows = (
-            (p.name, str(p.folder), p.size_bytes, list(p.manifest.stages), used, p.notice)
-            for p, used in shelf.packs
-        )
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
-    else:
-        columns = ("pack", "folder", "MiB", "stages", "used for", "note")
-        cells = (
-            (
-                p.name,
-                p.folder,
-                p.size_bytes >> 20,
-                ", ".join(p.manifest.stages),
-                ", ".join(used) or "-",
-                p.notice,
-            )
-            for p, used in shelf.packs
-        )
-        print_table(columns, cells)
-    for problem in shelf.problems:
+    try:
+        stages = [find_stage(stage).name] if stage else None
+    except UnknownName as error:
+        raise typer.BadParameter(str(error)) from error
+    settings = read_config(config)
+    for problem in (print_shelf_json if as_json else print_shelf)(settings, stages):
         print_error(problem)
 
 
 @models_app.command("pull")
-def pull_models(config: ConfigOption = None) -> None:
-    """Download the standard pack from the model hub.
+def pull_models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="A name that `visiond models list` shows, or a repository of the model hub: org/name, org/name@revision, "
+            "org/name/file.pt. Default: the standard pack.",
+        ),
+    ] = None,
+    allow_pickle: Annotated[
+        bool,
+        flag(
+            "--allow-pickle",
+            help="Read pickled weights of a NAME that has no others. A pickle can run code: allow only models that you trust.",
+        ),
+    ] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Download models, or the standard pack, from the model hub.
 
-    Records revisions and digests; every later start verifies them.
+    Records the commit and the digest of every file; every later start
+    compares them. Use a model by its name: `model = "NAME"` under the table
+    of its stage. If a download is interrupted, the same command continues it.
 
     Examples:
       visiond models pull
+      visiond models pull siglip2-b16-224 rf-detr-small
+      visiond models pull yolo26s --allow-pickle
     """
-    from daemon.layout import pack_errors
-    from stages.weights import packs
+    from daemon.cli.packs import pull_named
 
-    settings = read_config(config)
-    with pack_errors():
-        pack = packs.pull_standard(settings.models.folder)
-    print(f"The standard pack is in {pack.folder}")
+    pull_named(read_config(config), names or ["standard"], allow_pickle=allow_pickle)
 
 
 @models_app.command("make")
@@ -184,22 +193,24 @@ def make_models(
 
 
 @models_app.command("verify")
-def verify_models(config: ConfigOption = None) -> None:
-    """Compare the files of the configured pack with their recorded digests.
+def verify_models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Packs or models. Default: the configured pack."),
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Compare the files of packs or models with their recorded digests.
 
     Exits with 78 and names the file if one has changed.
 
     Examples:
       visiond models verify
+      visiond models verify siglip2-b16-224
     """
-    from daemon.layout import pack_errors
-    from stages.weights import packs
+    from daemon.cli.packs import verify_named
 
-    settings = read_config(config)
-    with pack_errors():
-        pack = packs.open_pack(settings.models.pack, settings.models.folder)
-        packs.verify(pack)
-    print(f"{pack.name}: {quantity(len(pack.manifest.digests), 'file')} unchanged")
+    verify_named(read_config(config), names)
 
 
 def warm(

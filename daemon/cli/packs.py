@@ -1,14 +1,21 @@
-"""The packs in the models folder and those that the configuration names, each with the stages that use it."""
+"""The packs in the models folder and those that the configuration names, each with the stages that use it; and the
+models that can be downloaded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from daemon.cli.display import print_json, print_table
 from daemon.config.loading import Config
-from daemon.errors import ModelsUnusable
+from daemon.errors import ModelsUnusable, NotWritable
+from daemon.hints import quantity
 from daemon.layout import pack_errors
-from stages.weights import packs
+from stages import registry
+from stages.weights import catalog, names, packs
+from stages.weights.catalog import Entry
 from stages.weights.packs import Pack
 
 
@@ -46,3 +53,160 @@ def name_weights(config: Config) -> dict[str, list[str]]:
         if section.backend != "fake":
             named.setdefault(section.model or config.models.pack, []).append(stage)
     return named
+
+
+def license_of(pack: Pack) -> str:
+    """Of the weights if it is known, and of the libraries that run them if they have conditions."""
+    weights, found = pack.manifest.license, []
+    for stage, entry in pack.manifest.stages.items():
+        library = registry.find_backend(stage, entry.backend).license
+        if library and library != weights:
+            found.append(f"{entry.backend}: {library}")
+    return ", ".join(filter(None, (weights, *dict.fromkeys(found))))
+
+
+def choose_entries(stages: Sequence[str] | None) -> list[Entry]:
+    """The models that this installation can run, for these stages or all."""
+    return [entry for entry in catalog.offered().values() if stages is None or entry.stage in stages]
+
+
+def choose_packs(shelf: Shelf, stages: Sequence[str] | None) -> list[tuple[Pack, list[str]]]:
+    """The packs with one of these stages, or all."""
+    return [
+        (pack, used)
+        for pack, used in shelf.packs
+        if stages is None or any(stage in pack.manifest.stages for stage in stages)
+    ]
+
+
+def is_here(entry: Entry, config: Config) -> bool:
+    return names.find_pulled(entry.name, config.models.folder) is not None
+
+
+def print_shelf(config: Config, stages: Sequence[str] | None) -> list[str]:
+    """Print both as tables. Returns the problems."""
+    shelf = list_shelf(config)
+    print_table(
+        ("pack", "folder", "MiB", "stages", "used for", "license", "note"),
+        (
+            (
+                pack.name,
+                pack.folder,
+                pack.size_bytes >> 20,
+                ", ".join(pack.manifest.stages),
+                ", ".join(used) or "-",
+                license_of(pack) or "-",
+                pack.notice,
+            )
+            for pack, used in choose_packs(shelf, stages)
+        ),
+    )
+    if entries := choose_entries(stages):
+        print()
+        print_table(
+            ("model", "stage", "license", "parameters", "published quality", "here"),
+            (
+                (
+                    entry.name,
+                    entry.stage,
+                    entry.license or "-",
+                    count_parameters(entry),
+                    entry.quality or "-",
+                    "yes" if is_here(entry, config) else "-",
+                )
+                for entry in entries
+            ),
+        )
+    return shelf.problems
+
+
+def print_shelf_json(config: Config, stages: Sequence[str] | None) -> list[str]:
+    """Print one list: the packs, then the models that are not here. Returns the problems."""
+    shelf = list_shelf(config)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": pack.name,
+            "folder": str(pack.folder),
+            "bytes": pack.size_bytes,
+            "stages": list(pack.manifest.stages),
+            "used_for": used,
+            "notice": pack.notice,
+            "here": True,
+            "license": license_of(pack),
+        }
+        | describe(find_entry(pack))
+        for pack, used in choose_packs(shelf, stages)
+    ]
+    rows += [
+        {
+            "name": entry.name,
+            "folder": "",
+            "bytes": 0,
+            "stages": [entry.stage],
+            "used_for": [],
+            "notice": "",
+            "here": False,
+            "license": entry.license,
+        }
+        | describe(entry)
+        for entry in choose_entries(stages)
+        if not is_here(entry, config)
+    ]
+    print_json(rows)
+    return shelf.problems
+
+
+def describe(entry: Entry | None) -> dict[str, Any]:
+    """What is published about a model; nothing about a pack that is not one of the catalog's."""
+    keys = ("family", "repository", "file", "parameters", "quality", "source")
+    return {key: getattr(entry, key) if entry else None for key in keys}
+
+
+def find_entry(pack: Pack) -> Entry | None:
+    reference = names.parse(pack.name)
+    return reference.entry if reference else None
+
+
+def count_parameters(entry: Entry) -> str:
+    """ "3.2 M"; "-" if their number is not known."""
+    return "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M"
+
+
+def pull_named(config: Config, wanted: Sequence[str], *, allow_pickle: bool) -> None:
+    """Download models in turn; "standard" is the standard pack. All names are checked before the first download.
+    Raises ModelsUnusable, NotWritable."""
+    folder = config.models.folder
+    with pack_errors():
+        for name in wanted:
+            if name not in ("mini", packs.STANDARD):
+                names.read_reference(name)
+        for name in wanted:
+            if name == "mini":
+                print(f"The pack mini is inside the package, in {packs.MINI}")
+                continue
+            try:
+                if name == packs.STANDARD:
+                    print(f"The standard pack is in {packs.pull_standard(folder).folder}")
+                else:
+                    explain_use(name, packs.pull_model(name, folder, allow_pickle=allow_pickle))
+            except OSError as error:
+                raise NotWritable(
+                    f"{name} cannot be written to {folder}: {error.strerror or error}."
+                ) from error
+
+
+def explain_use(name: str, pack: Pack) -> None:
+    """Print what to write into the configuration."""
+    for stage in pack.manifest.stages:
+        license_ = license_of(pack)
+        print(f"License: {license_ or 'not known; read the card of the model'}.")
+        print(f'To use {name}, write `model = "{name}"` under [stages.{stage}].')
+
+
+def verify_named(config: Config, wanted: Sequence[str] | None) -> None:
+    """Compare files with their digests, and print how many. Raises ModelsUnusable."""
+    with pack_errors():
+        for name in wanted or [config.models.pack]:
+            pack = packs.open_pack(name, config.models.folder)
+            packs.verify(pack)
+            print(f"{pack.name}: {quantity(len(pack.manifest.digests), 'file')} unchanged")

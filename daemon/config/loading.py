@@ -31,6 +31,7 @@ from daemon.config.sections import (
 )
 from daemon.errors import ConfigError
 from stages.registry import ORDER, UnknownName, find_backend
+from stages.weights import names
 
 
 class Config(Section):
@@ -134,8 +135,10 @@ def _anchor(config: Config, folder: Path) -> Config:
         return os.path.normpath(folder / Path(file).expanduser())
 
     def located(name: str) -> str:
-        """A pack's or model's name unchanged, its path absolute."""
-        return absolute(name) if "/" in name else name
+        """A pack's or model's name unchanged, its path absolute. "org/name" is a path if there is one."""
+        path = absolute(name)
+        is_path = "/" in name and (os.path.exists(path) or not names.parse(name))
+        return path if is_path else name
 
     backups = {"backup_folder": absolute(config.upkeep.backup_folder)} if config.upkeep.backup_folder else {}
     files = {name: getattr(config.http, name) for name in ("token_file", "tls_certificate", "tls_key")}

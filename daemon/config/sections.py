@@ -291,7 +291,10 @@ class StageSection(Section):
         description='Empty: the backend that the pack names. "fake": invented results without a model, for tests.',
     )
     model: str = Field(
-        "", description="Path of a folder with weights for this stage only. Empty: the weights of the pack."
+        "",
+        description="Weights for this stage only: a name that `visiond models list` shows, a repository of the model hub "
+        "such as org/name or org/name@revision, both after `visiond models pull NAME`; a pack; or the path of a folder, "
+        "with a slash. Empty: the weights of the pack.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",

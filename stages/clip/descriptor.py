@@ -52,7 +52,8 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: Annotated[
         list[str] | None,
         Meta(
-            description="The possible tags; not set: the pack's labels file. Without that there are no tags."
+            description="The possible tags; not set: the labels file beside the model, else that of the configured pack. "
+            "Without any, or with [], there are no tags."
         ),
     ] = None
     template: Annotated[
@@ -94,10 +95,19 @@ CLIP = Descriptor(
     result=Clip,
     backends={
         "transformers": recognition.make_backend(
-            "stages.clip.stage:ClipStage", ClipOptions, MODELS, version=2, find=partial(find, MODELS)
+            "stages.clip.stage:ClipStage",
+            ClipOptions,
+            MODELS,
+            version=2,
+            find=partial(find, MODELS),
+            vocabulary=("labels",),
         ),
         "naflex": recognition.make_backend(
-            "stages.clip.naflex:NaflexStage", ClipOptions, FLEXIBLE, find=partial(find, FLEXIBLE)
+            "stages.clip.naflex:NaflexStage",
+            ClipOptions,
+            FLEXIBLE,
+            find=partial(find, FLEXIBLE),
+            vocabulary=("labels",),
         ),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for embeddings

@@ -22,7 +22,7 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
-from stages.weights.hub import SCENES
+from stages.weights.hub import SCENES, choose_support
 from stages.yolo.descriptor import FILES as YOLO_FILES
 
 
@@ -148,14 +148,10 @@ def add_transformers(
     """Put a model's weights into the folder as safetensors, with its config, tokenizer and image processor."""
     weights = recognition.list_weights(source, pickle=True)
     folder.mkdir()
-    beside = [
-        file
-        for file in source.iterdir()
-        if file.suffix in (".json", ".txt", ".jinja") and not file.name.startswith(".")
-    ]
+    names = choose_support([file.name for file in source.iterdir() if not file.name.startswith(".")])
+    beside = [source / name for name in names]
     for file in [*beside, *(weights or [source / recognition.PICKLE])]:
-        if file.name != MANIFEST and not file.name.endswith(".bin.index.json"):
-            shutil.copyfile(file, folder / file.name)
+        shutil.copyfile(file, folder / file.name)
     if not weights:
         progress(f"converting {source / recognition.PICKLE} to safetensors")
         convert_weights(recognition.check_transformers(models, source, pickle=True), folder)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stages.manifest import (
     MANIFEST,
@@ -33,6 +33,8 @@ SOURCES = {
 }
 YOLO_WEIGHTS = "yolov8n.pt"
 PICKLE = "pytorch_model.bin"
+SUPPORT = (".json", ".txt", ".jinja", ".model")
+UNWANTED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")  # lists of weights that are not taken
 
 # CLIP's labels in addition to the names of YOLO's classes.
 SCENES = (
@@ -95,25 +97,56 @@ SCENES = (
 )
 
 
+class Listing(NamedTuple):
+    """A commit of a repository. license: as its card names it, for example "apache-2.0"; "" for none."""
+
+    commit: str
+    files: list[str]
+    license: str = ""
+
+
 class Hub(Protocol):
     """The source of models. Both methods raise PackError if it cannot be reached."""
 
-    def describe(self, repository: str) -> tuple[str, list[str]]:
-        """The newest commit of a repository and the files in it."""
+    def describe(self, repository: str, revision: str = "") -> Listing:
+        """The commit of a branch, tag or commit of a repository, "" for the newest."""
 
     def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
         """Download files of a commit into a folder, except those that are already there."""
 
 
 class HuggingFaceHub:
-    def describe(self, repository: str) -> tuple[str, list[str]]:
+    def describe(self, repository: str, revision: str = "") -> Listing:
         from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HFValidationError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
 
         try:
-            info = HfApi().model_info(repository)
+            info = HfApi().model_info(repository, revision=revision or None)
+        except RevisionNotFoundError as error:
+            raise PackError(
+                f"{repository} has no branch, tag or commit {revision} on the model hub."
+            ) from error
+        except HFValidationError as error:
+            raise PackError(f"{repository} is not a name that the model hub allows: {error}") from error
+        except (GatedRepoError, RepositoryNotFoundError) as error:
+            raise PackError(
+                f"the model hub has no repository {repository}, or you may not read it. For a private or gated one "
+                "accept its terms on the hub, and set HF_TOKEN."
+            ) from error
         except network_errors() as error:
             raise unreachable(repository, error) from error
-        return str(info.sha), [file.rfilename for file in info.siblings or []]
+        card = info.card_data
+        license_ = card.get("license") if card else None
+        return Listing(
+            str(info.sha),
+            [file.rfilename for file in info.siblings or []],
+            license_ if isinstance(license_, str) else "",
+        )
 
     def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
         from huggingface_hub import snapshot_download
@@ -135,7 +168,7 @@ def unreachable(repository: str, error: BaseException) -> PackError:
     first = str(error).strip().split("\n")[0] or type(error).__name__
     return PackError(
         f"{repository} could not be pulled from the model hub ({first}). Set HF_ENDPOINT to a mirror, "
-        "or copy the folder standard/ of the models folder from a machine with a network connection."
+        "or copy its folder in the models folder from a machine that has it."
     )
 
 
@@ -169,7 +202,7 @@ def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) 
 
 def fetch(hub: Hub, repository: str, folder: Path, progress: Callable[[str], None]) -> str:
     """Download the needed files of a repository. Returns its commit."""
-    commit, files = hub.describe(repository)
+    commit, files, _ = hub.describe(repository)
     wanted = choose_files(files)
     if not wanted:
         raise PackError(f"{repository} at {commit} has no weights that visiond can use.")
@@ -187,8 +220,15 @@ def choose_files(files: list[str]) -> list[str]:
     weights = [file for file in top if file.endswith(".safetensors")] or [
         file for file in top if file == PICKLE
     ]
-    return weights and sorted(
-        [*weights, *(file for file in top if file.endswith((".json", ".txt", ".jinja")))]
+    return weights and sorted([*weights, *choose_support(files)])
+
+
+def choose_support(files: Collection[str]) -> list[str]:
+    """The configs and the tokenizer of a repository: its small files that change answers."""
+    return sorted(
+        file
+        for file in files
+        if "/" not in file and file.endswith(SUPPORT) and not file.endswith(UNWANTED) and file != MANIFEST
     )
 
 

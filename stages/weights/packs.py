@@ -1,7 +1,8 @@
 """Finds the weights of each stage, and checks that they have not changed. Imports no torch.
 
 A pack is a folder with a manifest.json (manifest.py). "mini" is inside this package; "standard" is pulled
-once from the model hub (hub.py). Any other is a folder, either with a manifest or in the layout of the hub.
+once from the model hub (hub.py), and so is a single model by its name (pulling.py). Any other is a folder,
+either with a manifest or in the layout of the hub.
 In the second case its digests are recorded in locks/ under the models folder when it is used for the first
 time.
 """
@@ -20,6 +21,7 @@ from stages import registry
 from stages.base import StageSpec
 from stages.descriptor import find_nothing
 from stages.manifest import (
+    LATER,
     MANIFEST,
     Manifest,
     NotPulled,
@@ -30,8 +32,10 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
+from stages.weights import catalog, names, pulling
 from stages.weights.hub import Hub, pull
 from stages.weights.layouts import plugin_errors, recognize, shared_files
+from stages.weights.names import find_pulled
 
 MINI = Path(__file__).parents[1] / "mini"
 STANDARD = "standard"
@@ -85,21 +89,42 @@ def open_pack(
     """
     name = str(name_or_path)
     known = {"mini": MINI, STANDARD: models_folder / STANDARD, **find_packs(models_folder)}
-    path = known.get(name, Path(name).expanduser())
+    path = known.get(name) or find_pulled(name, models_folder) or Path(name).expanduser()
     if name == STANDARD and not (path / MANIFEST).is_file():
         raise NotPulled(
             f'the pack "standard" is not in {models_folder}; pull it, or copy the folder {path} from a machine that has it.'
         )
     if not path.exists():
-        if "/" in name:
-            raise PackError(f"there is no folder {name}; name a pack or a folder with weights.")
-        raise registry.UnknownName("pack", name, known, "; a folder must have a slash in its path")
+        raise explain_missing(name, known, models_folder, stage)
     path = path.absolute()
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder)
     if backend and not is_default(path, models_folder, stage, backend):
         return open_plain(path, models_folder, record=record, stage=stage, backend=backend)
     return open_plain(path, models_folder, record=record)
+
+
+def explain_missing(name: str, known: Iterable[str], models_folder: Path, stage: str) -> Exception:
+    """The error for a name of which there is no pack, model or folder. known: the names of packs.
+    stage: that the model is for, if it is for one."""
+    reference = names.parse(name)
+    if reference is None:
+        if "/" in name:
+            return PackError(f"there is no folder {name}; name a pack, a model or a folder with weights.")
+        otherwise = ", or a model that `visiond models list` shows; a folder must have a slash in its path"
+        return registry.UnknownName("pack or model", name, known, otherwise, catalog.offered())
+    try:
+        names.read_reference(name)
+    except PackError as error:
+        return error
+    if stage and reference.entry and reference.entry.stage != stage:
+        return PackError(f"{name} is a model for the stage {reference.entry.stage}, not for {stage}.")
+    no_folder = f"there is no folder {name}, and " if "/" in name else ""
+    return NotPulled(
+        f"{no_folder}the model {reference.typed} is not in {models_folder}; pull it, or copy the folder "
+        f"{models_folder / reference.folder} from a machine that has it.",
+        reference.typed,
+    )
 
 
 def list_packs(models_folder: Path) -> list[str]:
@@ -115,9 +140,23 @@ def pull_standard(
     return open_pack(STANDARD, models_folder)
 
 
+def pull_model(
+    name: str,
+    models_folder: Path,
+    progress: Callable[[str], None] = print,
+    hub: Hub | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Pack:
+    """Fetch one model by its name or repository, unless it is there. Raises UnknownName, PackError."""
+    folder = pulling.pull(names.read_reference(name), models_folder, progress, hub, allow_pickle=allow_pickle)
+    return open_pack(folder, models_folder)
+
+
 def find_packs(models_folder: Path) -> dict[str, Path]:
-    """Folders with a manifest under the models folder, by name."""
-    return {path.parent.name: path.parent for path in sorted(models_folder.glob(f"*/{MANIFEST}"))}
+    """Folders with a manifest under the models folder, by name. A hidden one is not complete."""
+    folders = (path.parent for path in sorted(models_folder.glob(f"*/{MANIFEST}")))
+    return {folder.name: folder for folder in folders if not folder.name.startswith(".")}
 
 
 def open_plain(path: Path, models_folder: Path, *, record: bool, stage: str = "", backend: str = "") -> Pack:
@@ -161,13 +200,13 @@ def is_default(path: Path, models_folder: Path, stage: str, backend: str) -> boo
     return backend == next(iter(registry.find_stage(stage).backends))
 
 
-def verify(pack: Pack, names: Iterable[str] | None = None) -> None:
+def verify(pack: Pack, files: Iterable[str] | None = None) -> None:
     """Compare files (all, or those named by relative path) with their digests.
 
     Raises PackError that lists every missing or changed file.
     """
     wrong = []
-    for name in pack.manifest.digests if names is None else names:
+    for name in pack.manifest.digests if files is None else files:
         if not (pack.folder / name).is_file():
             wrong.append(f"{name} is missing")
         elif digest_file(pack.folder / name) != pack.manifest.digests[name]:
@@ -197,6 +236,7 @@ def resolve(
     what the stage takes.
     """
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
+    configured = pack
     name = wanted.get("backend", "")
     named = registry.find_backend(stage, name) if name else None
     without_weights = named is not None and not named.needs_weights
@@ -209,10 +249,13 @@ def resolve(
     backend = registry.find_backend(stage, name)
     if not backend.needs_weights:
         entry = StageEntry(name)
-    paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
-    digests = {role: check_files(pack, path) for role, path in paths.items()}
-    dtype = wanted.get("dtype") or entry.dtype or "float32"
     options = {**entry.options, **wanted.get("options", {})}
+    paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
+    digests = {role: check_files(pack, path, stage, name) for role, path in paths.items()}
+    for role in backend.vocabulary:
+        if role not in paths and options.get(role) is None and (words := find_words(configured, stage, role)):
+            paths[role], digests[role] = words, check_files(configured, words)
+    dtype = wanted.get("dtype") or entry.dtype or "float32"
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
     return StageSpec(
@@ -286,7 +329,17 @@ def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEn
     )
 
 
-def check_files(pack: Pack, path: Path) -> dict[str, str]:
+def find_words(pack: Pack, stage: str, role: str) -> Path | None:
+    """A pack's file of a stage that is not weights but words."""
+    entry = pack.manifest.stages.get(stage)
+    return pack.folder / entry.files[role] if entry and role in entry.files else None
+
+
+# The backends of version 0.1. A manifest of that version may lack files of the kinds LATER, which these do not read.
+OLD_BACKENDS = {("yolo", "ultralytics"), ("clip", "transformers"), ("blip", "transformers")}
+
+
+def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> dict[str, str]:
     """Digests of a file or of all files in a folder, compared
     with the pack's record if they are part of the pack."""
     if not path.exists():
@@ -294,6 +347,8 @@ def check_files(pack: Pack, path: Path) -> dict[str, str]:
     if not path.is_relative_to(pack.folder):
         return {file.name: digest_file(file) for file in list_files(path)}
     files = [file.relative_to(pack.folder).as_posix() for file in list_files(path)]
+    if (stage, backend) in OLD_BACKENDS and not any(file.endswith(LATER) for file in pack.manifest.digests):
+        files = [file for file in files if not file.endswith(LATER)]
     if strange := [file for file in files if file not in pack.manifest.digests]:
         raise PackError(
             f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; remove it from the folder."

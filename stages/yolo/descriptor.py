@@ -143,6 +143,7 @@ YOLO = Descriptor(
             version=2,
             find=find,
             check=check,
+            license="AGPL-3.0",
         ),
         "transformers": recognition.make_backend("stages.yolo.detr:DetrStage", DetrOptions, DETECTORS),
         "owlv2": recognition.make_backend("stages.yolo.owlv2:Owlv2Stage", Owlv2Options, OPEN_VOCABULARY),

@@ -19,28 +19,8 @@ from stages.weights.hub import SOURCES, HuggingFaceHub, choose_files
 from stages.weights.packs import Pack, list_packs, open_pack, pull_standard, resolve, resolve_all, verify
 from stages.yolo.stage import YoloStage
 from tests.stages.pictures import draw_image
+from tests.stages.weights.hubs import FolderHub
 from tests.stages.yolo.test_stage import write_checkpoint
-
-
-class FolderHub:
-    """Repositories as folders on the disk."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.downloads: list[str] = []
-
-    def describe(self, repository: str) -> tuple[str, list[str]]:
-        folder = self.root / repository
-        return f"commit of {repository}", [
-            str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()
-        ]
-
-    def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
-        assert commit == f"commit of {repository}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            shutil.copy(self.root / repository / file, folder / file)
-        self.downloads += files
 
 
 @pytest.fixture
@@ -148,6 +128,10 @@ def test_weights_that_would_run_code_are_refused(
             ["config.json", "pytorch_model.bin", "sub/a.json", "merges.txt"],
             ["config.json", "merges.txt", "pytorch_model.bin"],
         ),
+        (
+            ["chat_template.jinja", "config.json", "model.safetensors", "manifest.json", "spiece.model"],
+            ["chat_template.jinja", "config.json", "model.safetensors", "spiece.model"],
+        ),
         (["README.md", "yolov8n.pt", "yolov8x.pt"], ["yolov8n.pt"]),
         (["config.json", "tf_model.h5"], []),
     ],
@@ -177,7 +161,7 @@ def test_without_a_network_the_message_says_what_to_do(
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(PackError, match=r"could not be pulled.*HF_ENDPOINT to a mirror, or copy the folder"):
+    with pytest.raises(PackError, match=r"could not be pulled.*HF_ENDPOINT to a mirror, or copy its folder"):
         pull_standard(tmp_path, lambda _: None)
     with pytest.raises(PackError, match="HF_ENDPOINT"):
         HuggingFaceHub().download("a/b", "c", [], tmp_path)

@@ -25,7 +25,7 @@ from stages.manifest import (
 from stages.ocr.descriptor import bundled_weights
 from stages.options import FakeOptions
 from stages.registry import ORDER, UnknownName
-from stages.weights.packs import MINI, Pack, open_pack, resolve, resolve_all, verify
+from stages.weights.packs import MINI, Pack, list_packs, open_pack, resolve, resolve_all, verify
 
 YOLO_JSON = json.dumps({"model": "yolov8n.yaml", "nc": 1, "names": ["cup"], "imgsz": 320})
 
@@ -83,12 +83,15 @@ def test_the_pack_inside_the_package_is_whole_and_small(tmp_path: Path) -> None:
 
 
 def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> None:
-    with pytest.raises(UnknownName, match='there is no pack "smal"; did you mean "small"'):
+    with pytest.raises(UnknownName, match='there is no pack or model "smal"; did you mean "small"'):
         open_pack("smal", pack.models_folder)
     with pytest.raises(
-        UnknownName, match=r'there is no pack "folder"; choose one of mini, .*must have a slash in its path'
+        UnknownName,
+        match=r'there is no pack or model "zzz"; choose one of mini, .*must have a slash in its path',
     ):
-        open_pack("folder", pack.models_folder)
+        open_pack("zzz", pack.models_folder)
+    with pytest.raises(UnknownName, match='did you mean "rf-detr-small"'):
+        open_pack("rf-detr-smal", pack.models_folder)
     with pytest.raises(PackError, match=r"there is no folder \./nowhere"):
         open_pack("./nowhere", pack.models_folder)
 
@@ -96,6 +99,22 @@ def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> No
 def test_the_error_for_a_missing_standard_pack_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(NotPulled, match=r"pull it, or copy the folder"):
         open_pack("standard", tmp_path)
+
+
+def test_the_error_for_a_model_that_is_not_here_says_how_to_get_it(tmp_path: Path) -> None:
+    for name, known_as in (("yolo26n@v1", "yolo26n@v1"), ("Ultralytics/YOLO26/yolo26n.pt", "yolo26n")):
+        with pytest.raises(
+            NotPulled, match=rf"the model {known_as} is not in .*; pull it, or copy the folder"
+        ) as e:
+            open_pack(name, tmp_path, stage="yolo")
+        assert e.value.name == known_as
+    with pytest.raises(PackError, match="yolo26n is a model for the stage yolo, not for clip"):
+        open_pack("yolo26n", tmp_path, stage="clip")
+
+
+def test_a_pack_that_is_not_complete_is_not_listed(pack: Pack) -> None:
+    shutil.copytree(pack.folder, pack.models_folder / ".other.partial")
+    assert list_packs(pack.models_folder) == ["mini", "small"]
 
 
 def test_an_altered_and_a_missing_file_are_both_named(pack: Pack) -> None:
@@ -119,6 +138,34 @@ def test_a_file_without_a_recorded_digest_is_refused(pack: Pack) -> None:
     (pack.folder / "clip/adapter.json").write_text("{}")
     with pytest.raises(PackError, match=r"clip/adapter\.json is not in"):
         resolve(pack, "clip")
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "spiece.model"])
+def test_a_pack_of_version_0_1_stays_valid_with_files_that_it_did_not_list(pack: Pack, name: str) -> None:
+    before = resolve(pack, "clip").fingerprint
+    (pack.folder / "clip" / name).write_text("that 0.1 copied but did not digest")
+    assert resolve(open_pack("small", pack.models_folder), "clip").fingerprint == before
+    write_manifest(pack.record, msgspec.structs.replace(pack.manifest, digests=digest_folder(pack.folder)))
+    found = open_pack("small", pack.models_folder)
+    assert resolve(found, "clip").fingerprint != before
+    (pack.folder / "clip" / name).write_text("changed")
+    with pytest.raises(PackError, match=rf"clip/{name} is altered"):
+        resolve(found, "clip")
+
+
+@pytest.mark.parametrize(
+    ("listed", "backend"), [("tokenizer.model", "transformers"), ("config.json", "naflex")]
+)
+def test_a_chat_template_that_was_added_later_is_refused(pack: Pack, listed: str, backend: str) -> None:
+    write(pack.folder / "clip" / listed, json.dumps({"model_type": "siglip2"}))
+    stages = pack.manifest.stages | {"clip": StageEntry(backend, {"model": "clip"})}
+    write_manifest(
+        pack.record,
+        msgspec.structs.replace(pack.manifest, stages=stages, digests=digest_folder(pack.folder)),
+    )
+    (pack.folder / "clip" / "chat_template.jinja").write_text("{{ another prompt }}")
+    with pytest.raises(PackError, match=r"clip/chat_template\.jinja is not in"):
+        resolve(open_pack("small", pack.models_folder), "clip")
 
 
 def test_a_spec_has_files_options_dtype_and_a_fingerprint(pack: Pack) -> None:
@@ -318,6 +365,30 @@ def test_one_model_by_itself_can_take_a_stages_place(pack: Pack) -> None:
     assert specs["clip"].files["model"] == str(other)
     assert specs["blip"].files == {"model": str(pack.folder / "blip"), "clip": str(other)}
     assert specs["blip"].fingerprint != resolve(pack, "blip").fingerprint
+
+
+def test_a_model_without_labels_uses_those_of_the_configured_pack(pack: Pack) -> None:
+    other = pack.models_folder.parent / "other-clip"
+    shutil.copytree(pack.folder / "clip", other)
+    write(other / "model.safetensors", "other weights")
+
+    def resolved(**overrides: Any) -> Any:
+        return resolve(open_pack("small", pack.models_folder), "clip", {"model": str(other), **overrides})
+
+    labels = pack.folder / "labels.txt"
+    assert resolved().files == {"model": str(other), "labels": str(labels)}
+    assert resolved(options={"labels": []}).files == resolved(options={"labels": ["cat"]}).files
+    assert "labels" not in resolved(options={"labels": []}).files
+    assert resolved().notice == "", "words are not weights"
+    first = resolved().fingerprint
+    write(labels, "another label")
+    with pytest.raises(PackError, match=r"labels\.txt is altered"):
+        resolved()
+    write_manifest(pack.record, msgspec.structs.replace(pack.manifest, digests=digest_folder(pack.folder)))
+    assert resolved().fingerprint != first
+    write(other / "labels.txt", "its own label")
+    shutil.rmtree(pack.models_folder / "locks")
+    assert resolved().files["labels"] == str(other / "labels.txt")
 
 
 def test_a_single_file_of_yolo_weights_can_take_its_place(pack: Pack) -> None:

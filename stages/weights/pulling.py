@@ -1,0 +1,244 @@
+"""Pulls one model from the model hub into a pack. Imports no torch until there is a pickle to convert.
+
+What a repository holds is recognized by its config.json, so that a model that no backend takes is refused before
+its weights are downloaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages import recognition, registry
+from stages.descriptor import Model
+from stages.manifest import (
+    MANIFEST,
+    Manifest,
+    PackError,
+    StageEntry,
+    digest_folder,
+    list_files,
+    write_manifest,
+)
+from stages.recognition import PICKLE, WEIGHTS
+from stages.weights import assembly, catalog
+from stages.weights.catalog import ULTRALYTICS
+from stages.weights.hub import Hub, HuggingFaceHub, Listing, choose_support
+from stages.weights.names import Reference
+from stages.yolo.descriptor import FILES as YOLO_FILES
+
+CONFIG = "config.json"
+COMMIT = ".commit"  # in a folder that is not complete: the commit of its files
+# How ultralytics names the files of its other models.
+TASKS = {
+    "-pose": "a YOLO pose model",
+    "-seg": "a YOLO segmentation model",
+    "-sem": "a YOLO segmentation model",
+    "-cls": "a YOLO classification model",
+    "-obb": "a YOLO model of oriented boxes",
+    "-depth": "a YOLO depth model",
+    "-world": "a YOLO-World model",
+}
+# The stage whose models are nearest to a class, by the end of its name.
+ENDS = {
+    "ForObjectDetection": "yolo",
+    "ForInstanceSegmentation": "yolo",
+    "ForConditionalGeneration": "blip",
+    "ForImageClassification": "clip",
+    "Model": "clip",
+}
+Print = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to download from a repository, and its entry in the manifest. model: None for a .pt file of ultralytics."""
+
+    files: list[str]
+    stage: str
+    entry: StageEntry
+    model: Model | None = None
+
+
+def pull(
+    reference: Reference,
+    models_folder: Path,
+    progress: Print,
+    hub: Hub | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Path:
+    """Make the pack of one model under the models folder, unless it exists. Returns its folder.
+    progress: called with a sentence about what is being done.
+
+    Raises PackError if the hub cannot be reached, or if no backend takes the model.
+    """
+    folder = models_folder / reference.folder
+    if (folder / MANIFEST).is_file():
+        progress(f"{folder} already exists; delete it to pull it again.")
+        return folder
+    if folder.exists():
+        raise PackError(f"{folder} exists without a {MANIFEST}; delete it, or name it as a path.")
+    source = hub or HuggingFaceHub()
+    listing = source.describe(reference.repository, reference.revision)
+    order = plan(source, reference, listing, allow_pickle=allow_pickle)
+    partial = begin(models_folder / f".{reference.folder}.partial", listing.commit)
+    progress(f"{reference.repository} at {listing.commit}: {', '.join(order.files)}")
+    source.download(reference.repository, listing.commit, order.files, partial)
+    try:
+        finish(order, partial, progress)
+    except PackError as error:
+        raise rename(error, partial, reference.repository) from error
+    for file in list_files(partial):
+        file.chmod(0o644)  # safetensors makes files that only their owner can read
+    manifest = Manifest(
+        name=reference.typed,
+        description=f"Pulled from {reference.repository} by `visiond models pull`.",
+        stages={order.stage: order.entry},
+        digests=digest_folder(partial),
+        revision={reference.repository: listing.commit},
+        license=(reference.entry and reference.entry.license) or listing.license,
+    )
+    write_manifest(partial / MANIFEST, manifest)
+    (partial / COMMIT).unlink()
+    shutil.rmtree(partial / ".cache", ignore_errors=True)  # the hub's library's
+    os.rename(partial, folder)
+    progress(f"{folder} is ready.")
+    return folder
+
+
+def begin(partial: Path, commit: str) -> Path:
+    """The folder for the files. It is kept after a failure, so that the next try continues with the files of the
+    same commit."""
+    mark = partial / COMMIT
+    if partial.exists() and (not mark.is_file() or mark.read_text() != commit):
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    mark.write_text(commit)
+    return partial
+
+
+def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool) -> Order:
+    """What to download. Raises PackError if the model cannot be used, as far as its config.json and the names of its
+    files show."""
+    if reference.file:
+        return plan_checkpoint(reference, listing, allow_pickle=allow_pickle)
+    repository = reference.repository
+    if CONFIG not in listing.files:
+        raise PackError(
+            f"{repository} has no {CONFIG}, so it is not a model of transformers; {list_checkpoints(listing)}."
+        )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        hub.download(repository, listing.commit, [CONFIG], folder)
+        stage, backend, model = recognize(repository, folder)
+        recognition.check_parts(model, listing.files, repository)
+        weights = choose_weights(hub, repository, listing, folder)
+    if weights == [PICKLE]:
+        check_pickle(f"{repository}/{PICKLE}", allow_pickle=allow_pickle)
+    files = sorted({*choose_support(listing.files), *weights})
+    return Order(files, stage, StageEntry(backend, {"model": "."}), model)
+
+
+def plan_checkpoint(reference: Reference, listing: Listing, *, allow_pickle: bool) -> Order:
+    """A .pt file of ultralytics."""
+    name = f"{reference.repository}/{reference.file}"
+    if reference.file not in listing.files:
+        raise PackError(f"there is no file {name} on the model hub; {list_checkpoints(listing)}.")
+    for end, what in TASKS.items():
+        if end in reference.file:
+            raise PackError(f"{name} is {what}; {recognition.YOLO_TAKEN}.")
+    check_pickle(name, allow_pickle=allow_pickle)
+    return Order([reference.file], "yolo", StageEntry(ULTRALYTICS, dict(YOLO_FILES)))
+
+
+def finish(order: Order, folder: Path, progress: Print) -> None:
+    """Check the files that were downloaded, and convert a pickle to safetensors."""
+    if order.model is None:
+        checkpoint = folder / order.files[0]
+        recognition.check_checkpoint(checkpoint)
+        assembly.add_yolo(checkpoint, folder, progress)
+        checkpoint.unlink()
+        return
+    recognition.check_transformers((order.model,), folder, pickle=True)
+    if PICKLE in order.files:
+        progress(f"converting {PICKLE} to safetensors")
+        assembly.convert_weights(order.model, folder)
+
+
+def recognize(repository: str, folder: Path) -> tuple[str, str, Model]:
+    """The stage and the backend that take the model of a config.json. Raises PackError with the nearest model
+    that one takes."""
+    model_type, kind = recognition.name_model(folder)
+    for stage, described in registry.STAGES.items():
+        for name, backend in described.backends.items():
+            if any(model.type == model_type for model in backend.models):
+                try:
+                    return stage, name, recognition.check_config(backend.models, folder)
+                except PackError as error:
+                    raise rename(error, folder, repository) from error
+    raise PackError(
+        f'{repository} holds {kind or "a model"} (model_type "{model_type}" in its {CONFIG}), which no backend takes'
+        f"{describe_nearest(model_type, kind)}. `visiond models list` shows all names."
+    )
+
+
+def describe_nearest(model_type: str, kind: str) -> str:
+    """The family with the most similar model_type, or one for the same stage."""
+    offered = list(catalog.offered().values())
+    near = difflib.get_close_matches(model_type, [entry.type for entry in offered], n=1, cutoff=0.5)
+    stage = next((stage for end, stage in ENDS.items() if kind.endswith(end)), "")
+    entry = next((entry for entry in offered if entry.type in near), None) or next(
+        (entry for entry in offered if entry.stage == stage and entry.type != ULTRALYTICS), None
+    )
+    return f"; the nearest that one takes is {entry.family}, for example {entry.name}" if entry else ""
+
+
+def choose_weights(hub: Hub, repository: str, listing: Listing, folder: Path) -> list[str]:
+    """The files with the weights: safetensors if the repository has them, else a pickle. folder: for the list of
+    weights that are in several files."""
+    whole, index = WEIGHTS
+    if whole in listing.files:
+        return [whole]
+    if index in listing.files:
+        hub.download(repository, listing.commit, [index], folder)
+        shards = [str(file.relative_to(folder)) for file in recognition.list_weights(folder)]
+        missing = [shard for shard in shards if shard not in listing.files]
+        if missing or not shards:
+            raise PackError(
+                f"{repository} at {listing.commit} is not complete: {', '.join(missing) or 'all weights'} are missing."
+            )
+        return shards
+    if PICKLE not in listing.files:
+        raise PackError(
+            f"{repository} has no weights that visiond can use: none of {', '.join((*WEIGHTS, PICKLE))}."
+        )
+    return [PICKLE]
+
+
+def check_pickle(name: str, *, allow_pickle: bool) -> None:
+    """Raises PackError unless pickles may be read."""
+    if not allow_pickle:
+        raise PackError(
+            f"{name} is a pickle, which can run code when it is read, and there are no safetensors. If you trust it, add "
+            "--allow-pickle: it is then read once, by torch's restricted loader, and converted."
+        )
+
+
+def list_checkpoints(listing: Listing) -> str:
+    files = [file for file in listing.files if file.endswith(".pt") and not any(end in file for end in TASKS)]
+    return (
+        f"its .pt files are {', '.join(files)}: name one, as org/name/file.pt"
+        if files
+        else "it has no .pt file"
+    )
+
+
+def rename(error: PackError, folder: Path, repository: str) -> PackError:
+    """The error for the user, who knows the repository and not the folder of its files."""
+    return PackError(str(error).replace(str(folder), repository))

@@ -1,0 +1,157 @@
+"""`visiond models list, pull, verify`: models by their names, with the hub's own library and a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages.weights.packs import MINI, open_pack, verify
+from tests.daemon_process import Place
+from tests.stages import checkpoints
+from tests.stages.weights.hubs import serve
+
+SIGLIP2 = "google/siglip2-base-patch16-224"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A folder for repositories: org/name."""
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def sent(hub: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The files that the hub on this machine has sent. Commands use it."""
+    hub.mkdir()
+    with serve(hub) as (url, sent):
+        for name, value in (("HF_ENDPOINT", url), ("HF_HUB_DISABLE_XET", "1")):
+            monkeypatch.setenv(name, value)
+        yield sent
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "site", {"stages": {"yolo": {"backend": ""}}})
+
+
+def test_a_model_is_pulled_checked_and_used_by_its_name(hub: Path, place: Place, sent: list[str]) -> None:
+    checkpoints.TOWERS["siglip"](hub / SIGLIP2)
+    (hub / SIGLIP2 / "README.md").write_text("not wanted")
+    place.configure({"stages": {"clip": {"backend": "", "model": "siglip2-b16-224"}}})
+    for arguments in (("check", "--quick"), ("run", "--once")):
+        refused = place.command(*arguments)
+        assert refused.returncode == os.EX_CONFIG
+        assert "models pull siglip2-b16-224" in refused.stdout + refused.stderr
+        assert "downloads it" in refused.stdout + refused.stderr
+    done = place.command("models", "pull", "siglip2-b16-224")
+    assert done.returncode == 0, done.stderr
+    assert 'write `model = "siglip2-b16-224"` under [stages.clip].' in done.stdout
+    assert "README.md" not in sent
+    place.drop_many(range(2))
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=2)
+    verified = place.command("models", "verify", "siglip2-b16-224", "mini")
+    assert verified.stdout.splitlines()[0] == "siglip2-b16-224: 5 files unchanged"
+    [listed] = [row for row in list_rows(place) if row["name"] == "siglip2-b16-224"]
+    assert (listed["here"], listed["used_for"], listed["license"]) == (True, ["clip"], "Apache-2.0")
+
+
+def list_rows(place: Place, *arguments: str) -> list[dict[str, object]]:
+    done = place.command("models", "list", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, object]] = json.loads(done.stdout)
+    return rows
+
+
+def test_a_revision_is_pinned_and_unknown_ones_are_named(hub: Path, place: Place, sent: list[str]) -> None:
+    checkpoints.TOWERS["clip"](hub / "me/clip")
+    assert place.command("models", "pull", "me/clip@v1").returncode == 0
+    pack = open_pack("me/clip@v1", place.folder / "models")
+    verify(pack)
+    assert (pack.manifest.license, len(pack.manifest.revision["me/clip"])) == ("apache-2.0", 40)
+    assert not [*pack.folder.glob(".*")]
+    assert sorted({*sent}) == sorted(pack.manifest.digests)
+    for name, message in (
+        ("me/clip@v7", "me/clip has no branch, tag or commit v7 on the model hub"),
+        ("me/other", "the model hub has no repository me/other, or you may not read it"),
+        ("me/a--b", "me/a--b is not a name that the model hub allows"),
+        ("siglp2-b16-224", 'there is no model "siglp2-b16-224"; did you mean "siglip2-b16-224"?'),
+    ):
+        refused = place.command("models", "pull", name)
+        assert (refused.returncode, message in refused.stderr) == (os.EX_CONFIG, True), refused.stderr
+
+
+def test_an_interrupted_download_continues(hub: Path, place: Place, sent: list[str]) -> None:
+    checkpoints.TOWERS["clip"](hub / "me/clip")
+    broken = hub / "me/clip/model.broken"
+    broken.touch()
+    failed = place.command("models", "pull", "me/clip")
+    assert (failed.returncode, "me/clip could not be pulled" in failed.stderr) == (os.EX_CONFIG, True)
+    assert "tokenizer.json" in sent
+    sent.clear()
+    broken.unlink()
+    assert place.command("models", "pull", "me/clip").returncode == 0
+    assert sorted(sent) == ["config.json", "model.safetensors"]
+
+
+def test_all_names_are_checked_before_the_first_download(place: Place, sent: list[str], hub: Path) -> None:
+    checkpoints.TOWERS["clip"](hub / "me/clip")
+    assert place.command("models", "pull", "me/clip", "nothing").returncode == os.EX_CONFIG
+    assert sent == []
+
+
+def test_the_list_shows_what_is_here_and_below_it_what_can_be_pulled(place: Place) -> None:
+    rows = list_rows(place)
+    assert [row["name"] for row in rows if row["here"]] == ["mini"]
+    assert rows[0]["license"] == "ultralytics: AGPL-3.0"
+    [nano] = [row for row in rows if row["name"] == "rf-detr-nano"]
+    assert (nano["stages"], nano["parameters"], nano["quality"], nano["repository"], nano["folder"]) == (
+        ["yolo"],
+        30_500_000,
+        "COCO AP 48.4",
+        "Roboflow/rf-detr-nano",
+        "",
+    )
+    assert {stage for row in list_rows(place, "--stage", "clip")[1:] for stage in row["stages"]} == {"clip"}
+    text = place.command("models", "list", "--stage", "yolo").stdout
+    assert text.index("used for") < text.index("published quality") < text.index("yolo26n")
+    assert "clip-b32" not in text
+    refused = place.command("models", "list", "--stage", "clpi")
+    assert (refused.returncode, 'did you mean "clip"' in refused.stderr) == (os.EX_USAGE, True)
+
+
+def test_a_folder_that_was_copied_counts_as_the_model_of_its_name(place: Place) -> None:
+    shutil.copytree(MINI / "clip", place.folder / "models" / "openai--clip-vit-base-patch32")
+    place.configure({"stages": {"clip": {"backend": "", "model": "clip-b32"}}})
+    place.drop_many(range(1))
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=1)
+
+
+def test_a_path_is_a_path_and_a_model_of_another_stage_is_refused(place: Place) -> None:
+    shutil.copytree(MINI / "clip", place.folder / "me" / "mine")
+    place.configure({"stages": {"clip": {"backend": "", "model": "me/mine"}}})
+    checked = place.command("check", "--quick")
+    assert f"the weights of clip are from {place.folder / 'me/mine'}" in checked.stdout
+    for name, message in (
+        ("yolo11n", "yolo11n is a model for the stage yolo, not for clip."),
+        ("me/none", "there is no folder me/none, and the model me/none is not in"),
+        ("./none", f"there is no folder {place.folder / 'none'}"),
+    ):
+        place.configure({"stages": {"clip": {"backend": "", "model": name}}})
+        refused = place.command("check", "--quick")
+        assert (refused.returncode, message in refused.stdout) == (os.EX_CONFIG, True), refused.stdout
+
+
+def test_the_start_and_check_name_the_license_of_ultralytics_only_where_it_runs(place: Place) -> None:
+    place.drop_many(range(1))
+    run = place.run_once()
+    assert '"license": "AGPL-3.0"' in run.stderr
+    assert "ultralytics is in use, which is under AGPL-3.0" in place.command("check", "--quick").stdout
+    place.configure({"stages": {"yolo": {"backend": "fake"}}})
+    assert "AGPL" not in place.run_once().stderr + place.command("check", "--quick").stdout

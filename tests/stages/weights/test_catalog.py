@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from stages import registry
+from stages.descriptor import Model
+from stages.recognition import make_backend
+from stages.weights import catalog
+from stages.weights.catalog import CATALOG, ULTRALYTICS, find_backend, find_published, offered
+from stages.weights.names import parse
+
+
+def test_each_model_has_one_name_and_each_place_one_model() -> None:
+    rows = [entry for family in FAMILIES for entry in family.entries()]
+    assert len(rows) == len(CATALOG) == len({(entry.repository, entry.file) for entry in rows})
+    for entry in rows:
+        reference = parse(entry.name)
+        assert reference
+        assert (reference.repository, reference.file, reference.entry) == (
+            entry.repository,
+            entry.file,
+            entry,
+        )
+
+
+FAMILIES = (*catalog.DETECTORS, *catalog.TOWERS, *catalog.MULTILINGUAL, *catalog.CAPTIONERS)
+
+
+def test_every_fact_has_a_source() -> None:
+    assert all(entry.source.startswith("https://") for entry in CATALOG.values())
+
+
+def test_models_of_ultralytics_are_under_its_license() -> None:
+    licenses = {entry.license for entry in CATALOG.values() if entry.type == ULTRALYTICS}
+    assert licenses == {"AGPL-3.0"} == {registry.find_backend("yolo", ULTRALYTICS).license}
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "backend"),
+    [
+        ("yolo26x", "yolo", "ultralytics"),
+        ("rf-detr-small", "yolo", "transformers"),
+        ("clip-b32", "clip", "transformers"),
+        ("siglip2-b16-224", "clip", "transformers"),
+        ("siglip2-b16-naflex", "clip", "naflex"),
+        ("blip-large", "blip", "transformers"),
+    ],
+)
+def test_the_backend_follows_from_the_model(name: str, stage: str, backend: str) -> None:
+    assert (CATALOG[name].stage, find_backend(CATALOG[name])) == (stage, backend)
+
+
+def test_only_models_that_a_backend_takes_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    blip = registry.STAGES["blip"]
+    only = {"transformers": blip.backends["transformers"]}
+    monkeypatch.setitem(registry.STAGES, "blip", dataclasses.replace(blip, backends=only))
+    assert {entry.family for entry in offered().values() if entry.stage == "blip"} == {"BLIP"}
+    backend = make_backend(
+        "x:Y", blip.backends["transformers"].options, (Model("florence2", "Florence2", ""),)
+    )
+    monkeypatch.setitem(
+        registry.STAGES, "blip", dataclasses.replace(blip, backends=only | {"other": backend})
+    )
+    assert find_backend(CATALOG["florence2-base"]) == "other"
+    monkeypatch.delitem(registry.STAGES, "blip")
+    assert not any(entry.stage == "blip" for entry in offered().values())
+
+
+def test_a_repository_is_found_whatever_the_case_of_its_letters() -> None:
+    assert find_published("GOOGLE/siglip2-base-patch16-224") == CATALOG["siglip2-b16-224"]
+    assert find_published("Ultralytics/YOLOv8", "yolov8s.pt") == CATALOG["yolov8s"]
+    assert find_published("Ultralytics/YOLOv8") is None

@@ -1,0 +1,291 @@
+"""One model from a fake hub of small checkpoints. tests/daemon/cli/test_models.py uses the hub's own library."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import CLIPModel
+
+from stages.clip.descriptor import Clip
+from stages.manifest import MANIFEST, PackError
+from stages.registry import UnknownName, build
+from stages.weights.packs import Pack, list_packs, open_pack, pull_model, resolve, resolve_all, verify
+from tests.stages import checkpoints
+from tests.stages.pictures import draw_image
+from tests.stages.weights.hubs import FolderHub
+from tests.stages.yolo.test_stage import write_checkpoint
+
+SIGLIP2 = "google/siglip2-base-patch16-224"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> FolderHub:
+    return FolderHub(tmp_path / "hub")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+def pull(name: str, models: Path, hub: FolderHub, **options: Any) -> Pack:
+    return pull_model(name, models, lambda _: None, hub, **options)
+
+
+def save_tower(hub: FolderHub, kind: str, repository: str) -> Path:
+    checkpoints.TOWERS[kind](hub.root / repository)
+    return hub.root / repository
+
+
+def use_shards(folder: Path) -> None:
+    """The weights in two files, as of a model of several GB."""
+    CLIPModel.from_pretrained(folder).save_pretrained(folder, max_shard_size="40kB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+
+
+def use_pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "repository", "backend"),
+    [
+        ("siglip2-b16-224", "siglip", SIGLIP2, "transformers"),
+        ("siglip2-b16-naflex", "siglip2", "google/siglip2-base-patch16-naflex", "naflex"),
+        ("me/my-clip", "clip", "me/my-clip", "transformers"),
+    ],
+)
+def test_a_model_is_pulled_pinned_and_used_by_its_name(
+    hub: FolderHub, models: Path, name: str, kind: str, repository: str, backend: str
+) -> None:
+    save_tower(hub, kind, repository)
+    hub.licenses[repository] = "mit"
+    pack = pull(name, models, hub)
+    assert pack.folder == models / repository.replace("/", "--")
+    assert pack.manifest.revision == {repository: f"commit of {repository}"}
+    assert pack.manifest.license == ("mit" if "/" in name else "Apache-2.0")
+    assert pack.manifest.digests.keys() == {
+        file.name for file in pack.folder.iterdir() if file.name != MANIFEST
+    }
+    verify(pack)
+    spec = resolve(open_pack("mini", models), "clip", {"model": name})
+    assert (spec.backend, spec.notice) == (backend, "")
+    stage = build(spec, "cpu")
+    stage.load()
+    assert stage.run([draw_image(40, 30)])
+    (pack.folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(PackError, match=r"tokenizer\.json is altered"):
+        resolve(open_pack("mini", models), "clip", {"model": name})
+
+
+def test_a_detector_takes_the_stage_that_its_config_names(hub: FolderHub, models: Path) -> None:
+    checkpoints.DETECTORS["d_fine"](hub.root / "me/finder")
+    pack = pull("me/finder@main", models, hub)
+    assert (list(pack.manifest.stages), hub.revisions) == (["yolo"], ["main"])
+    assert list_packs(models) == ["mini", "me--finder@main"]
+    assert resolve(open_pack("me/finder@main", models), "yolo").backend == "transformers"
+
+
+def test_siglip_as_published_has_a_tokenizer_of_sentencepiece(
+    hub: FolderHub, models: Path, tmp_path: Path
+) -> None:
+    repository = "google/siglip-base-patch16-224"
+    save = checkpoints.make_towers(
+        "Siglip",
+        transformers.SiglipImageProcessor(size={"height": 32, "width": 32}),
+        {},
+        {"projection_size": 32, "vocab_size": 64},
+    )
+    save(hub.root / repository)
+    lines = ["this is a photo of a red circle.", "a very unusual thing, two blue trees."] * 20
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "lines.txt"),
+        model_prefix=str(hub.root / repository / "spiece"),
+        vocab_size=48,
+        hard_vocab_limit=False,
+        eos_id=1,
+        bos_id=-1,
+        unk_id=0,
+        minloglevel=2,
+    )
+    names = {"eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "SiglipTokenizer", "model_max_length": 16} | names
+    (hub.root / repository / "tokenizer_config.json").write_text(json.dumps(settings))
+    (hub.root / repository / "tokenizer.json").unlink()
+    pack = pull("siglip-b16-224", models, hub)
+    assert "spiece.model" in pack.manifest.digests
+    options = {"model": "siglip-b16-224", "options": {"labels": ["red", "blue"], "template": "{}"}}
+    stage = build(resolve(open_pack("mini", models), "clip", options), "cpu")
+    stage.load()
+    [answer] = stage.run([draw_image(40, 30)])
+    assert isinstance(answer, Clip)
+    assert len({tag.score for tag in answer.tags}) == 2
+    (pack.folder / "spiece.model").write_bytes(b"another")
+    with pytest.raises(PackError, match=r"spiece\.model is altered"):
+        resolve(open_pack("mini", models), "clip", options)
+
+
+def test_a_second_pull_downloads_nothing(hub: FolderHub, models: Path) -> None:
+    save_tower(hub, "clip", "me/clip")
+    first = pull("me/clip", models, hub)
+    hub.downloads.clear()
+    assert pull("me/clip", models, hub) == first
+    assert (hub.downloads, len(hub.revisions)) == ([], 1)
+
+
+def test_only_the_files_that_are_needed_are_downloaded(hub: FolderHub, models: Path) -> None:
+    folder = save_tower(hub, "clip", "me/clip")
+    use_shards(folder)
+    for name in (
+        "chat_template.jinja",
+        "merges.txt",
+        "spiece.model",
+        "README.md",
+        "model.onnx",
+        "tf_model.h5",
+    ):
+        (folder / name).write_text("text")
+    (folder / "flax.msgpack").write_text("")
+    (folder / "model.fp16.safetensors").write_bytes(b"not these")
+    pack = pull("me/clip", models, hub)
+    shards = {file.name for file in folder.glob("model-0*")}
+    assert len(shards) > 1
+    assert pack.manifest.digests.keys() == shards | {
+        "chat_template.jinja",
+        "config.json",
+        "merges.txt",
+        "model.safetensors.index.json",
+        "preprocessor_config.json",
+        "spiece.model",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model_type": "detr", "architectures": ["DetrForObjectDetection"]},
+            r'me/x holds DetrForObjectDetection \(model_type "detr".*no backend takes; the nearest .* RF-DETR, for example rf',
+        ),
+        (
+            {"model_type": "align", "architectures": ["AlignModel"]},
+            "no backend takes; the nearest that one takes is CLIP, for example clip-b32",
+        ),
+        (
+            {"model_type": "rf_detr", "architectures": ["RfDetrForInstanceSegmentation"]},
+            r"by its config\.json, me/x holds a RfDetrForInstanceSegmentation .*visiond takes RfDetrForObjectDetection",
+        ),
+        ({"model_type": "clip", "architectures": ["CLIPModel"]}, "me/x has no image processor: none of"),
+        ({}, r'me/x holds a model \(model_type ""'),
+    ],
+)
+def test_a_model_that_no_backend_takes_is_refused_before_its_weights_are_downloaded(
+    hub: FolderHub, models: Path, config: dict[str, Any], message: str
+) -> None:
+    folder = hub.root / "me/x"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"large")
+    with pytest.raises(PackError, match=message):
+        pull("me/x", models, hub)
+    assert hub.downloads == ["config.json"]
+    assert not models.exists()
+
+
+def test_a_repository_of_another_kind_is_named(hub: FolderHub, models: Path) -> None:
+    folder = hub.root / "me/x"
+    folder.mkdir(parents=True)
+    for name in ("best.pt", "best-pose.pt"):
+        (folder / name).write_bytes(b"")
+    with pytest.raises(
+        PackError,
+        match=r"has no config\.json, .* its \.pt files are best\.pt: name one, as org/name/file\.pt",
+    ):
+        pull("me/x", models, hub)
+    with pytest.raises(
+        PackError, match=r"there is no file me/x/last\.pt on the model hub; its \.pt files are"
+    ):
+        pull("me/x/last.pt", models, hub)
+    with pytest.raises(PackError, match=r"me/x/best-pose\.pt is a YOLO pose model; visiond takes YOLO"):
+        pull("me/x/best-pose.pt", models, hub, allow_pickle=True)
+    with pytest.raises(UnknownName, match='did you mean "clip-b32"'):
+        pull("clpi-b32", models, hub)
+    assert hub.downloads == []
+
+
+def test_a_pickle_is_downloaded_only_where_that_is_allowed(hub: FolderHub, models: Path) -> None:
+    folder = save_tower(hub, "clip", "openai/clip-vit-base-patch32")
+    expected = load_file(folder / "model.safetensors")
+    use_pickle(folder)
+    with pytest.raises(PackError, match=r"patch32/pytorch_model\.bin is a pickle.*add --allow-pickle"):
+        pull("clip-b32", models, hub)
+    assert hub.downloads == ["config.json"]
+    pack = pull("clip-b32", models, hub, allow_pickle=True)
+    weights = load_file(pack.folder / "model.safetensors")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    assert not list(pack.folder.glob("*.bin"))
+    assert resolve(open_pack("clip-b32", models), "clip").fingerprint
+
+
+def test_a_file_of_ultralytics_is_converted_once(hub: FolderHub, models: Path, blank_pack: Pack) -> None:
+    folder = hub.root / "Ultralytics/YOLO26"
+    folder.mkdir(parents=True)
+    write_checkpoint(folder, blank_pack).rename(folder / "yolo26n.pt")
+    with pytest.raises(PackError, match=r"Ultralytics/YOLO26/yolo26n\.pt is a pickle.*--allow-pickle"):
+        pull("yolo26n", models, hub)
+    pack = pull("yolo26n", models, hub, allow_pickle=True)
+    assert pack.folder == models / "Ultralytics--YOLO26--yolo26n"
+    assert pack.manifest.digests.keys() == {"yolo.safetensors", "yolo.json"}
+    assert (pack.manifest.license, pack.manifest.stages["yolo"].backend) == ("AGPL-3.0", "ultralytics")
+    stage = build(resolve(open_pack("mini", models), "yolo", {"model": "yolo26n"}), "cpu")
+    stage.load()
+    assert stage.run([draw_image(64, 64)])
+
+
+def test_weights_of_another_class_are_refused_by_their_header(
+    hub: FolderHub, models: Path, blank_pack: Pack
+) -> None:
+    folder = hub.root / "me/blip"
+    shutil.copytree(blank_pack.folder / "blip", folder)
+    config = transformers.BlipConfig.from_pretrained(folder)
+    transformers.BlipForQuestionAnswering(config).save_pretrained(folder)
+    changed = json.loads((folder / "config.json").read_text()) | {"architectures": None}
+    (folder / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(PackError, match=r"^me/blip/model\.safetensors holds weights of BLIP for questions"):
+        pull("me/blip", models, hub)
+    assert list_packs(models) == ["mini"]
+
+
+def test_the_captions_of_a_pulled_model_are_compared_by_the_configured_clip(
+    hub: FolderHub, models: Path, blank_pack: Pack
+) -> None:
+    shutil.copytree(blank_pack.folder / "blip", hub.root / "Salesforce/blip-image-captioning-large")
+    save_tower(hub, "siglip", SIGLIP2)
+    for name in ("blip-large", "siglip2-b16-224"):
+        pull(name, models, hub)
+    overrides = {"clip": {"model": "siglip2-b16-224"}, "blip": {"model": "blip-large"}}
+    clip, blip = resolve_all(open_pack("mini", models), ("clip", "blip"), overrides)
+    assert blip.files["clip"] == clip.files["model"]
+    assert clip.notice == blip.notice == ""
+
+
+def test_the_files_of_another_commit_are_not_kept(hub: FolderHub, models: Path) -> None:
+    save_tower(hub, "clip", "me/clip")
+    partial = models / ".me--clip.partial"
+    partial.mkdir(parents=True)
+    (partial / ".commit").write_text("an older commit")
+    (partial / "vocab.json").write_text("of the older commit")
+    assert "vocab.json" not in pull("me/clip", models, hub).manifest.digests
+    assert not partial.exists()
