@@ -13,7 +13,7 @@ import anyio
 import typer
 
 from daemon.cli.display import console, print_error, printable
-from daemon.cli.options import ConfigOption, JsonOption, flag, option, read_config
+from daemon.cli.options import ConfigOption, flag, option, read_config
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.hints import command, quantity
 
@@ -67,8 +67,14 @@ def list_models(
     stage: Annotated[
         str | None, option("--stage", metavar="STAGE", help="Only what this stage can use.")
     ] = None,
+    catalog: Annotated[
+        bool,
+        flag("--catalog", help="Only the models that can be downloaded; with --json, their sources too."),
+    ] = False,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool, flag("--json", help="Print JSON: the packs, or with --catalog the models.")
+    ] = False,
 ) -> None:
     """List the packs that are here, and the models that can be downloaded.
 
@@ -79,8 +85,9 @@ def list_models(
     Examples:
       visiond models list
       visiond models list --stage clip
+      visiond models list --catalog --json
     """
-    from daemon.cli.packs import print_shelf, print_shelf_json
+    from daemon.cli import packs
     from stages.registry import UnknownName, find_stage
 
     try:
@@ -88,7 +95,14 @@ def list_models(
     except UnknownName as error:
         raise typer.BadParameter(str(error)) from error
     settings = read_config(config)
-    for problem in (print_shelf_json if as_json else print_shelf)(settings, stages):
+    problems = []
+    if not catalog:
+        problems = (packs.print_packs_json if as_json else packs.print_packs)(settings, stages)
+    if not as_json and not catalog:
+        print()
+    if catalog or not as_json:
+        (packs.print_catalog_json if as_json else packs.print_catalog)(settings, stages)
+    for problem in problems:
         print_error(problem)
 
 

@@ -4,9 +4,8 @@ models that can be downloaded."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from daemon.cli.display import print_json, print_table
 from daemon.config.loading import Config
@@ -79,12 +78,13 @@ def choose_packs(shelf: Shelf, stages: Sequence[str] | None) -> list[tuple[Pack,
     ]
 
 
-def is_here(entry: Entry, config: Config) -> bool:
-    return names.find_pulled(entry.name, config.models.folder) is not None
+def find_folder(entry: Entry, config: Config) -> Path | None:
+    """Where the model is, if it is here. A folder that was copied may have no manifest."""
+    return names.find_pulled(entry.name, config.models.folder)
 
 
-def print_shelf(config: Config, stages: Sequence[str] | None) -> list[str]:
-    """Print both as tables. Returns the problems."""
+def print_packs(config: Config, stages: Sequence[str] | None) -> list[str]:
+    """Print a table of the packs. Returns the problems."""
     shelf = list_shelf(config)
     print_table(
         ("pack", "folder", "MiB", "stages", "used for", "license", "note"),
@@ -101,29 +101,13 @@ def print_shelf(config: Config, stages: Sequence[str] | None) -> list[str]:
             for pack, used in choose_packs(shelf, stages)
         ),
     )
-    if entries := choose_entries(stages):
-        print()
-        print_table(
-            ("model", "stage", "license", "parameters", "published quality", "here"),
-            (
-                (
-                    entry.name,
-                    entry.stage,
-                    entry.license or "-",
-                    count_parameters(entry),
-                    entry.quality or "-",
-                    "yes" if is_here(entry, config) else "-",
-                )
-                for entry in entries
-            ),
-        )
     return shelf.problems
 
 
-def print_shelf_json(config: Config, stages: Sequence[str] | None) -> list[str]:
-    """Print one list: the packs, then the models that are not here. Returns the problems."""
+def print_packs_json(config: Config, stages: Sequence[str] | None) -> list[str]:
+    """Print the packs as JSON. Returns the problems."""
     shelf = list_shelf(config)
-    rows: list[dict[str, Any]] = [
+    rows = [
         {
             "name": pack.name,
             "folder": str(pack.folder),
@@ -131,40 +115,38 @@ def print_shelf_json(config: Config, stages: Sequence[str] | None) -> list[str]:
             "stages": list(pack.manifest.stages),
             "used_for": used,
             "notice": pack.notice,
-            "here": True,
             "license": license_of(pack),
+            "revision": pack.manifest.revision,
         }
-        | describe(find_entry(pack))
         for pack, used in choose_packs(shelf, stages)
-    ]
-    rows += [
-        {
-            "name": entry.name,
-            "folder": "",
-            "bytes": 0,
-            "stages": [entry.stage],
-            "used_for": [],
-            "notice": "",
-            "here": False,
-            "license": entry.license,
-        }
-        | describe(entry)
-        for entry in choose_entries(stages)
-        if not is_here(entry, config)
     ]
     print_json(rows)
     return shelf.problems
 
 
-def describe(entry: Entry | None) -> dict[str, Any]:
-    """What is published about a model; nothing about a pack that is not one of the catalog's."""
-    keys = ("family", "repository", "file", "parameters", "quality", "source")
-    return {key: getattr(entry, key) if entry else None for key in keys}
+def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
+    """Print a table of the models that can be pulled."""
+    columns = ("model", "stage", "license", "parameters", "published quality", "here")
+    rows = (
+        (
+            entry.name,
+            entry.stage,
+            entry.license or "-",
+            count_parameters(entry),
+            entry.quality or "-",
+            "yes" if find_folder(entry, config) else "-",
+        )
+        for entry in choose_entries(stages)
+    )
+    print_table(columns, rows)
 
 
-def find_entry(pack: Pack) -> Entry | None:
-    reference = names.parse(pack.name)
-    return reference.entry if reference else None
+def print_catalog_json(config: Config, stages: Sequence[str] | None) -> None:
+    rows = []
+    for entry in choose_entries(stages):
+        folder = find_folder(entry, config)
+        rows.append(asdict(entry) | {"here": folder is not None, "folder": str(folder or "")})
+    print_json(rows)
 
 
 def count_parameters(entry: Entry) -> str:

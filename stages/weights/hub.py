@@ -9,6 +9,7 @@ safetensors. The pickles are deleted.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Collection
@@ -97,6 +98,10 @@ SCENES = (
 )
 
 
+# Errors of the folder for the files, not of the network.
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+
+
 class Listing(NamedTuple):
     """A commit of a repository. license: as its card names it, for example "apache-2.0"; "" for none."""
 
@@ -106,7 +111,8 @@ class Listing(NamedTuple):
 
 
 class Hub(Protocol):
-    """The source of models. Both methods raise PackError if it cannot be reached."""
+    """The source of models. Both methods raise PackError if it cannot be reached; `download` raises OSError if the
+    folder cannot be written."""
 
     def describe(self, repository: str, revision: str = "") -> Listing:
         """The commit of a branch, tag or commit of a repository, "" for the newest."""
@@ -154,6 +160,8 @@ class HuggingFaceHub:
         try:
             snapshot_download(repository, revision=commit, allow_patterns=files, local_dir=folder)
         except network_errors() as error:
+            if getattr(error, "errno", None) in OF_THE_DISK:
+                raise
             raise unreachable(repository, error) from error
 
 

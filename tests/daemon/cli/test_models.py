@@ -57,8 +57,14 @@ def test_a_model_is_pulled_checked_and_used_by_its_name(hub: Path, place: Place,
     place.assert_kept(DONE=2)
     verified = place.command("models", "verify", "siglip2-b16-224", "mini")
     assert verified.stdout.splitlines()[0] == "siglip2-b16-224: 5 files unchanged"
-    [listed] = [row for row in list_rows(place) if row["name"] == "siglip2-b16-224"]
-    assert (listed["here"], listed["used_for"], listed["license"]) == (True, ["clip"], "Apache-2.0")
+    mini, listed = list_rows(place)
+    assert (listed["name"], listed["used_for"], listed["license"]) == (
+        "siglip2-b16-224",
+        ["clip"],
+        "Apache-2.0",
+    )
+    assert (mini["name"], mini["license"]) == ("mini", "ultralytics: AGPL-3.0")
+    assert [row["name"] for row in list_rows(place, "--catalog") if row["here"]] == ["siglip2-b16-224"]
 
 
 def list_rows(place: Place, *arguments: str) -> list[dict[str, object]]:
@@ -106,27 +112,29 @@ def test_all_names_are_checked_before_the_first_download(place: Place, sent: lis
 
 
 def test_the_list_shows_what_is_here_and_below_it_what_can_be_pulled(place: Place) -> None:
-    rows = list_rows(place)
-    assert [row["name"] for row in rows if row["here"]] == ["mini"]
-    assert rows[0]["license"] == "ultralytics: AGPL-3.0"
-    [nano] = [row for row in rows if row["name"] == "rf-detr-nano"]
-    assert (nano["stages"], nano["parameters"], nano["quality"], nano["repository"], nano["folder"]) == (
-        ["yolo"],
+    assert [row["name"] for row in list_rows(place)] == ["mini"]
+    models = {row["name"]: row for row in list_rows(place, "--catalog")}
+    nano = models["rf-detr-nano"]
+    assert (nano["stage"], nano["parameters"], nano["quality"], nano["repository"], nano["here"]) == (
+        "yolo",
         30_500_000,
         "COCO AP 48.4",
         "Roboflow/rf-detr-nano",
-        "",
+        False,
     )
-    assert {stage for row in list_rows(place, "--stage", "clip")[1:] for stage in row["stages"]} == {"clip"}
+    assert {row["stage"] for row in list_rows(place, "--catalog", "--stage", "clip")} == {"clip"}
     text = place.command("models", "list", "--stage", "yolo").stdout
     assert text.index("used for") < text.index("published quality") < text.index("yolo26n")
     assert "clip-b32" not in text
+    assert "used for" not in place.command("models", "list", "--catalog").stdout
     refused = place.command("models", "list", "--stage", "clpi")
     assert (refused.returncode, 'did you mean "clip"' in refused.stderr) == (os.EX_USAGE, True)
 
 
 def test_a_folder_that_was_copied_counts_as_the_model_of_its_name(place: Place) -> None:
     shutil.copytree(MINI / "clip", place.folder / "models" / "openai--clip-vit-base-patch32")
+    [copied] = [row for row in list_rows(place, "--catalog") if row["here"]]
+    assert (copied["here"], str(copied["folder"]).endswith("openai--clip-vit-base-patch32")) == (True, True)
     place.configure({"stages": {"clip": {"backend": "", "model": "clip-b32"}}})
     place.drop_many(range(1))
     assert place.run_once().returncode == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -164,4 +165,13 @@ def test_without_a_network_the_message_says_what_to_do(
     with pytest.raises(PackError, match=r"could not be pulled.*HF_ENDPOINT to a mirror, or copy its folder"):
         pull_standard(tmp_path, lambda _: None)
     with pytest.raises(PackError, match="HF_ENDPOINT"):
+        HuggingFaceHub().download("a/b", "c", [], tmp_path)
+
+
+def test_a_full_disk_is_not_an_error_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(OSError, match="No space left on device"):
         HuggingFaceHub().download("a/b", "c", [], tmp_path)
