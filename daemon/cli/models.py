@@ -87,7 +87,7 @@ def list_models(
       visiond models list --stage clip
       visiond models list --catalog --json
     """
-    from daemon.cli import packs
+    from daemon.cli.packs import print_catalog, print_catalog_json, print_packs, print_packs_json
     from stages.registry import UnknownName, find_stage
 
     try:
@@ -97,11 +97,11 @@ def list_models(
     settings = read_config(config)
     problems = []
     if not catalog:
-        problems = (packs.print_packs_json if as_json else packs.print_packs)(settings, stages)
+        problems = (print_packs_json if as_json else print_packs)(settings, stages)
     if not as_json and not catalog:
         print()
     if catalog or not as_json:
-        (packs.print_catalog_json if as_json else packs.print_catalog)(settings, stages)
+        (print_catalog_json if as_json else print_catalog)(settings, stages)
     for problem in problems:
         print_error(problem)
 

@@ -196,7 +196,7 @@ def describe_nearest(model_type: str, kind: str) -> str:
     entry = next((entry for entry in offered if entry.type in near), None) or next(
         (entry for entry in offered if entry.stage == stage and entry.type != ULTRALYTICS), None
     )
-    return f"; the nearest that one takes is {entry.family}, for example {entry.name}" if entry else ""
+    return f"; the nearest that visiond takes is {entry.family}, for example {entry.name}" if entry else ""
 
 
 def choose_weights(hub: Hub, repository: str, listing: Listing, folder: Path) -> list[str]:

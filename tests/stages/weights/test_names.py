@@ -60,6 +60,8 @@ def test_a_model_is_named_by_the_catalog_or_by_its_repository(
         "me/..",
         "me/mine@",
         "me/mine@../../etc",
+        "me/mine@v1/../../etc",
+        "clip-b32@v1/..",
         "me/",
     ],
 )

@@ -181,7 +181,7 @@ def test_only_the_files_that_are_needed_are_downloaded(hub: FolderHub, models: P
         ),
         (
             {"model_type": "align", "architectures": ["AlignModel"]},
-            "no backend takes; the nearest that one takes is CLIP, for example clip-b32",
+            "no backend takes; the nearest that visiond takes is CLIP, for example clip-b32",
         ),
         (
             {"model_type": "rf_detr", "architectures": ["RfDetrForInstanceSegmentation"]},
