@@ -293,7 +293,7 @@ CAPTIONERS = (
         "https://huggingface.co/Salesforce/blip-image-captioning-large",
         (
             ("blip-base", "Salesforce/blip-image-captioning-base", None, None),
-            ("blip-large", "Salesforce/blip-image-captioning-large", 470, None),
+            ("blip-large", "Salesforce/blip-image-captioning-large", None, None),
         ),
     ),
     Family(
