@@ -25,6 +25,8 @@ from tests.makers import MODELS, Commits
 keep_memory()  # as in workers, whose stages the tests run
 # Under nohup the daemons of the tests would ignore it, as they should.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script, the same
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if not Path("/dev/nvidiactl").exists():
     # read when Triton is imported, which torch may do; only the tests of kernels see it
     os.environ["TRITON_INTERPRET"] = "1"

@@ -53,13 +53,15 @@ VIT = {
 }
 
 
-def draw_weights(model: PreTrainedModel, spread: float = 0.3) -> None:
-    """Weights so large that answers depend on the image, and differ between queries."""
+def draw_weights(model: PreTrainedModel, spread: float = 0.3, gain: float = 1.5) -> None:
+    """Weights so large that answers depend on the image, and differ between queries; but boxes that are not
+    many times as large as the image, whose rounding would be too."""
     generator = torch.Generator().manual_seed(1)
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.Conv3d | nn.Embedding):
             width = module.weight[0].numel()
-            scale = 1.0 if isinstance(module, nn.Embedding) else 1.5 / width**0.5
+            scale = 1.0 if isinstance(module, nn.Embedding) else gain / width**0.5
+            scale *= 0.3 if "bbox" in name else 1.0
             module.weight.data = torch.randn(module.weight.shape, generator=generator) * scale
             if getattr(module, "bias", None) is not None:
                 module.bias.data = torch.randn(module.bias.shape, generator=generator) * spread
@@ -69,7 +71,7 @@ def make_detector(name: str, settings: dict[str, Any], backbone: Any, side: int)
     def save(folder: Path) -> None:
         config = getattr(transformers, f"{name}Config")(backbone_config=backbone, **settings)
         model = getattr(transformers, f"{name}ForObjectDetection")(config)
-        draw_weights(model)
+        draw_weights(model, gain=1.2)
         model.save_pretrained(folder)
         kind = {"RfDetr": "RfDetr", "LwDetr": "DeformableDetr"}.get(name, "RTDetr")
         processor = getattr(transformers, f"{kind}ImageProcessor")
