@@ -126,6 +126,7 @@ class Job(msgspec.Struct, array_like=True):
     outputs: dict[str, Output] = msgspec.field(default_factory=dict)  # by stage name
     failure: Failure | None = None
     gone: bool = False
+    waits: int = 0  # for memory of its GPU, while other images fitted into it
 
 
 class Ending(msgspec.Struct, frozen=True):

@@ -16,11 +16,13 @@ from transformers.utils import logging
 from stages.base import StageUnusable
 from stages.descriptor import Model as Known
 from stages.devices import device_errors
-from stages.recognition import name_model
+from stages.recognition import name_model, read_config
 
 # No progress bars and configurations in a worker's log; real problems are raised below.
 logging.set_verbosity_error()
 logging.disable_progress_bar()
+
+ATTENTIONS = {"sdpa", "eager"}  # any other name may be one of a kernel on the model hub
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -31,6 +33,11 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
     Raises StageUnusable if the folder has no weights, or those of another model.
     """
     model: Model
+    if strange := list_attentions(read_config(Path(folder) / "config.json")) - ATTENTIONS:
+        raise StageUnusable(
+            f"{folder}/config.json asks for the attention {min(strange)}, which may be code of the model hub; remove "
+            "attn_implementation from it."
+        )
     try:
         model, report = kind.from_pretrained(
             folder,
@@ -41,7 +48,7 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
             ignore_mismatched_sizes=True,  # reported below, with what to do
             output_loading_info=True,
         )
-    except (OSError, ValueError, LookupError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
         raise StageUnusable(f"the {kind.__name__} in {folder} cannot be read: {first_line(error)}") from error
     if wrong := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
         raise StageUnusable(
@@ -51,6 +58,14 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
     with device_errors():
         model.eval().to(device)
     return model
+
+
+def list_attentions(config: Any) -> set[str]:
+    """The implementations of attention that a config.json and its parts ask for."""
+    if not isinstance(config, dict):
+        return set()
+    found = {str(value) for key, value in config.items() if key.endswith("attn_implementation") and value}
+    return found.union(*map(list_attentions, config.values()))
 
 
 def load_known(models: Sequence[Known], folder: str, dtype: torch.dtype, device: str) -> Any:

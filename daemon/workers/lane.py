@@ -19,6 +19,7 @@ from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
 from stages.base import Reason
 
+MOST_WAITS = 5  # of an image for its GPU's memory, while others fit into it
 USUAL_PIXELS = (
     1280 * 960
 )  # of an image; a batch of them fits, so an image that is no larger than they are together does
@@ -55,6 +56,7 @@ class Lane:
         # A slot is free again before its batch is committed, so that no GPU waits for the disk.
         # This bounds the batches that wait for a commit: as many as are being worked on.
         self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
+        self._fitted = 0  # batches of which something fitted into the GPU's memory
 
     def is_needed_by(self, job: Job) -> bool:
         return any(stage not in job.outputs for stage in self.stages)
@@ -125,6 +127,7 @@ class Lane:
         Returns the jobs that are done, their reply, and the jobs to try again."""
         outcomes = reply.outcomes if reply.out_of_memory else []
         short = [n for n, outcome in enumerate(outcomes) if outcome.reason == Reason.MEMORY]
+        self._fitted += len(short) < len(jobs)
         if not short:
             if self.pool.is_short:
                 self.pool.note_fit(worker)
@@ -132,10 +135,14 @@ class Lane:
         if done := [n for n in range(len(jobs)) if n not in short]:  # they need not wait
             await listener.advance(self, worker.device, [jobs[n] for n in done], _part_of(reply, done))
             reply = msgspec.structs.replace(reply, runs=[], out_of_memory=0)
-        left = [jobs[n] for n in short]
+        left, fitted = [jobs[n] for n in short], self._fitted
+        if all(job.waits >= MOST_WAITS for job in left):  # it is not the memory that others have taken
+            return left, _part_of(reply, short), []
         most = self.batch_size * USUAL_PIXELS
         usual = any(outcomes[n].width * outcomes[n].height <= most for n in short)
         fits_later = await self.pool.make_room(worker, usual=usual)
+        for job in left:
+            job.waits += self._fitted > fitted
         return ([], _part_of(reply, []), left) if fits_later else (left, _part_of(reply, short), [])
 
     async def _ask(self, worker: Worker, jobs: Sequence[Job]) -> Reply:

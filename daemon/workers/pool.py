@@ -43,6 +43,7 @@ FRESH_SECONDS = 2.0  # after which each worker has reported its memory
 ATTEMPT_SECONDS = 15.0  # after a pause, for an image to be tried again, and for its worker to answer
 REST_SECONDS = 5.0  # before a seat looks for memory again; doubles with each further rest in a row
 LONGEST_REST_SECONDS = 60.0
+MOST_DOUBLINGS = 10  # of a pause; a thousand would be more than a float holds
 STEADY_BATCHES = 100  # of a worker, after which its next rest is a first one
 
 
@@ -234,7 +235,7 @@ class Pool:
     async def _rest(self, seat: Seat) -> None:
         """Wait until there is memory for a worker in this seat."""
         assert seat.room
-        seat.state, pause = "waiting", min(LONGEST_REST_SECONDS, REST_SECONDS * 2 ** (seat.rests - 1))
+        seat.state, pause = "waiting", rest_seconds(seat.rests)
         while not self._hurried.is_set():
             await self._pause(pause)
             peaks = [other.worker.beat.device_peak_bytes for other in self._fellows(seat) if other.worker]
@@ -371,3 +372,8 @@ class Pool:
         loss = Loss.SHARING if followed else Loss.TIMEOUT if worker.timed_out else loss
         self._metrics.worker_restarts.labels(seat.device, loss.value).inc()
         log.warning("worker lost", worker=worker.name, device=seat.device, cause=seat.last_cause)
+
+
+def rest_seconds(rests: int) -> float:
+    """How long a seat waits before it looks for memory again. rests: in a row."""
+    return min(LONGEST_REST_SECONDS, REST_SECONDS * 2.0 ** min(rests - 1, MOST_DOUBLINGS))

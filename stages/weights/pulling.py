@@ -207,7 +207,7 @@ def choose_weights(hub: Hub, repository: str, listing: Listing, folder: Path) ->
         return [whole]
     if index in listing.files:
         hub.download(repository, listing.commit, [index], folder)
-        shards = [str(file.relative_to(folder)) for file in recognition.list_weights(folder)]
+        shards = [os.path.relpath(file, folder) for file in recognition.list_weights(folder)]
         missing = [shard for shard in shards if shard not in listing.files]
         if missing or not shards:
             raise PackError(

@@ -37,7 +37,7 @@ from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from stages.base import Limits
 from stages.fake import count_used
-from tests.daemon_process import Place, counts_of, until
+from tests.daemon_process import Place, counts_of, picture, until
 from tests.faults.test_workers import failed_as
 
 pytestmark = pytest.mark.anyio
@@ -204,6 +204,25 @@ async def test_an_image_that_does_not_fit_although_nobody_else_uses_the_gpu_fail
     assert len(failed_as(place.assert_kept(FAILED=2), "memory")) == 2
 
 
+async def test_an_image_that_does_not_fit_while_others_do_fails_in_spite_of_a_neighbor(
+    tmp_path: Path, card: Card
+) -> None:
+    place = open_place(tmp_path, card, workers=2, fail={"HUGE": "oom"})
+    place.settings["pipeline"]["max_attempts"] = 1
+    dropped = 0
+    async with running(place) as service:
+        card.fill(6)
+        place.drop("bad.ppm", picture(0) + b"HUGE")
+        with anyio.fail_after(60):
+            while not counts_of(place)["FAILED"]:
+                place.drop_many(range(dropped, dropped + 4))
+                dropped += 4
+                await anyio.sleep(0.2)
+        await until(lambda: count_published(place) == dropped + 1)
+        await until(lambda: "ready" in states_of(service))
+    assert len(failed_as(place.assert_kept(DONE=dropped, FAILED=1), "memory")) == 1
+
+
 def come_late(card: Card, used: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The neighbor comes when the daemon has looked at the free memory, and before its workers start."""
     looks = iter([card.list()])
@@ -355,3 +374,7 @@ class TestRoom:
 
     async def test_a_worker_needs_what_the_largest_had_and_a_tenth_more(self) -> None:
         assert need_for([GIB, 3 * GIB]) == pytest.approx(1.1 * (3 * GIB + CONTEXT_BYTES), abs=1)
+
+
+async def test_rests_grow_up_to_a_limit_for_days() -> None:
+    assert [pool.rest_seconds(rests) for rests in (1, 2, 3, 5, 5000)] == [5.0, 10.0, 20.0, 60.0, 60.0]

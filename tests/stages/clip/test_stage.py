@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
-from stages.base import Image, StageSpec
+from stages.base import Image, StageSpec, StageUnusable
 from stages.checkpoints import load_model, load_tokenizer
 from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding, encode_embedding
@@ -184,6 +184,18 @@ def test_code_that_lies_beside_weights_is_not_run(tmp_path: Path, blank_pack: Pa
     with contextlib.suppress(ValueError):  # it may also refuse the folder
         load_tokenizer(str(folder))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("part", ["", "vision_config"])
+def test_an_attention_that_may_be_code_of_the_hub_is_refused(
+    tmp_path: Path, blank_pack: Pack, part: str
+) -> None:
+    folder = shutil.copytree(blank_pack.folder / "clip", tmp_path / "clip")
+    config = msgspec.json.decode((folder / "config.json").read_bytes())
+    (config[part] if part else config)["attn_implementation"] = "someone/kernel"
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
+    with pytest.raises(StageUnusable, match="asks for the attention someone/kernel"):
+        load_model(CLIPModel, str(folder), torch.float32, "cpu")
 
 
 @pytest.mark.parametrize(
