@@ -8,10 +8,10 @@ from typing import Any
 
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.smolvlm import processing_smolvlm
 
-from tests.stages.checkpoints import draw_weights
+from tests.stages.checkpoints import draw_weights, make_model
 
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 ASKED = "Describe this image in one sentence . a photo of User Assistant : What does the describe ?"
@@ -83,9 +83,8 @@ def save(folder: Path, model: PreTrainedModel, processor: Any) -> None:
     processor.save_pretrained(folder)
 
 
-def make_model(name: str, config: Any) -> PreTrainedModel:
-    model: PreTrainedModel = getattr(transformers, f"{name}ForConditionalGeneration")(config)
-    return model.eval()
+def make_captioner(name: str, config: PreTrainedConfig) -> PreTrainedModel:
+    return make_model(f"{name}ForConditionalGeneration", config)
 
 
 def make_tiled(name: str) -> Callable[[Path], None]:
@@ -108,7 +107,7 @@ def make_tiled(name: str) -> Callable[[Path], None]:
         processing_smolvlm.num2words = processing_smolvlm.num2words or str  # it is for videos
         kind = getattr(transformers, f"{name}Processor")
         processor = kind(images, tokenizer, *videos, image_seq_len=4, chat_template=SMOL_TEMPLATE)
-        save(folder, make_model(name, config), processor)
+        save(folder, make_captioner(name, config), processor)
 
     return make
 
@@ -143,7 +142,7 @@ def make_qwen(name: str, vision: dict[str, Any], rope: dict[str, Any]) -> Callab
             videos(patch_size=4),
             chat_template=QWEN_TEMPLATE.replace("IMAGE", start + image + end),
         )
-        save(folder, make_model(name, config), processor)
+        save(folder, make_captioner(name, config), processor)
 
     return make
 
@@ -172,7 +171,7 @@ def make_internvl(folder: Path) -> None:
         image_seq_length=4,
         chat_template=QWEN_TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>\n"),
     )
-    save(folder, make_model("InternVL", config), processor)
+    save(folder, make_captioner("InternVL", config), processor)
 
 
 def make_llava(folder: Path) -> None:
@@ -202,7 +201,7 @@ def make_llava(folder: Path) -> None:
         vision_feature_select_strategy="full",
         chat_template=QWEN_TEMPLATE.replace("IMAGE", "<image>"),
     )
-    save(folder, make_model("LlavaOnevision", config), processor)
+    save(folder, make_captioner("LlavaOnevision", config), processor)
 
 
 def make_florence(folder: Path) -> None:
@@ -238,7 +237,7 @@ def make_florence(folder: Path) -> None:
     images = transformers.CLIPImageProcessor(
         size={"height": 64, "width": 64}, do_center_crop=False, image_seq_length=5
     )
-    model = make_model("Florence2", config)
+    model = make_captioner("Florence2", config)
     model.generation_config.update(num_beams=3, early_stopping=True, no_repeat_ngram_size=3)  # as published
     save(folder, model, transformers.Florence2Processor(images, tokenizer))
 
@@ -261,7 +260,7 @@ def make_blip(folder: Path) -> None:
         image_text_hidden_size=16,
     )
     images = transformers.BlipImageProcessor(size={"height": 32, "width": 32})
-    save(folder, make_model("Blip", config), transformers.BlipProcessor(images, tokenizer))
+    save(folder, make_captioner("Blip", config), transformers.BlipProcessor(images, tokenizer))
 
 
 def make_blip2(language: dict[str, Any]) -> Callable[[Path], None]:
@@ -276,7 +275,7 @@ def make_blip2(language: dict[str, Any]) -> Callable[[Path], None]:
             num_query_tokens=4,
             image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         )
-        save(folder, make_model("Blip2", config), processor)
+        save(folder, make_captioner("Blip2", config), processor)
 
     return make
 

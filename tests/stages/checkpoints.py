@@ -10,16 +10,17 @@ import tokenizers
 import torch
 import transformers
 from torch import nn
-from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+SEED = 1  # of all random weights: each process makes the same models
 LABELS = {number: f"thing {number}" for number in range(5)}
 SMALL: dict[str, Any] = {
     "d_model": 32,
     "decoder_ffn_dim": 48,
     "decoder_layers": 2,
-    "num_queries": 20,
     "id2label": LABELS,
 }
+# num_queries is the number of all proposals: no rounding decides which of two nearly equal ones is left out.
 HYBRID = SMALL | {  # those with a convolutional backbone and a hybrid encoder
     "encoder_hidden_dim": 32,
     "encoder_ffn_dim": 48,
@@ -27,6 +28,7 @@ HYBRID = SMALL | {  # those with a convolutional backbone and a hybrid encoder
     "decoder_in_channels": [32, 32, 32],
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
+    "num_queries": 84,
 }
 RESNET = {
     "embedding_size": 8,
@@ -44,7 +46,7 @@ HGNET = {
     "stage_num_blocks": [1] * 4,
     "stage_numb_of_layers": [2] * 4,
 }
-WINDOWED = SMALL | {"decoder_self_attention_heads": 4, "decoder_cross_attention_heads": 4}
+WINDOWED = SMALL | {"decoder_self_attention_heads": 4, "decoder_cross_attention_heads": 4, "num_queries": 64}
 VIT = {
     "hidden_size": 24,
     "num_attention_heads": 2,
@@ -53,10 +55,18 @@ VIT = {
 }
 
 
+def make_model(kind: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of a class of transformers, by its name."""
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        model: PreTrainedModel = getattr(transformers, kind)(config)
+    return model.eval()
+
+
 def draw_weights(model: PreTrainedModel, spread: float = 0.3, gain: float = 1.5) -> None:
     """Weights so large that answers depend on the image, and differ between queries; but boxes that are not
     many times as large as the image, whose rounding would be too."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(SEED)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.Conv3d | nn.Embedding):
             width = module.weight[0].numel()
@@ -65,12 +75,14 @@ def draw_weights(model: PreTrainedModel, spread: float = 0.3, gain: float = 1.5)
             module.weight.data = torch.randn(module.weight.shape, generator=generator) * scale
             if getattr(module, "bias", None) is not None:
                 module.bias.data = torch.randn(module.bias.shape, generator=generator) * spread
+        elif isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            nn.init.ones_(module.weight)  # RT-DETR's are drawn near 0, where all proposals are nearly equal
 
 
 def make_detector(name: str, settings: dict[str, Any], backbone: Any, side: int) -> Callable[[Path], None]:
     def save(folder: Path) -> None:
         config = getattr(transformers, f"{name}Config")(backbone_config=backbone, **settings)
-        model = getattr(transformers, f"{name}ForObjectDetection")(config)
+        model = make_model(f"{name}ForObjectDetection", config)
         draw_weights(model, gain=1.2)
         model.save_pretrained(folder)
         kind = {"RfDetr": "RfDetr", "LwDetr": "DeformableDetr"}.get(name, "RTDetr")
@@ -162,7 +174,7 @@ def make_towers(
             vision_config=TOWER | {"patch_size": 8, "image_size": 32} | vision,
             projection_dim=24,
         )
-        model = getattr(transformers, f"{name}Model")(config)
+        model = make_model(f"{name}Model", config)
         draw_weights(model)
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
@@ -197,8 +209,9 @@ def save_owlv2(folder: Path) -> None:
         vision_config=TOWER | {"patch_size": 8, "image_size": 48},
         projection_dim=32,
     )
-    model = transformers.Owlv2ForObjectDetection(config)
+    model = make_model("Owlv2ForObjectDetection", config)
     draw_weights(model)
+    model.class_head.logit_shift.weight.data.zero_()  # otherwise some images have no object at all
     model.save_pretrained(folder)
     transformers.Owlv2ImageProcessor(size={"height": 48, "width": 48}).save_pretrained(folder)
     make_tokenizer(16).save_pretrained(folder)

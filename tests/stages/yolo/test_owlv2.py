@@ -19,7 +19,7 @@ from tests.stages.pictures import draw_image
 from tests.stages.yolo.test_detr import agree
 
 LABELS = ["red circle", "tree", "very unusual thing"]
-CONF = 0.2
+CONF = 0.5
 
 
 @pytest.fixture(scope="module")
