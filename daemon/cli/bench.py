@@ -14,9 +14,9 @@ from daemon.hints import quantity
 from daemon.ledger.files import written_into
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from daemon.bench.job import Percentiles, Report, Run
+    from daemon.bench.job import Machine, Percentiles, Report, Run
     from daemon.bench.scaling import Scaling
 
 
@@ -132,11 +132,7 @@ def bench(
         progress=errors.print,
     )
     print_report(report)
-    with written_into(folder):
-        if json:
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-        if plot:
-            draw_run(report.runs[-1], plot)
+    write_report(folder, report, json, plot, lambda picture: draw_run(report.runs[-1], picture))
 
 
 def scale(
@@ -165,11 +161,22 @@ def scale(
         progress=errors.print,
     )
     print_scaling(report)
+    write_report(folder, report, json, plot, lambda picture: draw_scaling(report, picture))
+
+
+def write_report(
+    folder: Path,
+    report: Report | Scaling,
+    json: Path | None,
+    plot: Path | None,
+    draw: Callable[[Path], None],
+) -> None:
+    """Write the files that were asked for."""
     with written_into(folder):
         if json:
             json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if plot:
-            draw_scaling(report, plot)
+            draw(plot)
 
 
 def parse_numbers(text: str) -> list[int]:
@@ -181,10 +188,7 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def print_scaling(report: Scaling) -> None:
-    machine = report.machine
-    console.print(
-        f"{printable(', '.join(machine.gpus) or 'no GPU')}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
-    )
+    console.print(describe_machine(report.machine))
     columns = (
         "GPUs",
         "placement",
@@ -259,14 +263,15 @@ def refuse_lost_reports(*paths: Path | None) -> None:
             raise typer.BadParameter(f"cannot write {path}: {problem}")
 
 
+def describe_machine(machine: Machine) -> str:
+    devices = ", ".join(machine.gpus) or "no GPU"
+    return f"{printable(devices)}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
+
+
 def print_report(report: Report) -> None:
     from daemon.bench.job import representative
 
-    machine = report.machine
-    devices = ", ".join(machine.gpus) or "no GPU"
-    console.print(
-        f"{quantity(report.images, 'image')}, {printable(devices)}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
-    )
+    console.print(f"{quantity(report.images, 'image')}, {describe_machine(report.machine)}")
     print_table(("measured", "images/s", "load seconds", "total seconds"), list_ways(report))
     print_table(("stage", "ms per image", "share", "ms one at a time"), list_stages(report))
     last, rates = report.runs[-1], [run.images_per_second for run in representative(report.runs)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from stages.base import Image, ImageError, Reason, Result
 from stages.blip.descriptor import Caption
 from stages.checkpoints import load_known
-from stages.clip.descriptor import FLEXIBLE, MODELS, Clip
+from stages.clip.descriptor import TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device
 from stages.vision import VisionStage
@@ -37,7 +37,7 @@ class CaptionStage(VisionStage[Tensor]):
         folder = self.spec.files.get("clip")
         if folder is None:
             return None
-        model = load_known((*MODELS, *FLEXIBLE), folder, dtype_of(self.spec), self.device)
+        model = load_known(TOWERS, folder, dtype_of(self.spec), self.device)
         return TextTower(model, folder)
 
     def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:

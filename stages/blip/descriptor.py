@@ -128,7 +128,7 @@ def make_captioner(
     def check(files: Files, *, allow_pickle: bool) -> None:
         recognition.check_transformers(models, files["model"])
         if "clip" in files:
-            recognition.check_transformers((*clip.MODELS, *clip.FLEXIBLE), files["clip"])
+            recognition.check_transformers(clip.TOWERS, files["clip"])
 
     return recognition.make_backend(
         place, options, models, version=version, check=check, shares={"clip": ("clip", "model")}

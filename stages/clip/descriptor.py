@@ -22,6 +22,7 @@ MODELS = (
     Model("siglip", "SiglipModel", "SigLIP, and SigLIP 2 of a fixed size", foreign=CLASSIFIER),
 )
 FLEXIBLE = (Model("siglip2", "Siglip2Model", "SigLIP 2 NaFlex", foreign=CLASSIFIER),)
+TOWERS = (*MODELS, *FLEXIBLE)  # each has a text half that embeds captions
 
 
 class Embedding(msgspec.Struct, frozen=True):

@@ -12,19 +12,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stages.base import Image, ImageError, Result
+from stages.base import Image
 from stages.devices import hold_device
 from stages.options import read_options
-from stages.vision import VisionStage
+from stages.yolo.candidates import Candidates, CandidateStage, corners_of
 from stages.yolo.descriptor import DETECTORS, DetrOptions, Objects
 from stages.yolo.objects import describe
 
-# Of each image, the highest score first: scores [images, n], classes [images, n], and corners of boxes as
-# shares of the image's sides [images, n, 4].
-Candidates = tuple[Tensor, Tensor, Tensor]
 
-
-class DetrStage(VisionStage[Candidates]):
+class DetrStage(CandidateStage):
     models = DETECTORS
 
     def load(self) -> None:
@@ -34,26 +30,17 @@ class DetrStage(VisionStage[Candidates]):
         with hold_device(self.lock):
             self.warm_up()
 
-    def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
-        results: list[Result | ImageError] = []
-        for batch, candidates in self.forward_batches(images):
-            for image, scores, classes, corners in zip(batch, *candidates, strict=True):
-                results.append(self._describe(scores, classes, corners, image))
-        return results
-
     def forward(self, pixels: Sequence[Tensor]) -> Candidates:
-        """The best candidates, on the host."""
+        """The best candidates, the highest score first. Corners are shares of the image's sides."""
         output = self.model(pixel_values=self.prepare(pixels))
         scores = output.logits.float().sigmoid()
         _, queries, classes = scores.shape
         best, places = scores.flatten(1).topk(min(self.options.max_det, queries))
-        centers, sides = output.pred_boxes.float().split(2, dim=-1)
-        corners = torch.cat((centers - 0.5 * sides, centers + 0.5 * sides), dim=-1)
-        boxes = corners.gather(1, (places // classes)[..., None].expand(-1, -1, 4))
+        boxes = corners_of(output.pred_boxes).gather(1, (places // classes)[..., None].expand(-1, -1, 4))
         return best.cpu(), (places % classes).cpu(), boxes.cpu()
 
-    def _describe(self, scores: Tensor, classes: Tensor, corners: Tensor, image: Image) -> Objects:
+    def choose(self, scores: Tensor, numbers: Tensor, corners: Tensor, image: Image) -> Objects:
         kept = int((scores > self.options.conf).sum())
-        labels = [self.labels[number] for number in classes[:kept].tolist()]
+        labels = [self.labels[number] for number in numbers[:kept].tolist()]
         boxes = corners[:kept].clamp(0, 1) * torch.tensor([image.width, image.height] * 2)
         return describe(labels, scores[:kept].tolist(), boxes.tolist(), image)

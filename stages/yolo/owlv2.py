@@ -16,18 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.base import Image, ImageError, Result
+from stages.base import Image
 from stages.checkpoints import load_tokenizer
 from stages.devices import group_places, hold_device, split_batches
 from stages.options import read_options
 from stages.resizing.resize import PIXELS_AT_ONCE
-from stages.vision import VisionStage
+from stages.yolo.candidates import Candidates, CandidateStage, corners_of
 from stages.yolo.descriptor import OPEN_VOCABULARY, Objects, Owlv2Options
 from stages.yolo.objects import describe
-
-# Of each image: the best score of each patch and its label [images, patches], and the corners of its box as
-# shares of the image's longer side [images, patches, 4].
-Candidates = tuple[Tensor, Tensor, Tensor]
 
 CACHED_AXES = 8  # their weights stay on the device, 5 MB for an axis of 1,280 pixels
 
@@ -90,7 +86,7 @@ def weigh_inputs(length: int, side: int, outputs: int, smoothed: bool) -> Tensor
     return weights[:, :length].contiguous()
 
 
-class Owlv2Stage(VisionStage[Candidates]):
+class Owlv2Stage(CandidateStage):
     models = OPEN_VOCABULARY
     processor = SquareProcessor
 
@@ -102,22 +98,14 @@ class Owlv2Stage(VisionStage[Candidates]):
             self.queries = self._embed_words(texts)
             self.warm_up()
 
-    def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
-        results: list[Result | ImageError] = []
-        for batch, candidates in self.forward_batches(images):
-            for image, scores, labels, corners in zip(batch, *candidates, strict=True):
-                results.append(self._describe(scores, labels, corners, image))
-        return results
-
     def forward(self, pixels: Sequence[Tensor]) -> Candidates:
-        """On the host."""
+        """The best label of each patch. Corners are shares of the image's longer side."""
         features, _ = self.model.image_embedder(self.prepare(pixels))
         patches = features.flatten(1, 2)
         queries = self.queries.expand(len(pixels), -1, -1)
         logits, _ = self.model.class_predictor(patches, queries)
         best, labels = logits.float().max(dim=-1)
-        centers, sides = self.model.box_predictor(patches, features).float().split(2, dim=-1)
-        corners = torch.cat((centers - 0.5 * sides, centers + 0.5 * sides), dim=-1)
+        corners = corners_of(self.model.box_predictor(patches, features))
         return best.sigmoid().cpu(), labels.cpu(), corners.cpu()
 
     def _embed_words(self, texts: Sequence[str]) -> Tensor:
@@ -132,10 +120,10 @@ class Owlv2Stage(VisionStage[Candidates]):
         ).pooler_output
         return F.normalize(towers.text_projection(pooled), dim=-1)
 
-    def _describe(self, scores: Tensor, labels: Tensor, corners: Tensor, image: Image) -> Objects:
+    def choose(self, scores: Tensor, numbers: Tensor, corners: Tensor, image: Image) -> Objects:
         [kept] = (scores > self.options.conf).nonzero(as_tuple=True)
         kept = kept[scores[kept].argsort(descending=True, stable=True)][: self.options.max_det]
         limit = torch.tensor([image.width, image.height] * 2)
         boxes = (corners[kept] * max(image.width, image.height)).clamp(torch.zeros(4), limit)
-        words = [self.options.labels[number] for number in labels[kept].tolist()]
+        words = [self.options.labels[number] for number in numbers[kept].tolist()]
         return describe(words, scores[kept].tolist(), boxes.tolist(), image)
