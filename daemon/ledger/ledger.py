@@ -20,10 +20,10 @@ import msgspec
 import structlog
 
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
-from daemon.ledger import identity, outbox
+from daemon.ledger import identity, looks, outbox
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.records import assemble
-from daemon.ledger.rows import content_row, ending_checksum, file_row, job_of, result_row
+from daemon.ledger.rows import content_row, end_row, file_row, job_of, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key, Stored, read_stored
 from daemon.ledger.writer import Alone, T, Work, Writer
@@ -73,8 +73,11 @@ class Ledger:
 
     # Setting up
 
-    async def register(self, inboxes: Sequence[tuple[Path, int]], models: Iterable[Model]) -> list[int]:
-        """Add inboxes, with their priorities, and the current models; returns the inboxes' numbers."""
+    async def register(
+        self, inboxes: Sequence[tuple[Path, int]], models: Iterable[Model], others: Sequence[Model] = ()
+    ) -> list[int]:
+        """Add inboxes, with their priorities, and models; returns the inboxes' numbers.
+        models: the current one of each stage. others: of second looks."""
         present = list(models)
 
         def work(connection: sqlite3.Connection) -> list[int]:
@@ -86,8 +89,9 @@ class Ledger:
                 self._priorities[number] = priority
                 self._inbox_paths[number] = os.fsencode(path)
                 numbers.append(number)
-            for model in present:
+            for model in [*others, *present]:
                 connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+            for model in present:
                 key = (model.stage, model.fingerprint)
                 self._model_ids[model.stage] = connection.execute(SQL["model_id"], key).fetchone()[0]
             self._models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
@@ -250,11 +254,15 @@ class Ledger:
             connection.executemany(SQL["postpone"], postponed)
             standing = [(e.job.id,) for e in endings if e.keeps_result]
             rows = [
-                self._end_row(e) for e in endings if e.status is not JobStatus.PENDING and not e.keeps_result
+                end_row(e, self._inbox_paths[e.job.inbox], self._models, self._model_ids)
+                for e in endings
+                if e.status is not JobStatus.PENDING and not e.keeps_result
             ]
-            return {
+            ended = {
                 row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
             }
+            looks.want(connection, endings, ended)
+            return ended
 
         return await self._ask(work)
 
@@ -388,13 +396,3 @@ class Ledger:
         changes = connection.total_changes
         run_rows(connection, "keep_result", results)
         return connection.total_changes - changes == len(results)
-
-    def _end_row(self, ending: Ending) -> tuple[Any, ...]:
-        job, models = ending.job, None
-        if ending.status is JobStatus.DONE:
-            models = msgspec.json.encode([self._model_ids[stage] for stage in job.outputs]).decode()
-        result = (job.digest or None, models, ending.bin or None, ending.criteria or None)
-        made_by = [self._models[self._model_ids[stage]] for stage in job.outputs]
-        checksum = ending_checksum(ending, self._inbox_paths[job.inbox], made_by)
-        reason = reason_of(ending.failure)
-        return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum)

@@ -119,7 +119,10 @@ def _read(path: Path, statement: str, parameters: dict[str, object], stop: Stop)
 
 def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> list[tuple[int, int]]:
     parameters = {"ids": msgspec.json.encode(ids).decode(), "before": before}
-    return [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
+    removed = [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
+    gone = msgspec.json.encode([number for number, _ in removed]).decode()
+    connection.execute(SQL["drop_pruned_looks"], (gone,))
+    return removed
 
 
 def _drop(
