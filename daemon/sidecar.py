@@ -34,13 +34,13 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class SecondLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The answer of a second model: `result` has the form of its stage's own. If there is none,
-    `reason` and `detail` say why."""
+    """The answer of a second model. `result` has the same form as that of its stage; if it is null, `reason` and
+    `detail` are the error."""
 
     stage: str
     model: str  # fingerprint
     notice: str = ""  # about the model
-    result: msgspec.Raw = msgspec.Raw()
+    result: msgspec.Raw
     seconds: float = 0.0  # as in `timings`
     reason: str = ""
     detail: str = ""

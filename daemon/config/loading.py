@@ -269,4 +269,10 @@ def _misused_names(config: Config) -> list[str]:
             f"pipeline.segment: the segments have the stages {', '.join(placed)}; together and in this order they must have "
             f"{', '.join(config.stage_names)}."
         )
-    return [*problems, *misused_looks(config)]
+    problems += misused_looks(config.second_look, config.stage_names, has_rules=bool(config.binning.rules))
+    if config.second_look and any(inbox.on_success == "delete" for inbox in config.inbox):
+        problems.append(
+            'second_look: an inbox has on_success = "delete", so its images are gone before a second look; '
+            'use "keep" or "move".'
+        )
+    return problems

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from daemon.config.sections import StageSection
+from daemon.config.sections import Section
 from daemon.config.values import Device, Ratio
-from stages.binning import BIN_NAME
-from stages.registry import UnknownName, find_backend, find_stage
-
-if TYPE_CHECKING:
-    from daemon.config.loading import Config
+from stages.binning import BIN_NAME, BINS
+from stages.registry import UnknownName, find_backend
 
 
 def _check_look_name(name: str) -> str:
@@ -25,7 +22,7 @@ def _check_look_name(name: str) -> str:
     return name
 
 
-class SecondLook(StageSection):
+class SecondLook(Section):
     name: Annotated[str, AfterValidator(_check_look_name)] = Field(
         description="Its name in sidecars, status and metrics."
     )
@@ -35,6 +32,18 @@ class SecondLook(StageSection):
         "record as a custom binning rule does and returns true or false.",
     )
     stage: str = Field(description="The stage that another model does again.")
+    model: str = Field("", description="That model: as in [stages.ocr].")
+    backend: str = Field("", description='As in [stages.ocr]. "fake" needs no model.')
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="As in [stages.ocr]."
+    )
+    batch_size: int = Field(
+        0,
+        ge=0,
+        le=65_536,
+        description="Largest number of images in a forward pass. 0: 8 on a CPU, 32 on a GPU.",
+    )
+    options: dict[str, Any] = Field({}, description="Options of the backend, as in [stages.ocr.options].")
     share: Ratio = Field(
         1.0,
         description="Share of these images that get it. The digest of an image decides, so the same bytes are always chosen or "
@@ -52,31 +61,27 @@ class SecondLook(StageSection):
         return self.when if ":" in self.when else ""
 
 
-def misused_looks(config: Config) -> Iterator[str]:
-    """What contradicts the rest of the configuration."""
-    for name, count in Counter(look.name for look in config.second_look).items():
+def misused_looks(looks: Sequence[SecondLook], stages: Sequence[str], *, has_rules: bool) -> Iterator[str]:
+    """What contradicts the rest of the configuration. stages: of the pipeline. has_rules: whether a custom rule
+    chooses the bins."""
+    for name, count in Counter(look.name for look in looks).items():
         if count > 1:
             yield f'second_look.name: {count} tables are called "{name}"; give each its own name.'
-    for look in config.second_look:
+    for look in looks:
         where = f"second_look {look.name}"
-        if look.stage not in config.stage_names:
-            yield (
-                f'{where}: there is no stage "{look.stage}" in the pipeline; choose one of {", ".join(config.stage_names)}.'
-            )
+        if look.stage not in stages:
+            yield f'{where}: there is no stage "{look.stage}" in the pipeline; choose one of {", ".join(stages)}.'
             continue
         try:
             if look.backend:
-                find_backend(find_stage(look.stage).name, look.backend)
+                find_backend(look.stage, look.backend)
         except UnknownName as error:
             yield f"{where}: {error}"
         if not look.model and not look.backend:
-            yield f"{where}: name the model that looks again: model = …"
-        if not look.function and not BIN_NAME.fullmatch(look.when):
+            yield f'{where}: name the model that looks again, for example model = "…".'
+        if look.function:
+            continue
+        if not BIN_NAME.fullmatch(look.when):
             yield f'{where}: when = "{look.when}" is neither a bin nor "module:function".'
-        if not look.function and not config.binning.rules and look.when not in "ABC":
-            yield f'{where}: there is no bin "{look.when}"; choose A, B or C, or set [binning] rules.'
-    if config.second_look and any(inbox.on_success == "delete" for inbox in config.inbox):
-        yield (
-            'second_look: an inbox has on_success = "delete", so its images are gone before a second look; '
-            'use "keep" or "move".'
-        )
+        elif not has_rules and look.when not in BINS:
+            yield f'{where}: there is no bin "{look.when}"; choose {", ".join(BINS)}, or set binning.rules.'

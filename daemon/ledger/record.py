@@ -40,7 +40,7 @@ class Look:
         if self.model.notice:
             document["notice"] = self.model.notice
         if self.output is None:
-            return document | {"reason": self.reason, "detail": self.detail}
+            return document | {"result": None, "reason": self.reason, "detail": self.detail}
         return document | {
             "result": msgspec.Raw(self.output.payload),
             "seconds": round(self.output.seconds, 6),

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from daemon.jobs import JobStatus
-from daemon.ledger.background import opened_for_reading, run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stopping import Stop
+from daemon.upkeep.background import opened_for_reading, run_in_background
 
 T = TypeVar("T")
 
