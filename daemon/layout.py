@@ -306,7 +306,8 @@ def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
     origin = (importlib.util.find_spec(module) or ModuleSpec("", None)).origin if module else None
     code = Path(origin).read_bytes().hex() if origin and os.path.isfile(origin) else ""
     fingerprints = {name: spec.fingerprint for name, spec in sorted(specs.items())}
-    settings = [fingerprints, config.binning.model_dump(), config.pipeline.mode, code]
+    looks = [look.model_dump() for look in config.second_look]
+    settings = [fingerprints, config.binning.model_dump(), config.pipeline.mode, code, *looks]
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:16]
 
 

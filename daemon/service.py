@@ -86,7 +86,7 @@ class Service:
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
         self.outdated = 0  # files that were DONE at the start, by other models than the configured ones
-        self._layout: Layout | None = None  # set once it is open
+        self._layouts: list[Layout] = []  # of first and second looks; set once it is open
         self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
         self.metrics = Metrics(self.counts)
@@ -164,8 +164,10 @@ class Service:
         config, metrics = self.config, self.metrics
         with contextlib.ExitStack() as stack:
             layout, plans = await to_thread.run_sync(lay_out, config)
-            self._layout = layout
+            self._layouts = [layout, *(plan.layout for plan in plans)]
             announce(layout)
+            for plan in plans:
+                log.info(plan.segment.name, what=plan.describe())
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
@@ -218,10 +220,8 @@ class Service:
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
-        assert self._layout
-        await tasks.start(
-            compile_for_workers, self.config.state.path / KERNELS, self._layout.wanted_kernels()
-        )
+        wants = [want for layout in self._layouts for want in layout.wanted_kernels()]
+        await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants)
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:

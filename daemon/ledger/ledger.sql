@@ -304,6 +304,9 @@ WHERE look.name = ? AND look.not_before IS NOT NULL AND image.emitted = 1 AND +i
 -- name: postpone_look
 UPDATE look SET attempts = ?, not_before = ?, detail = ? WHERE image = ? AND name = ? AND not_before IS NOT NULL;
 
+-- name: waits_for_look
+SELECT 1 FROM look WHERE image = ? AND name = ? AND not_before IS NOT NULL;
+
 -- name: blame_look
 UPDATE look SET deaths = ? WHERE image = ? AND name = ?;
 

@@ -192,6 +192,9 @@ class Reader:
         with self._connections.lend() as connection:
             return looks.count(connection)
 
+    def waits_for_look(self, image: int, name: str) -> bool:
+        return bool(self._rows("waits_for_look", image, name))
+
     def check(self, go_on: GoOn = lambda: True) -> None:
         """Read the ledger from end to end, and compare every row with its checksum.
         go_on: called every few milliseconds; false stops early. Raises LedgerDamaged."""

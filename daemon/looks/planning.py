@@ -38,6 +38,14 @@ class Plan:
         [segment] = self.layout.placement.segments
         return segment
 
+    def describe(self) -> str:
+        """What it does, for people."""
+        chosen = f"chosen by {self.table.when}" if self.table.function else f"of bin {self.table.when}"
+        share = f"{self.table.share:.0%} of the images" if self.table.share < 1 else "images"
+        devices = ", ".join(dict.fromkeys(self.segment.devices))
+        source = self.table.model or self.spec.backend
+        return f"{share} {chosen} get {self.spec.name} again, by {source} on {devices}"
+
     @property
     def model(self) -> Model:
         return Model(self.spec.name, self.spec.fingerprint, self.spec.notice)

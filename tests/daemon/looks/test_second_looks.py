@@ -199,3 +199,17 @@ def test_status_and_show_have_them(make_place: MakePlace) -> None:
     )
     assert "second look pages: ocr by sha256:" in place.command("show", min(looked(place))).stdout
     assert "pages" in place.command("status").stdout
+
+
+def test_images_from_before_get_it_by_redo_stale(make_place: MakePlace) -> None:
+    place = make_place()
+    place.configure({"second_look": []})
+    assert place.run_once().returncode == 0
+    place.configure({"second_look": [PAGES]})
+    stale = place.command("redo", "--stale")
+    assert f"{len(of_bin(place, 'A'))} image" in stale.stdout
+    assert place.run_once().returncode == 0
+    assert looked(place) == of_bin(place, "A") != set()
+    assert place.command("redo", "--stale").stdout.startswith("0 images")
+    set_options(place, salt=8)  # another model
+    assert f"{len(of_bin(place, 'A'))} image" in place.command("redo", "--stale").stdout
