@@ -47,7 +47,7 @@ class Ledger:
         self.path = path
         self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
         self._damaged: set[Key] = set()  # digest with a model, or with None for format and size
-        self._models: dict[int, Model] = {}
+        self.models: dict[int, Model] = {}  # all that the file knows, by number
         self._model_ids: dict[str, int] = {}  # stage → its current model
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
@@ -94,7 +94,7 @@ class Ledger:
             for model in present:
                 key = (model.stage, model.fingerprint)
                 self._model_ids[model.stage] = connection.execute(SQL["model_id"], key).fetchone()[0]
-            self._models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
+            self.models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
             self._configured = msgspec.json.encode(numbers).decode()
             self._cursors = {row[0]: 0 for row in connection.execute(SQL["priorities"])}
             return numbers
@@ -209,9 +209,9 @@ class Ledger:
 
     def _read_stored(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
         """Damaged results are not used: the model runs again, and its new result replaces the damaged one."""
-        stored = read_stored(connection, digests, self._models)
+        stored = read_stored(connection, digests, self.models)
         for digest, model in stored.damaged - self._damaged:
-            what = self._models[model].stage if model in self._models else "format and size"
+            what = self.models[model].stage if model in self.models else "format and size"
             log.error("result damaged in the ledger; its model runs again", what=what, digest=digest.hex())
         self._damaged |= stored.damaged
         return stored
@@ -254,7 +254,7 @@ class Ledger:
             connection.executemany(SQL["postpone"], postponed)
             standing = [(e.job.id,) for e in endings if e.keeps_result]
             rows = [
-                end_row(e, self._inbox_paths[e.job.inbox], self._models, self._model_ids)
+                end_row(e, self._inbox_paths[e.job.inbox], self.models, self._model_ids)
                 for e in endings
                 if e.status is not JobStatus.PENDING and not e.keeps_result
             ]
@@ -292,7 +292,7 @@ class Ledger:
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
-        models = [self._models[self._model_ids[stage]] for stage in ending.job.outputs]
+        models = [self.models[self._model_ids[stage]] for stage in ending.job.outputs]
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
     async def mark_emitted(
@@ -321,7 +321,7 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> list[Record]:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
-            return list(assemble(connection, rows, self._models))
+            return list(assemble(connection, rows, self.models))
 
         return await self._ask(work)
 
@@ -386,7 +386,7 @@ class Ledger:
             touched.update(job.digest for job in jobs)
         contents = [content_row(job) for job in jobs if job.width]
         results = [
-            result_row(job.digest, (number := self._model_ids[stage]), self._models[number], output)
+            result_row(job.digest, (number := self._model_ids[stage]), self.models[number], output)
             for job in jobs
             for stage, output in job.outputs.items()
         ]

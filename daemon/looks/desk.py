@@ -108,12 +108,8 @@ class Desk:
 
     async def open(self) -> None:
         """Find the look's model in the ledger."""
-        rows = await self._ask(lambda connection: connection.execute(SQL["models"]).fetchall())
-        self._models = {row["id"]: Model(*tuple(row)[1:]) for row in rows}
-        key = (self.model.stage, self.model.fingerprint)
-        [self._number] = [
-            number for number, model in self._models.items() if (model.stage, model.fingerprint) == key
-        ]
+        self._models = self._home.ledger.models
+        [self._number] = [number for number, model in self._models.items() if model == self.model]
         self.tally = (await self._ask(looks.count)).get(self.name, self.tally)
 
     async def count(self) -> None:
