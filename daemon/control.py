@@ -33,11 +33,12 @@ from daemon.errors import (
 from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.ledger.files import describe_lost_ledger
+from daemon.ledger.looks import Tally
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
 from daemon.monitoring.diary import read_diary
-from daemon.monitoring.snapshot import SinkState, Snapshot, describe_behind
+from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
 
@@ -124,6 +125,7 @@ def find_status(config: Config) -> Snapshot:
             )
             for name, (behind, at) in reader.sinks().items()
         ]
+        looks = describe_looks(config, reader)
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],
@@ -133,9 +135,26 @@ def find_status(config: Config) -> Snapshot:
         gone=counts[JobStatus.GONE],
         obstacles=[sink.problem for sink in sinks if sink.problem],
         sinks=sinks,
+        second_looks=looks,
         upkeep=read_diary(config.state.path),
         notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
     )
+
+
+def describe_looks(config: Config, reader: Reader) -> list[LookState]:
+    """The second looks of the configuration and of the ledger."""
+    tables = {table.name: table for table in config.second_look}
+    tallies = reader.second_looks()
+    none = Tally(0, 0, 0)
+    return [
+        LookState(
+            name=name,
+            stage=tables[name].stage if name in tables else "",
+            model=tables[name].model or tables[name].backend if name in tables else "",
+            **tallies.get(name, none)._asdict(),
+        )
+        for name in dict.fromkeys([*tables, *tallies])
+    ]
 
 
 def find_cause(config: Config, sink: str) -> str:

@@ -31,6 +31,12 @@ def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = Tru
         )
         for n, table in enumerate(section.segment)
     ]
+    looks = [
+        look.model_copy(
+            update={"devices": _look_up(look.devices, gpus, f"second_look {look.name}: devices", problems)}
+        )
+        for look in config.second_look
+    ]
     short = list_short(config, gpus) if by_memory and not problems else []
     if short:
         names = {gpu.device for gpu in short}
@@ -40,7 +46,7 @@ def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = Tru
     if problems:
         raise ConfigError(problems)
     changes = {"devices": devices, "segment": tables, "min_free_gpu_bytes": 0}
-    return config.model_copy(update={"pipeline": section.model_copy(update=changes)})
+    return config.model_copy(update={"pipeline": section.model_copy(update=changes), "second_look": looks})
 
 
 def assume_gpus(config: Config) -> Config:
@@ -54,7 +60,8 @@ def assume_gpus(config: Config) -> Config:
         table.model_copy(update={"devices": assume(table.devices)}) for table in config.pipeline.segment
     ]
     changes = {"devices": assume(section.devices), "segment": tables, "min_free_gpu_bytes": 0}
-    return config.model_copy(update={"pipeline": section.model_copy(update=changes)})
+    looks = [look.model_copy(update={"devices": assume(look.devices)}) for look in config.second_look]
+    return config.model_copy(update={"pipeline": section.model_copy(update=changes), "second_look": looks})
 
 
 def list_short(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:

@@ -140,6 +140,7 @@ class Ending(msgspec.Struct, frozen=True):
     criteria: bytes = b""  # JSON
     failure: Failure | None = None
     not_before: float = 0.0  # Unix seconds, by clock.py
+    looks: tuple[str, ...] = ()  # the second looks that a DONE image gets
 
     @property
     def keeps_result(self) -> bool:

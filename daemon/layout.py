@@ -9,15 +9,17 @@ import hashlib
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 
 from daemon.config.loading import Config
+from daemon.config.second_look import SecondLook
 from daemon.devices import describe_short, select_devices
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.hints import command
@@ -26,7 +28,7 @@ from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.placement import CORES_PER_WORKER, Placement, Segment, choose_batch, plan
 from daemon.profile import Machine, Profile, apply, find_tuned
-from daemon.results.judge import Judge
+from daemon.results.judge import Judge, Selection
 from daemon.state import KERNELS
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu, list_gpus
@@ -52,6 +54,13 @@ LEAST_CPU_THREADS = 2
 ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}  # a user's own settings of PyTorch's memory
 
 
+LeaveRoom = Callable[[Config, list[Gpu], Mapping[str, StageSpec]], list[Gpu]]
+
+
+def leave_all(config: Config, gpus: list[Gpu], specs: Mapping[str, StageSpec]) -> list[Gpu]:
+    return gpus
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     config: Config  # it names devices of `gpus` only
@@ -61,8 +70,9 @@ class Layout:
     cores: Cores
 
     @classmethod
-    def of(cls, config: Config) -> Layout:
-        """Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
+    def of(cls, config: Config, leave_room: LeaveRoom = leave_all) -> Layout:
+        """leave_room: returns the GPUs with the memory that other workers of this daemon leave.
+        Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
         gpus = list_gpus()
         short = describe_short(config, gpus)
         config = select_devices(config, gpus)
@@ -73,7 +83,8 @@ class Layout:
         if why:
             specs = {name: use_batch(spec, placed) for name, spec in specs.items()}
         batch = max(spec.batch_size for spec in specs.values())
-        placement = plan(placed, gpus, weights_of(specs.values()), Host.here(), batch, costs)
+        room = leave_room(config, gpus, specs)
+        placement = plan(placed, room, weights_of(specs.values()), Host.here(), batch, costs)
         if why:
             counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
@@ -174,19 +185,21 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     for name in config.stage_names:
         section = getattr(config.stages, name).model_dump()
         section["batch_size"] = section["batch_size"] or batch
-        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else _natural_dtype(name, gpus)
+        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else natural_dtype(name, gpus)
         overrides[name] = section
     with pack_errors():
-        if all(section["backend"] == "fake" for section in overrides.values()):
-            pack = packs.Pack(
-                config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder
-            )
-        else:
-            pack = packs.open_pack(config.models.pack, config.models.folder)
-        specs = packs.resolve_all(pack, config.stage_names, overrides)
+        specs = packs.resolve_all(open_pack(config, overrides.values()), config.stage_names, overrides)
     if problems := check_options(specs):
         raise ConfigError(problems)
     return {spec.name: spec for spec in specs}
+
+
+def open_pack(config: Config, tables: Iterable[Mapping[str, Any]]) -> packs.Pack:
+    """The configured pack; an empty one if all stages of these tables are fakes. Raises PackError."""
+    folder = config.models.folder
+    if all(table["backend"] == "fake" for table in tables):
+        return packs.Pack(folder, Manifest(name="none"), folder, folder)
+    return packs.open_pack(config.models.pack, folder)
 
 
 def find_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> Profile | None:
@@ -204,7 +217,7 @@ def use_batch(spec: StageSpec, config: Config) -> StageSpec:
     return msgspec.structs.replace(spec, batch_size=size)
 
 
-def _natural_dtype(stage: str, gpus: list[Gpu]) -> str:
+def natural_dtype(stage: str, gpus: Sequence[Gpu]) -> str:
     """float32 on a CPU; on GPUs the stage's own half precision if all have bfloat16 (compute capability 8.0,
     Ampere)."""
     if not gpus:
@@ -264,16 +277,26 @@ def judge_of(config: Config, inboxes: Mapping[int, bytes]) -> Judge:
     """inboxes: their folders by id. Raises ConfigError."""
     try:
         rule = load_rule(config.binning.rules) if config.binning.rules else None
+        looks = [_select(look) for look in config.second_look]
     except ValueError as error:
         raise ConfigError([str(error)]) from error
     return Judge(
         config.binning.thresholds(),
         rule=rule,
+        looks=looks,
         inboxes=inboxes,
         cascade=config.stage_names if config.pipeline.mode == "cascade" else (),
         max_attempts=config.pipeline.max_attempts,
         retry_seconds=config.pipeline.retry_seconds,
     )
+
+
+def _select(look: SecondLook) -> Selection:
+    """Raises ValueError."""
+    if look.function:
+        rule = load_rule(look.function, f"[[second_look]] {look.name}: when")
+        return Selection(look.name, "", rule, look.share)
+    return Selection(look.name, look.when, share=look.share)
 
 
 def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
@@ -283,7 +306,8 @@ def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
     origin = (importlib.util.find_spec(module) or ModuleSpec("", None)).origin if module else None
     code = Path(origin).read_bytes().hex() if origin and os.path.isfile(origin) else ""
     fingerprints = {name: spec.fingerprint for name, spec in sorted(specs.items())}
-    settings = [fingerprints, config.binning.model_dump(), config.pipeline.mode, code]
+    looks = [look.model_dump() for look in config.second_look]
+    settings = [fingerprints, config.binning.model_dump(), config.pipeline.mode, code, *looks]
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:16]
 
 

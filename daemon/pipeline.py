@@ -32,6 +32,7 @@ from daemon.jobs import Ending, File, Job, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.limit import Limit
+from daemon.looks.running import RunningLook
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.results.destinations import Destination
@@ -71,6 +72,7 @@ class Pipeline:
         self.watcher = watcher
         self.stations = list(stations)
         self.metrics = metrics
+        self.looks: list[RunningLook] = []
         self.in_flight: dict[int, Job] = {}
         self.retry = retry or Retry()
         self.outbox = outbox or Outbox()
@@ -86,9 +88,11 @@ class Pipeline:
         self._paths: set[tuple[int, bytes]] = set()  # of the jobs in flight
         self._owed: set[tuple[int, bytes]] = set()  # of those that a lost station may not have published
         self._losses = 0  # of stations
+        self._held: set[tuple[int, bytes]] = set()  # of images whose second look is being published
         self._destinations = destinations
         self.bins: dict[str, None] = {}  # that images got in this run
         self._deferred: list[Job] = []  # while another version of their file is in flight or being published
+        self._released = anyio.Event()
         self._handing_out = anyio.Lock()
         self._handed_out = anyio.Event()
         self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
@@ -110,16 +114,29 @@ class Pipeline:
             tasks.start_soon(self.watch, once)
             for station in self.stations:
                 tasks.start_soon(station.run, self)
+            for look in self.looks:
+                tasks.start_soon(look.run)
             await self._handed_out.wait()
             while self.in_flight:
                 self._landed.clear()
                 await self._landed.wait()
+            await self._finish_looks()
             if self._owed:  # of a station that was lost only now
                 await self.recover({inbox for inbox, _ in self._owed})
             await self.outbox.finish()
             tasks.cancel_scope.cancel()
         if once and not self._draining:
             await self.publisher.try_again()
+
+    async def _finish_looks(self) -> None:
+        """Wait until no image waits for a second look. While one is being published, another of the same image
+        cannot be seen."""
+        while any(look.desk.in_flight for look in self.looks) or not all(
+            [await look.desk.is_idle() for look in self.looks]
+        ):
+            self._landed.clear()
+            with anyio.move_on_after(1.0):
+                await self._landed.wait()
 
     def held_back(self) -> list[str]:
         """Why some images wait while the others go on: inboxes that cannot be read,
@@ -136,8 +153,8 @@ class Pipeline:
         self._watching.cancel()
         self._admitted.set()
         self.outbox.drain(seconds / 2)
-        for station in self.stations:
-            station.drain()
+        for part in (*self.stations, *self.looks):
+            part.drain()
 
     @property
     def unfinished(self) -> int:
@@ -223,8 +240,8 @@ class Pipeline:
         return path in self._owed or self._is_busy(*path) or self.publisher.is_busy(*path)
 
     def _is_busy(self, inbox: int, path: bytes) -> bool:
-        """Whether a version of this file is in flight."""
-        return (inbox, path) in self._paths
+        """Whether a version of this file is in flight, or its second look is being published."""
+        return (inbox, path) in self._paths or (inbox, path) in self._held
 
     async def _next_jobs(self) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more.
@@ -234,7 +251,7 @@ class Pipeline:
                 found, self._deferred = self._deferred, []
                 return found
             self._admitted.clear()
-            complete, answering = self._complete, self.watcher.answering() - self.absences.resting()
+            complete, answering = self._complete, self.answering()
             with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                 await self.recover(answering - self._recovered)
             lasting = self.absences.lasting() if complete else set()
@@ -253,6 +270,10 @@ class Pipeline:
             with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
                 await self._admitted.wait()
         return []
+
+    def answering(self) -> set[int]:
+        """The inboxes whose files can be read now."""
+        return self.watcher.answering() - self.absences.resting()
 
     async def _next_of(self, inboxes: set[int], complete: bool) -> list[Job]:
         """The next jobs of these inboxes. With a limit there are none until all files are found, because
@@ -327,6 +348,18 @@ class Pipeline:
         del self.in_flight[job.id]
         self._paths.discard((job.inbox, job.path))
 
+    async def hold(self, files: set[tuple[int, bytes]]) -> None:
+        """Keep other jobs from publishing these files until `release`: their second looks are published next."""
+        while files & self._held:
+            self._released = anyio.Event()
+            await self._released.wait()
+        self._held |= files
+
+    def release(self, files: set[tuple[int, bytes]]) -> None:
+        self._held -= files
+        self._released.set()
+        self._admitted.set()
+
     # 4. The results are confirmed to be on the disk. results/outbox.py takes them on to the sinks.
 
     async def confirm(self) -> None:
@@ -338,6 +371,10 @@ class Pipeline:
             self._finished_at = time.monotonic()
             for group in groups:
                 self._leave(group.endings, group.ended)
+                if group.confirmed:
+                    group.confirmed.set()
+            for look in self.looks:
+                look.desk.wake()
             self._landed.set()
             self._admitted.set()
 

@@ -42,10 +42,11 @@ class Segment:
 
     stages: tuple[str, ...]
     devices: tuple[str, ...]
+    label: str = ""  # of a second look
 
     @property
     def name(self) -> str:
-        return "+".join(self.stages)
+        return self.label or "+".join(self.stages)
 
 
 @dataclass(frozen=True, slots=True)

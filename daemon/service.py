@@ -35,6 +35,8 @@ from daemon.layout import Layout, digest_settings, judge_of
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
+from daemon.looks.planning import lay_out
+from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.notices import list_notices
@@ -84,7 +86,7 @@ class Service:
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
         self.outdated = 0  # files that were DONE at the start, by other models than the configured ones
-        self._layout: Layout | None = None  # set once it is open
+        self._layouts: list[Layout] = []  # of first and second looks; set once it is open
         self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
         self.metrics = Metrics(self.counts)
@@ -111,8 +113,8 @@ class Service:
                         leave_within(LEAVE_SECONDS)
                     # If the ledger's file is gone, its results are lost: fail.
                     await to_thread.run_sync(files.check)
-                    for station in pipeline.stations:
-                        station.stop()
+                    for part in (*pipeline.stations, *pipeline.looks):
+                        part.stop()
                     tasks.cancel_scope.cancel()
             if self.show:
                 self.show(status.snapshot())
@@ -161,8 +163,11 @@ class Service:
         """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
         with contextlib.ExitStack() as stack:
-            layout = self._layout = await to_thread.run_sync(Layout.of, config)
+            layout, plans = await to_thread.run_sync(lay_out, config)
+            self._layouts = [layout, *(plan.layout for plan in plans)]
             announce(layout)
+            for plan in plans:
+                log.info(plan.segment.name, what=plan.describe())
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
@@ -170,7 +175,9 @@ class Service:
             if ledger.remark:
                 log.warning(ledger.remark)
             numbers = await ledger.register(
-                [(inbox.path, inbox.priority) for inbox in config.inbox], layout.models()
+                [(inbox.path, inbox.priority) for inbox in config.inbox],
+                layout.models(),
+                [plan.model for plan in plans],
             )
             await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
             reader = Reader(ledger.path)
@@ -200,6 +207,7 @@ class Service:
                 retry=retry,
                 reuse_results=config.pipeline.reuse_results,
             )
+            pipeline.looks = open_looks(stack, plans, pipeline, judge, destinations, metrics)
             self.counts.begin(await to_thread.run_sync(reader.counts))
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
@@ -212,10 +220,10 @@ class Service:
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
-        assert self._layout
-        await tasks.start(
-            compile_for_workers, self.config.state.path / KERNELS, self._layout.wanted_kernels()
-        )
+        wants = [want for layout in self._layouts for want in layout.wanted_kernels()]
+        await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants)
+        for look in pipeline.looks:  # first looks do not wait for its model
+            tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:
             for station in pipeline.stations:
                 starting.start_soon(tasks.start, station.staff)

@@ -33,6 +33,19 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     seen_at: str  # RFC 3339, UTC
 
 
+class SecondLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The answer of a second model. `result` has the same form as that of its stage; if it is null, `reason` and
+    `detail` are the error."""
+
+    stage: str
+    model: str  # fingerprint
+    notice: str = ""  # about the model
+    result: msgspec.Raw
+    seconds: float = 0.0  # as in `timings`
+    reason: str = ""
+    detail: str = ""
+
+
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A result; or, in the failed folder, `status`, `reason`, `detail` and `attempts` instead of one."""
 
@@ -44,6 +57,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bin: Bin | None = None
     timings: Annotated[dict[str, float], msgspec.Meta(description=TIMINGS)] = {}
     models: dict[str, str] = {}  # stage → fingerprint of the model
+    second_looks: dict[str, SecondLook] = {}  # by the look's name
     status: str = ""
     reason: str = ""
     detail: str = ""
@@ -70,6 +84,9 @@ def parse_sidecar(data: bytes) -> Parts:
     for stage in BUILT_IN:  # the type of a plug-in's result may differ in a later version
         if stage.name in results:
             decode(stage.name, results[stage.name])
+        for look in sidecar.second_looks.values():
+            if look.stage == stage.name and not look.reason:
+                decode(stage.name, bytes(look.result))
     is_done = not sidecar.status
     criteria = (
         bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]) if is_done else b""

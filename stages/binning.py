@@ -126,8 +126,9 @@ def is_decided(payloads: Mapping[str, bytes], thresholds: Thresholds, stages: Se
     return name == "A" or (name == "B" and ("ocr" in payloads or "ocr" not in stages))
 
 
-def load_rule(reference: str) -> Rule:
-    """The user's rule "module:function": it gets the whole record as a dict and returns the name of the bin."""
+def load_rule(reference: str, key: str = "[binning] rules") -> Any:
+    """The user's function "module:function", which gets the whole record as a dict. key: names it in errors.
+    Raises ValueError."""
     module, _, function = reference.partition(":")
     try:
         rule = getattr(importlib.import_module(module), function)
@@ -144,12 +145,12 @@ def load_rule(reference: str) -> Rule:
             else f" ({last.filename}, line {last.lineno})"
         )
         raise ValueError(
-            f'[binning] rules = "{reference}" cannot be loaded: {what}{where}. '
+            f'{key} = "{reference}" cannot be loaded: {what}{where}. '
             'Write it as "module:function" and put the absolute path of the module\'s folder on PYTHONPATH.'
         ) from error
     if not callable(rule):
-        raise ValueError(f'[binning] rules = "{reference}" is not a function.')
-    return rule  # type: ignore[no-any-return]
+        raise ValueError(f'{key} = "{reference}" is not a function.')
+    return rule
 
 
 def apply_rule(rule: Rule, record: dict[str, Any]) -> str:

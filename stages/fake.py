@@ -80,7 +80,8 @@ class FakeStage(Stage):
 
     def _answer(self, image: Image) -> Result:
         earlier = frozenset(name for name in self._uses if name in image.results) if self._uses else NONE
-        return answer(self.name, variant_of(image), image.width, image.height, earlier)
+        variant = (variant_of(image) + self.options.salt) % VARIANTS
+        return answer(self.name, variant, image.width, image.height, earlier)
 
     def _strike(self, image: Image, batch: int) -> ImageError | None:
         data = bytes(image.data)

@@ -103,6 +103,7 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     built. notice: like that of a pack. device_file: a file that is locked for the time of each forward pass, so
     that all workers together are no faster than one device. memory_folder: the memory of a fake GPU (fake.py)
     with memory_bytes, of which a stage takes load_bytes when it is loaded, and image_bytes for each image of a batch.
+    salt: changes all answers, as another model does.
     """
 
     load_seconds: float = 0.0
@@ -117,3 +118,4 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: int = 0
     load_bytes: int = 0
     image_bytes: int = 0
+    salt: int = 0

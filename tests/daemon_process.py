@@ -222,7 +222,7 @@ class Place:
     def assert_kept(self, **counts: int) -> checker.Verdict:
         """The promise is kept, and this number of images ended in each state."""
         verdict = self.judge()
-        assert verdict.problems == []
+        assert not verdict.problems, "\n".join(verdict.problems[:20])
         assert verdict.counts == counts
         return verdict
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from daemon.cli.rules import RuleFailed, try_rule
+from daemon.cli.rules import RuleFailed, try_choice, try_rule
 from daemon.cli.tryouts import try_stages
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
@@ -22,8 +22,9 @@ from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.hints import quantity
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, find_unread
-from daemon.layout import Layout, open_slab, size_slab
+from daemon.layout import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
+from daemon.looks.planning import lay_out
 from daemon.monitoring.notices import list_notices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
@@ -32,6 +33,7 @@ from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.web.app import listen, load_certificate, read_token, risks
+from daemon.workers.tryout import Tryout
 from stages.registry import PROBLEMS, SOURCES
 from stages.weights.packs import open_pack
 
@@ -256,7 +258,7 @@ def _gpus(_config: Config) -> Iterator[Finding]:
 
 def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     try:
-        layout = Layout.of(config)
+        layout, looks = lay_out(config)
     except VisiondError as error:
         yield from (Finding("error", line) for line in str(error).splitlines())
         return
@@ -273,13 +275,26 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     for library, license_ in layout.licenses().items():
         yield Finding("ok", f"models: {library} is in use, which is under {license_}.")
     yield Finding("ok", f"placement: {layout.placement.why}.")
-    for tryout in () if quick else try_stages(layout):
-        if tryout.problem:
-            yield Finding("error", f"stage {tryout.stage} on {tryout.device}: {tryout.problem}")
-        else:
-            yield Finding("ok", f"stage {tryout.stage} on {tryout.device}: {tryout.summary}.")
-        if tryout.warning:
-            yield Finding("warning", f"stage {tryout.stage} on {tryout.device}: {tryout.warning}")
+    for look in looks:
+        yield Finding("ok", f"{look.segment.name}: {look.describe()}.")
+        if look.spec.notice:
+            yield Finding("warning", f"{look.segment.name}: {look.spec.notice}.")
+    if quick:
+        return
+    for tryout in try_stages(layout):
+        yield from _findings(f"stage {tryout.stage}", tryout)
+    for look in looks:
+        for tryout in try_stages(look.layout):
+            yield from _findings(look.segment.name, tryout)
+
+
+def _findings(what: str, tryout: Tryout) -> Iterator[Finding]:
+    if tryout.problem:
+        yield Finding("error", f"{what} on {tryout.device}: {tryout.problem}")
+    else:
+        yield Finding("ok", f"{what} on {tryout.device}: {tryout.summary}.")
+    if tryout.warning:
+        yield Finding("warning", f"{what} on {tryout.device}: {tryout.warning}")
 
 
 def _rules(config: Config) -> Iterator[Finding]:
@@ -288,3 +303,9 @@ def _rules(config: Config) -> Iterator[Finding]:
             yield Finding("ok", try_rule(config))
         except RuleFailed as error:
             yield Finding("error", str(error))
+    for look in config.second_look:
+        if look.function:
+            try:
+                yield Finding("ok", try_choice(config, look))
+            except RuleFailed as error:
+                yield Finding("error", str(error))

@@ -152,6 +152,17 @@ def print_sinks(snapshot: Snapshot) -> None:
         )
 
 
+def print_looks(snapshot: Snapshot) -> None:
+    """Print how many images wait for each second look, and have had it."""
+    print_table(
+        ("second look", "stage", "model", "waiting", "done", "failed"),
+        (
+            (look.name, look.stage or "-", look.model or "-", look.waiting, look.done, look.failed)
+            for look in snapshot.second_looks
+        ),
+    )
+
+
 def _moment(at: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"
 
@@ -202,6 +213,12 @@ def show_record(record: Record) -> None:
             for stage, seconds in document["timings"].items()
         ),
     )
+    for name, look in document.get("second_looks", {}).items():
+        about = f"second look {name}: {look['stage']} by {look['model']}"
+        answer = look.get("result") or {key: look[key] for key in ("reason", "detail")}
+        print_table(
+            ("", ""), ((key, shorten(value)) for key, value in answer.items()), title=printable(about)
+        )
 
 
 def shorten(value: object) -> str:

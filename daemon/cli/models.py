@@ -295,14 +295,18 @@ async def compile_missing(folder: Path, missing: list[Want]) -> Step:
 def find_wants(settings: Config, capabilities: list[str] | None) -> tuple[list[Want], list[Gpu]]:
     """The stages with kernels, and the GPUs that they run on: those of this machine, or of the named kinds."""
     from daemon.devices import assume_gpus
-    from daemon.layout import Layout, resolve_models, used_gpus
+    from daemon.layout import resolve_models, used_gpus
+    from daemon.looks.planning import lay_out
     from daemon.placement import Segment
     from daemon.workers.kernels import list_wants
 
     if not capabilities:
-        layout = Layout.of(settings)
-        return layout.wanted_kernels(), used_gpus(layout.config, layout.gpus)
-    wants, used = [], []
+        layout, looks = lay_out(settings)
+        wants = [
+            want for part in (layout, *(look.layout for look in looks)) for want in part.wanted_kernels()
+        ]
+        return wants, used_gpus(layout.config, layout.gpus)
+    wants, used = list[Want](), list[Gpu]()
     settings = assume_gpus(settings)
     for capability in map(parse_capability, capabilities):
         if gpus := used_gpus(settings, pretend_gpus(capability)):

@@ -17,6 +17,7 @@ from daemon.cli.display import (
     print_failed_hint,
     print_json,
     print_listing,
+    print_looks,
     print_notices,
     print_sinks,
     print_table,
@@ -86,6 +87,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         )
     if snapshot.sinks:
         print_sinks(snapshot)
+    if snapshot.second_looks:
+        print_looks(snapshot)
     if tried := [chore for chore in snapshot.upkeep if chore.tried_at]:
         print_chores(tried)
 

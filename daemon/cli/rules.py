@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.config.second_look import SecondLook
 from daemon.control import open_reader
 from daemon.errors import VisiondError
 from daemon.jobs import Job, JobStatus, Version
@@ -43,6 +44,24 @@ def try_rule(config: Config) -> str:
             f'[binning] rules = "{reference}" fails on {name}: {explain(error, record, place)}.'
         ) from error
     return f"binning rule {reference} puts {name} into bin {chosen}."
+
+
+def try_choice(config: Config, look: SecondLook) -> str:
+    """Try the function of a second look in the same way. Raises RuleFailed."""
+    where = f'[[second_look]] {look.name}: when = "{look.when}"'
+    try:
+        rule = load_rule(look.function, f"[[second_look]] {look.name}: when")
+    except ValueError as error:
+        raise RuleFailed(str(error)) from error
+    job, inbox, name = _find_image(config)
+    payloads = {stage: output.payload for stage, output in job.outputs.items()}
+    record = describe(job, judge(payloads, config.binning.thresholds()), inbox)
+    try:
+        chosen = bool(rule(record))
+    except Exception as error:
+        place = place_in_rule(error, __file__) or _definition_of(rule)
+        raise RuleFailed(f"{where} fails on {name}: {explain(error, record, place)}.") from error
+    return f"second look {look.name}: {look.when} {'chooses' if chosen else 'does not choose'} {name}."
 
 
 def _find_image(config: Config) -> tuple[Job, bytes, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from daemon.config.refusal import explain, explain_missing_stage
+from daemon.config.second_look import SecondLook, misused_looks
 from daemon.config.sections import (
     BinningSection,
     Http,
@@ -47,6 +48,9 @@ class Config(Section):
     models: ModelsSection = ModelsSection()
     stages: StageTables = StageTables()
     binning: BinningSection = BinningSection()
+    second_look: list[SecondLook] = Field(
+        [], description="A [[second_look]] table for each further model that looks at some images."
+    )
     http: Http = Http()
     log: Log = Log()
 
@@ -158,6 +162,9 @@ def _anchor(config: Config, folder: Path) -> Config:
                 update={"pack": located(config.models.pack)}
             ),
             "stages": config.stages.model_copy(update=stages),
+            "second_look": [
+                look.model_copy(update={"model": located(look.model)}) for look in config.second_look
+            ],
             "http": config.http.model_copy(
                 update={name: absolute(file) for name, file in files.items() if file}
             ),
@@ -261,5 +268,11 @@ def _misused_names(config: Config) -> list[str]:
         problems.append(
             f"pipeline.segment: the segments have the stages {', '.join(placed)}; together and in this order they must have "
             f"{', '.join(config.stage_names)}."
+        )
+    problems += misused_looks(config.second_look, config.stage_names, has_rules=bool(config.binning.rules))
+    if config.second_look and any(inbox.on_success == "delete" for inbox in config.inbox):
+        problems.append(
+            'second_look: an inbox has on_success = "delete", so its images are gone before a second look; '
+            'use "keep" or "move".'
         )
     return problems

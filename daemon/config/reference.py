@@ -59,6 +59,16 @@ order:
     "[models]": "The pack: the weights of all stages.",
     "[stages.ocr]": "Settings of one stage that differ from the pack.",
     "[binning]": "The rule for bins: A (text) if any of its criteria passes, else B (objects), else C.",
+    "[[second_look]]": """\
+A second model for some images, after their first results; docs/results.md explains it. For example:
+
+    [[second_look]]
+    name = "detailed"
+    when = "C"
+    stage = "blip"
+    model = "smolvlm2-2.2b"
+    devices = ["cuda:1"]
+""",
     "[http]": "The read-only pages: metrics, health and status.",
     "[log]": "The log goes to standard error; with systemd, to the journal.",
 }

@@ -64,6 +64,11 @@ def of_failed(image: Image, reason: str, detail: str, attempts: int) -> int:
     return _of_image(image, crc32(f"FAILED {attempts} {reason} {detail}".encode()))
 
 
+def of_look(image: int, name: str, model: Named, reason: str, detail: str) -> int:
+    """The checksum of a second look that has ended; its result has its own."""
+    return crc32(f"{image} {name} {reason} {detail}".encode(), _of_model(model.stage, model.fingerprint))
+
+
 def _of_image(image: Image, start: int) -> int:
     id, inbox_path, path, size, seen_at, finished_at, digest = image
     numbers = f"{id} {size} {timestamp(seen_at)} {timestamp(finished_at or 0.0)}"

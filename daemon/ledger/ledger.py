@@ -20,10 +20,10 @@ import msgspec
 import structlog
 
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
-from daemon.ledger import identity, outbox
+from daemon.ledger import identity, looks, outbox
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.records import assemble
-from daemon.ledger.rows import content_row, ending_checksum, file_row, job_of, result_row
+from daemon.ledger.rows import content_row, end_row, file_row, job_of, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key, Stored, read_stored
 from daemon.ledger.writer import Alone, T, Work, Writer
@@ -47,7 +47,7 @@ class Ledger:
         self.path = path
         self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
         self._damaged: set[Key] = set()  # digest with a model, or with None for format and size
-        self._models: dict[int, Model] = {}
+        self.models: dict[int, Model] = {}  # all that the file knows, by number
         self._model_ids: dict[str, int] = {}  # stage → its current model
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
@@ -73,8 +73,11 @@ class Ledger:
 
     # Setting up
 
-    async def register(self, inboxes: Sequence[tuple[Path, int]], models: Iterable[Model]) -> list[int]:
-        """Add inboxes, with their priorities, and the current models; returns the inboxes' numbers."""
+    async def register(
+        self, inboxes: Sequence[tuple[Path, int]], models: Iterable[Model], others: Sequence[Model] = ()
+    ) -> list[int]:
+        """Add inboxes, with their priorities, and models; returns the inboxes' numbers.
+        models: the current one of each stage. others: of second looks."""
         present = list(models)
 
         def work(connection: sqlite3.Connection) -> list[int]:
@@ -86,11 +89,12 @@ class Ledger:
                 self._priorities[number] = priority
                 self._inbox_paths[number] = os.fsencode(path)
                 numbers.append(number)
-            for model in present:
+            for model in [*others, *present]:
                 connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+            for model in present:
                 key = (model.stage, model.fingerprint)
                 self._model_ids[model.stage] = connection.execute(SQL["model_id"], key).fetchone()[0]
-            self._models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
+            self.models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
             self._configured = msgspec.json.encode(numbers).decode()
             self._cursors = {row[0]: 0 for row in connection.execute(SQL["priorities"])}
             return numbers
@@ -205,9 +209,9 @@ class Ledger:
 
     def _read_stored(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
         """Damaged results are not used: the model runs again, and its new result replaces the damaged one."""
-        stored = read_stored(connection, digests, self._models)
+        stored = read_stored(connection, digests, self.models)
         for digest, model in stored.damaged - self._damaged:
-            what = self._models[model].stage if model in self._models else "format and size"
+            what = self.models[model].stage if model in self.models else "format and size"
             log.error("result damaged in the ledger; its model runs again", what=what, digest=digest.hex())
         self._damaged |= stored.damaged
         return stored
@@ -250,11 +254,15 @@ class Ledger:
             connection.executemany(SQL["postpone"], postponed)
             standing = [(e.job.id,) for e in endings if e.keeps_result]
             rows = [
-                self._end_row(e) for e in endings if e.status is not JobStatus.PENDING and not e.keeps_result
+                end_row(e, self._inbox_paths[e.job.inbox], self.models, self._model_ids)
+                for e in endings
+                if e.status is not JobStatus.PENDING and not e.keeps_result
             ]
-            return {
+            ended = {
                 row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
             }
+            looks.want(connection, endings, ended)
+            return ended
 
         return await self._ask(work)
 
@@ -284,7 +292,7 @@ class Ledger:
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
-        models = [self._models[self._model_ids[stage]] for stage in ending.job.outputs]
+        models = [self.models[self._model_ids[stage]] for stage in ending.job.outputs]
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
     async def mark_emitted(
@@ -313,7 +321,7 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> list[Record]:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
-            return list(assemble(connection, rows, self._models))
+            return list(assemble(connection, rows, self.models))
 
         return await self._ask(work)
 
@@ -378,7 +386,7 @@ class Ledger:
             touched.update(job.digest for job in jobs)
         contents = [content_row(job) for job in jobs if job.width]
         results = [
-            result_row(job.digest, (number := self._model_ids[stage]), self._models[number], output)
+            result_row(job.digest, (number := self._model_ids[stage]), self.models[number], output)
             for job in jobs
             for stage, output in job.outputs.items()
         ]
@@ -388,13 +396,3 @@ class Ledger:
         changes = connection.total_changes
         run_rows(connection, "keep_result", results)
         return connection.total_changes - changes == len(results)
-
-    def _end_row(self, ending: Ending) -> tuple[Any, ...]:
-        job, models = ending.job, None
-        if ending.status is JobStatus.DONE:
-            models = msgspec.json.encode([self._model_ids[stage] for stage in job.outputs]).decode()
-        result = (job.digest or None, models, ending.bin or None, ending.criteria or None)
-        made_by = [self._models[self._model_ids[stage]] for stage in job.outputs]
-        checksum = ending_checksum(ending, self._inbox_paths[job.inbox], made_by)
-        reason = reason_of(ending.failure)
-        return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum)

@@ -93,6 +93,18 @@ CREATE TABLE sink (                       -- an additional output, which follows
     place INTEGER NOT NULL,               -- outbox.sequence of the last record that it has
     succeeded_at REAL                     -- Unix seconds: when it last took records; NULL: never
 ) WITHOUT ROWID;
+CREATE TABLE look (                       -- a second look that an image waits for, or has had
+    image INTEGER NOT NULL REFERENCES image (id),
+    name TEXT NOT NULL,                   -- of the look in the configuration
+    not_before REAL,                      -- Unix seconds; 0: not tried yet; NULL: it has ended
+    attempts INTEGER NOT NULL DEFAULT 0,
+    deaths INTEGER NOT NULL DEFAULT 0,    -- workers that died on it alone
+    model INTEGER REFERENCES model (id),  -- that ran, or failed; NULL while it waits
+    reason TEXT,                          -- NULL: `result` has its answer
+    detail TEXT,
+    checksum INTEGER,                     -- checksums.of_look
+    PRIMARY KEY (image, name)
+) WITHOUT ROWID;
 CREATE TABLE meta (                       -- one row: which ledger this is; the file `identity` has it too
     id TEXT NOT NULL,
     made_at TEXT NOT NULL                 -- RFC 3339, UTC
@@ -103,6 +115,7 @@ CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
 CREATE INDEX again ON image (not_before) WHERE status = 0 AND not_before > 0;
 CREATE INDEX owed ON image (id) WHERE emitted = 0 AND status IN (1, 2);
 CREATE INDEX outbox_image ON outbox (image);
+CREATE INDEX waiting ON look (name, not_before, image) WHERE not_before IS NOT NULL;
 
 -- name: add_inbox
 INSERT INTO inbox (path) VALUES (?) ON CONFLICT DO NOTHING;
@@ -267,6 +280,59 @@ FROM (VALUES :rows) AS placed WHERE image.id = placed.column1;
 -- name: owed
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE emitted = 0 AND status IN (1, 2) AND image.id > ? ORDER BY image.id LIMIT ?;
+
+-- name: want_look
+INSERT INTO look (image, name, not_before) VALUES :rows ON CONFLICT (image, name) DO UPDATE
+SET not_before = 0, attempts = 0, deaths = 0, model = NULL, reason = NULL, detail = NULL, checksum = NULL;
+
+-- name: drop_looks
+DELETE FROM look WHERE image IN (:rows);
+
+-- name: drop_look
+DELETE FROM look WHERE image = ? AND name = ?;
+
+-- name: next_looks
+-- Those that cannot be taken are among them: images that are not DONE, not published, or not the newest version of their file.
+SELECT image.*, look.attempts AS look_attempts, look.deaths AS look_deaths, :is_newest AS is_newest
+FROM look JOIN image ON image.id = look.image WHERE look.name = ? AND look.not_before <= ?
+ORDER BY look.not_before, look.image LIMIT ?;
+
+-- name: is_look_wanted
+SELECT 1 FROM look JOIN image ON image.id = look.image
+WHERE look.name = ? AND look.not_before IS NOT NULL AND image.emitted = 1 AND +inbox IN (SELECT value FROM json_each(?)) LIMIT 1;
+
+-- name: postpone_look
+UPDATE look SET attempts = ?, not_before = ?, detail = ? WHERE image = ? AND name = ? AND not_before IS NOT NULL;
+
+-- name: waits_for_look
+SELECT 1 FROM look WHERE image = ? AND name = ? AND not_before IS NOT NULL;
+
+-- name: blame_look
+UPDATE look SET deaths = ? WHERE image = ? AND name = ?;
+
+-- name: end_look
+UPDATE look SET attempts = ?, not_before = NULL, model = ?, reason = ?, detail = ?, checksum = ?
+WHERE image = ? AND name = ? AND not_before IS NOT NULL RETURNING image;
+
+-- name: publish_again
+-- `not_before` as of an image that sinks do not have yet: see `enqueue`.
+UPDATE image SET emitted = 0, not_before = 0 WHERE id IN (:rows) AND status = 1 AND emitted = 1 AND :is_newest RETURNING id;
+
+-- name: images
+SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox WHERE image.id IN (:rows);
+
+-- name: ended_looks
+SELECT image, name, model, reason, detail, checksum FROM look WHERE not_before IS NULL AND image IN (:rows);
+
+-- name: restore_look
+INSERT INTO look (image, name, not_before, attempts, model, reason, detail, checksum) VALUES :rows ON CONFLICT DO NOTHING;
+
+-- name: count_looks
+SELECT name, COUNT(not_before) AS waiting, COUNT(*) - COUNT(not_before) - COUNT(reason) AS done, COUNT(reason) AS failed
+FROM look GROUP BY name;
+
+-- name: drop_pruned_looks
+DELETE FROM look WHERE image IN (SELECT value FROM json_each(?));
 
 -- name: counts
 SELECT status, COUNT(*) FROM image GROUP BY status;

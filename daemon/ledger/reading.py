@@ -13,7 +13,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.ledger.schema import OLDER, WITH_CHECKSUMS, explain, read_version, set_factories
+from daemon.ledger.schema import (
+    OLDER,
+    WITH_CHECKSUMS,
+    WITH_LOOKS,
+    WITHOUT_LOOKS,
+    explain,
+    read_version,
+    set_factories,
+)
 
 
 class ReaderClosed(Exception):
@@ -68,8 +76,11 @@ class Connections:
                 connection = sqlite3.connect(address, uri=True, check_same_thread=False)
                 undo.callback(connection.close)
                 set_factories(connection)
-                if 0 < read_version(self._path, connection) < WITH_CHECKSUMS:
+                version = read_version(self._path, connection)
+                if 0 < version < WITH_CHECKSUMS:
                     connection.executescript(OLDER)
+                if 0 < version < WITH_LOOKS:
+                    connection.executescript(WITHOUT_LOOKS)
                 undo.pop_all()
         except sqlite3.DatabaseError as error:
             raise explain(self._path, error) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,28 @@ class Model:
     stage: str
     fingerprint: str
     notice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a second look ended: with a result, or why without."""
+
+    model: Model
+    output: Output | None
+    reason: str = ""
+    detail: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """As in the sidecar."""
+        document: dict[str, Any] = {"stage": self.model.stage, "model": self.model.fingerprint}
+        if self.model.notice:
+            document["notice"] = self.model.notice
+        if self.output is None:
+            return document | {"result": None, "reason": self.reason, "detail": self.detail}
+        return document | {
+            "result": msgspec.Raw(self.output.payload),
+            "seconds": round(self.output.seconds, 6),
+        }
 
 
 BUILT_IN_KEYS = {stage.name: stage.key for stage in BUILT_IN}  # in the order of the results in a sidecar
@@ -55,6 +77,7 @@ class Record:
     reason: str
     detail: str
     pages: int = 1  # pictures in the file; only the first was read
+    looks: dict[str, Look] = field(default_factory=dict)  # second looks that have ended, by name
     damage: str = ""  # which parts of it are damaged in the ledger; such a record is not published
 
     @classmethod
@@ -86,10 +109,16 @@ class Record:
             detail=detail or "",
         )
 
+    def answers(self) -> list[tuple[Model, Output]]:
+        """All its results, also those of second looks, and their models."""
+        first = [(model, self.outputs[model.stage]) for model in self.models]
+        return first + [(look.model, look.output) for look in self.looks.values() if look.output]
+
     @property
     def result_bytes(self) -> int:
         """The size of its results."""
-        return len(self.criteria) + sum([len(output.payload) for output in self.outputs.values()])
+        looks = sum([len(look.output.payload) for look in self.looks.values() if look.output])
+        return len(self.criteria) + looks + sum([len(output.payload) for output in self.outputs.values()])
 
     @property
     def has_moved(self) -> bool:
@@ -120,6 +149,8 @@ class Record:
             document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
             document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
             document["models"] = {model.stage: model.fingerprint for model in self.models}
+            if self.looks:
+                document["second_looks"] = {name: look.document() for name, look in self.looks.items()}
         else:
             document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
         document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}

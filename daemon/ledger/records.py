@@ -17,9 +17,9 @@ import msgspec
 from daemon.errors import LedgerDamaged
 from daemon.hints import command
 from daemon.jobs import JobStatus, Version
-from daemon.ledger import checksums, identity, outbox
+from daemon.ledger import checksums, identity, looks, outbox
 from daemon.ledger.reading import Connections
-from daemon.ledger.record import UNKNOWN, Model, Record
+from daemon.ledger.record import UNKNOWN, Look, Model, Record
 from daemon.ledger.schema import WITH_CHECKSUMS, WITH_OUTBOX, damaged, explain, newest, read_version
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
@@ -187,6 +187,14 @@ class Reader:
             places = outbox.read_places(connection)
         return {name: (last - place.sequence, place.succeeded_at) for name, place in places.items()}
 
+    def second_looks(self) -> dict[str, looks.Tally]:
+        """By name of the look, how many images wait for it or have had it."""
+        with self._connections.lend() as connection:
+            return looks.count(connection)
+
+    def waits_for_look(self, image: int, name: str) -> bool:
+        return bool(self._rows("waits_for_look", image, name))
+
     def check(self, go_on: GoOn = lambda: True) -> None:
         """Read the ledger from end to end, and compare every row with its checksum.
         go_on: called every few milliseconds; false stops early. Raises LedgerDamaged."""
@@ -274,9 +282,13 @@ def assemble(
     stored = read_stored(
         connection, {row["digest"] for row in rows if row["digest"] and with_results}, models
     )
+    done = [row["id"] for row in rows if row["status"] == JobStatus.DONE]
+    ended = looks.read_ended(connection, done) if with_results else {}
     for row in rows:
         try:
             record = _join(row, stored, models)
+            if found := ended.get(record.id):
+                record.looks = {name: _look_of(record, one, stored, models) for name, one in found.items()}
             if tolerant:
                 _ = record.sidecar
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:
@@ -287,6 +299,7 @@ def assemble(
                 continue
             raise damaged(ledger_of(connection), f"image {row['id']} {fault}") from error
         damage = _find_damage(record, row["checksum"], stored) if with_results else ""
+        damage = damage or _find_damaged_look(record, ended.get(record.id, {}))
         yield replace(record, damage=damage) if damage else record
 
 
@@ -303,6 +316,21 @@ def _find_damage(record: Record, checksum: int | None, stored: Stored) -> str:
     if not any(checksums.holds(checksum, attrgetter("checksum"), version) for version in versions):
         found.append("its row")
     return ", ".join(found)
+
+
+def _look_of(record: Record, ended: looks.Ended, stored: Stored, models: Mapping[int, Model]) -> Look:
+    output = None if ended.reason else stored.results.get(record.digest, {}).get(ended.model)
+    return Look(models[ended.model], output, ended.reason, ended.detail)
+
+
+def _find_damaged_look(record: Record, ended: Mapping[str, looks.Ended]) -> str:
+    """Which second look is damaged or has lost its result; empty if none."""
+    for name, look in record.looks.items():
+        fields = (record.id, name, look.model, look.reason, look.detail)
+        is_whole = checksums.holds(ended[name].checksum, checksums.of_look, *fields)
+        if not is_whole or (look.output is None and not look.reason):
+            return f"the second look {name}"
+    return ""
 
 
 def ledger_of(connection: sqlite3.Connection) -> Path:

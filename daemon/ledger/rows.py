@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from daemon.jobs import Ending, File, Job, JobStatus, Version, reason_of
 from daemon.ledger import checksums
@@ -37,6 +39,31 @@ def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) 
         reason, detail = reason_of(ending.failure)
         return checksums.of_failed(image, reason or "", detail or "", ending.attempts)
     return None
+
+
+def look_rows(record: Record, numbers: Mapping[Model, int]) -> list[tuple[Any, ...]]:
+    """Rows for `restore_look`. numbers: of the models in the ledger."""
+    return [
+        (
+            *(record.id, name, None, 1, numbers[look.model], look.reason or None, look.detail or None),
+            checksums.of_look(record.id, name, look.model, look.reason, look.detail),
+        )
+        for name, look in record.looks.items()
+    ]
+
+
+def end_row(
+    ending: Ending, inbox_path: bytes, models: Mapping[int, Model], numbers: Mapping[str, int]
+) -> tuple[Any, ...]:
+    """A row for `end`. numbers: of each stage's current model."""
+    job, used = ending.job, None
+    if ending.status is JobStatus.DONE:
+        used = msgspec.json.encode([numbers[stage] for stage in job.outputs]).decode()
+    result = (job.digest or None, used, ending.bin or None, ending.criteria or None)
+    made_by = [models[numbers[stage]] for stage in job.outputs]
+    checksum = ending_checksum(ending, inbox_path, made_by)
+    reason = reason_of(ending.failure)
+    return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum)
 
 
 def file_row(file: File, priority: int, now: float) -> tuple[Any, ...]:

@@ -40,13 +40,33 @@ MIGRATIONS = [
     CREATE TABLE sink (name TEXT PRIMARY KEY, place INTEGER NOT NULL, succeeded_at REAL) WITHOUT ROWID;
     CREATE INDEX outbox_image ON outbox (image);
     """,
+    """
+    CREATE TABLE look (
+        image INTEGER NOT NULL REFERENCES image (id),
+        name TEXT NOT NULL,
+        not_before REAL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        deaths INTEGER NOT NULL DEFAULT 0,
+        model INTEGER REFERENCES model (id),
+        reason TEXT,
+        detail TEXT,
+        checksum INTEGER,
+        PRIMARY KEY (image, name)
+    ) WITHOUT ROWID;
+    CREATE INDEX waiting ON look (name, not_before, image) WHERE not_before IS NOT NULL;
+    """,
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
+WITH_LOOKS = 5  # the first schema with second looks
 # Views through which an older ledger is read as if it had the columns that were added later.
 ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
 OLDER = "".join(
     f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table};" for table, columns in ADDED.items()
+)
+WITHOUT_LOOKS = (
+    "CREATE TEMP TABLE look (image INTEGER, name TEXT, not_before REAL, model INTEGER, reason TEXT, detail TEXT, "
+    "checksum INTEGER);"
 )
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -24,7 +25,7 @@ from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.samples import Sum, add
-from daemon.monitoring.snapshot import TASKS, SinkState
+from daemon.monitoring.snapshot import TASKS, LookState, SinkState
 from daemon.system import lines
 from daemon.system.gpus import list_gpus
 from stages.base import Reason
@@ -109,6 +110,7 @@ class Metrics:
         )
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
         self._open_upkeep_and_sinks()
+        self._open_looks()
         self._open_workers()
         self._begin_at_zero()
         registry.register(_Process())
@@ -129,6 +131,15 @@ class Metrics:
             "visiond_sink_last_success_timestamp_seconds",
             "When a sink last took records; 0: never.",
             ["sink"],
+        )
+
+    def _open_looks(self) -> None:
+        gauge = partial(Gauge, registry=self.registry)
+        self.looks_waiting = gauge(
+            "visiond_second_looks_waiting", "Images that wait for a second look.", ["look"]
+        )
+        self.looks_ended = gauge(
+            "visiond_second_looks", "Images in the ledger that have had a second look.", ["look", "outcome"]
         )
 
     def _open_workers(self) -> None:
@@ -186,6 +197,12 @@ class Metrics:
         """state: asked at each scrape."""
         self.sink_behind.labels(name).set_function(lambda: state().behind)
         self.sink_success.labels(name).set_function(lambda: state().succeeded_at or 0.0)
+
+    def follow_look(self, name: str, state: Callable[[], LookState]) -> None:
+        """state: asked at each scrape."""
+        self.looks_waiting.labels(name).set_function(lambda: state().waiting)
+        self.looks_ended.labels(name, "done").set_function(lambda: state().done)
+        self.looks_ended.labels(name, "failed").set_function(lambda: state().failed)
 
     def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
         """Create the series of this segment, its stages and its devices at 0."""
@@ -263,6 +280,23 @@ class Metrics:
         """The current value of a sample; 0 if it has none yet."""
         found = (sample for family in self.collect() for sample in family.samples)
         return next((s.value for s in found if (s.name, s.labels) == (name, labels)), 0.0)
+
+
+class LookMetrics:
+    """What the station of a second look reports. label: stands for the name of its stage."""
+
+    def __init__(self, metrics: Metrics, label: str) -> None:
+        self._metrics, self._label = metrics, label
+        self.worker_memory, self.worker_gpu_memory = metrics.worker_memory, metrics.worker_gpu_memory
+        for metric in (metrics.stage_seconds, metrics.stage_images):
+            metric.labels(label)
+
+    def fed(self, job: Job) -> None:
+        """It was seen long ago, and counted."""
+
+    def replied(self, lane: str, device: str, reply: Reply) -> None:
+        runs = [msgspec.structs.replace(run, stage=self._label) for run in reply.runs]
+        self._metrics.replied(lane, device, msgspec.structs.replace(reply, runs=runs))
 
 
 class _Process(Collector):

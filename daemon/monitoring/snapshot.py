@@ -84,6 +84,19 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""  # why it does not take records now, in a sentence
 
 
+class LookState(msgspec.Struct, frozen=True, kw_only=True):
+    """A second look. waiting, done, failed: images in the ledger."""
+
+    name: str
+    stage: str = ""  # empty: it is not in the configuration
+    model: str = ""
+    waiting: int
+    done: int
+    failed: int
+    in_flight: int = 0
+    problem: str = ""  # why no image gets it now, in a sentence
+
+
 def describe_behind(sink: str, behind: int, why: str) -> str:
     """The problem of a sink; empty if there is none."""
     return f"sink {sink}: {behind:,} record{'s' * (behind != 1)} behind: {why}" if why else ""
@@ -111,6 +124,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     slab_used_bytes: int = 0
     slab_size_bytes: int = 0
     sinks: list[SinkState] = []
+    second_looks: list[LookState] = []
     workers: list[WorkerState] = []
     notices: dict[str, str] = {}  # by stage
     settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with

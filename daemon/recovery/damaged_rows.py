@@ -12,10 +12,10 @@ from dataclasses import replace
 import msgspec
 
 from daemon.jobs import JobStatus
-from daemon.ledger import checksums, identity
+from daemon.ledger import checksums, identity, looks
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.ledger.rows import content_row, result_row
+from daemon.ledger.rows import content_row, look_rows, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import find_damaged
 from daemon.recovery.rebuild import Finding, read_sidecar
@@ -130,32 +130,37 @@ class DamagedRows:
             result["model"]: result
             for result in run_rows(connection, "results", [(sidecar.digest,)] if sidecar.models else [])
         }
-        for model in sidecar.models:
+        whole &= looks.read_ended(connection, [record.id]).get(record.id, {}).keys() == sidecar.looks.keys()
+        for model, output in sidecar.answers():
             number = self._numbers.get((model.stage, model.fingerprint))
             if number is None:
                 return False
             if result := stored.get(number):
-                output = sidecar.outputs[model.stage]
                 true = result_row(sidecar.digest, number, model, output)
                 whole &= result["checksum"] == true[-1] or result["payload"] == output.payload
         return whole
 
     def _write(self, sidecar: Record, record: Record) -> None:
         """Replace the damaged rows in the ledger by the sidecar's data."""
-        numbers = [self._numbers[model.stage, model.fingerprint] for model in sidecar.models]
+        by_model = {
+            model: self._numbers[model.stage, model.fingerprint]
+            for model in [*sidecar.models, *(look.model for look in sidecar.looks.values())]
+        }
         attempts = sidecar.attempts if sidecar.status is JobStatus.FAILED else record.attempts
         with self._writing() as connection:
             if sidecar.width:
                 connection.execute(SQL["drop_content"], (sidecar.digest,))
                 run_rows(connection, "keep_content", [content_row(sidecar)])
-            for number, model in zip(numbers, sidecar.models, strict=True):
-                connection.execute(SQL["drop_result"], (sidecar.digest, number))
+            for model, output in sidecar.answers():
+                connection.execute(SQL["drop_result"], (sidecar.digest, by_model[model]))
                 run_rows(
-                    connection,
-                    "keep_result",
-                    [result_row(sidecar.digest, number, model, sidecar.outputs[model.stage])],
+                    connection, "keep_result", [result_row(sidecar.digest, by_model[model], model, output)]
                 )
-            models = msgspec.json.encode(numbers).decode() if sidecar.status is JobStatus.DONE else None
+            for name in sidecar.looks:
+                connection.execute(SQL["drop_look"], (sidecar.id, name))
+            run_rows(connection, "restore_look", look_rows(sidecar, by_model))
+            numbers = msgspec.json.encode([by_model[model] for model in sidecar.models]).decode()
+            models = numbers if sidecar.status is JobStatus.DONE else None
             result = (
                 sidecar.bin or None,
                 sidecar.criteria or None,

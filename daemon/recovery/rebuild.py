@@ -27,14 +27,14 @@ from daemon.inbox.sources import taken_names
 from daemon.jobs import JobStatus, Version
 from daemon.ledger import identity
 from daemon.ledger.files import sync_folder
-from daemon.ledger.record import Model, Record
-from daemon.ledger.rows import content_row, result_row
+from daemon.ledger.record import Look, Model, Record
+from daemon.ledger.rows import content_row, look_rows, result_row
 from daemon.ledger.schema import connect
 from daemon.ledger.soundness import MOST
 from daemon.ledger.statements import SQL, run_rows
 from daemon.messages import Output
 from daemon.results.destinations import Destination
-from daemon.sidecar import SCHEMA, parse_sidecar, path_of
+from daemon.sidecar import SCHEMA, SecondLook, parse_sidecar, path_of
 from daemon.state import DATABASE, LEDGER
 
 CHUNK = 512  # sidecars restored in one transaction
@@ -192,6 +192,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         criteria=criteria,
         reason=sidecar.reason,
         detail=sidecar.detail,
+        looks={name: _look_of(look) for name, look in sidecar.second_looks.items()},
     )
     numbers = {"id": (1, sidecar.id), "bytes": (0, source.bytes), "attempts": (0, sidecar.attempts)}
     numbers |= {"width": (0, source.width), "height": (0, source.height), "pages": (1, source.pages)}
@@ -203,6 +204,11 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
     if sidecar.schema != SCHEMA or file not in _places_of(record, destination):
         raise ValueError(f"it is not a {SCHEMA} sidecar of a file with that name")
     return record
+
+
+def _look_of(look: SecondLook) -> Look:
+    output = None if look.reason else Output(bytes(look.result), look.seconds)
+    return Look(Model(look.stage, look.model, look.notice), output, look.reason, look.detail)
 
 
 def _places_of(record: Record, destination: Destination) -> set[bytes]:
@@ -238,14 +244,13 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
     """Write records into the ledger, the opposite of `records.assemble`; returns the ids that were added."""
     connection.execute("BEGIN")
     numbers: dict[Model, int] = {}
-    for model in {model for record in records for model in record.models}:
+    used = {model for record in records for model in record.models}
+    for model in used | {look.model for record in records for look in record.looks.values()}:
         connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
         numbers[model] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint)).fetchone()[0]
     run_rows(connection, "keep_content", [content_row(r) for r in records if r.width])
     results = [
-        result_row(r.digest, numbers[model], model, r.outputs[model.stage])
-        for r in records
-        for model in r.models
+        result_row(r.digest, numbers[model], model, output) for r in records for model, output in r.answers()
     ]
     run_rows(connection, "keep_result", results)
     rows = [
@@ -271,6 +276,8 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
         for r in records
     ]
     restored = {row[0] for row in run_rows(connection, "restore", rows)}
+    looks = [row for r in records if r.id in restored for row in look_rows(r, numbers)]
+    run_rows(connection, "restore_look", looks)
     connection.execute("COMMIT")
     return restored
 

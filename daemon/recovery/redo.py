@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from daemon.config.loading import Config
@@ -13,6 +13,7 @@ from daemon.jobs import Job
 from daemon.layout import digest_settings, judge_of, resolve_models
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
+from daemon.looks.planning import resolve_looks
 from daemon.results.destinations import Destination, open_destinations
 from daemon.results.judge import Judge
 from daemon.system.gpus import list_gpus
@@ -43,20 +44,29 @@ def choose_stale(reader: Reader, config: Config) -> Choice:
     """Choose the images whose models, bin or criteria would differ now. Raises ModelsUnusable, ConfigError."""
     gpus = list_gpus()
     # The daemon's own workers may use the memory of its GPUs by now.
-    specs = resolve_models(select_devices(config, gpus, by_memory=False), gpus)
-    fingerprints = {stage: spec.fingerprint for stage, spec in specs.items()}
-    choice = choose(
-        _stale(reader.newest_done(with_results=True), fingerprints, judge_of(config, reader.inboxes())),
-        config,
+    selected = select_devices(config, gpus, by_memory=False)
+    specs = resolve_models(selected, gpus)
+    wanted = Wanted(
+        {stage: spec.fingerprint for stage, spec in specs.items()},
+        {name: spec.fingerprint for name, spec in resolve_looks(selected, gpus, specs).items()},
     )
-    return replace(choice, settings_digest=digest_settings(config, specs))
+    judge = judge_of(config, reader.inboxes())
+    stale = (
+        record for record in reader.newest_done(with_results=True) if _is_stale(record, wanted, judge, reader)
+    )
+    return replace(choose(stale, config), settings_digest=digest_settings(config, specs))
 
 
-def _stale(records: Iterable[Record], fingerprints: dict[str, str], judge: Judge) -> Iterator[Record]:
-    return (record for record in records if _is_stale(record, fingerprints, judge))
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The fingerprints of the present models, by stage and by second look."""
+
+    stages: dict[str, str]
+    looks: dict[str, str]
 
 
-def _is_stale(record: Record, fingerprints: dict[str, str], judge: Judge) -> bool:
+def _is_stale(record: Record, wanted: Wanted, judge: Judge, reader: Reader) -> bool:
+    fingerprints = wanted.stages
     used = {model.stage: model.fingerprint for model in record.models}
     if record.damage or not used.items() <= fingerprints.items():
         return True
@@ -64,7 +74,13 @@ def _is_stale(record: Record, fingerprints: dict[str, str], judge: Judge) -> boo
     if used != fingerprints and not judge.is_decided(job):  # a stage would run that did not run then
         return True
     (ending,) = judge.endings([job])
-    return (ending.bin, ending.criteria) != (record.bin, record.criteria)
+    if (ending.bin, ending.criteria) != (record.bin, record.criteria):
+        return True
+    had = {name: look.model.fingerprint for name, look in record.looks.items()}
+    return any(
+        had.get(name) != wanted.looks[name] and not reader.waits_for_look(record.id, name)
+        for name in ending.looks
+    )
 
 
 def job_of(record: Record) -> Job:

@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -48,12 +49,26 @@ LONGEST_PAUSE_SECONDS = 600.0
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which images get a second look: those of a bin, or if that is empty, those that the function chooses."""
+
+    name: str
+    bin: str
+    rule: Callable[[dict[str, Any]], object] | None = None
+    share: float = 1.0
+
+    def includes(self, digest: bytes) -> bool:
+        """Whether these bytes are in the share."""
+        return int.from_bytes(digest[:8]) < self.share * 2**64
+
+
 class Judge:
     """Chooses the bin by the thresholds or the user's rule,
     and another attempt by the number of attempts so far.
 
     inboxes: their folders by number, for the rule. cascade: all stages, if
-    those that cannot change the bin are to be skipped; empty if all run.
+    those that cannot change the bin are to be skipped; empty if all run. looks: which images get a second look.
     """
 
     def __init__(
@@ -63,6 +78,7 @@ class Judge:
         rule: Rule | None = None,
         inboxes: Mapping[int, bytes] = MappingProxyType({}),
         cascade: Sequence[str] = (),
+        looks: Sequence[Selection] = (),
         max_attempts: int = 3,
         retry_seconds: float = 5.0,
         clock: Callable[[], float] = time.time,
@@ -72,6 +88,7 @@ class Judge:
         self._rule = rule
         self._inboxes = inboxes
         self._cascade = cascade
+        self._looks = looks
         self._max_attempts = max_attempts
         self._retry_seconds = retry_seconds
         self._clock = clock
@@ -93,19 +110,44 @@ class Judge:
         if job.gone:
             return Ending(job, JobStatus.GONE, now, job.attempts)
         if job.failure:
-            return self._failed(job, job.failure, now)
+            return self.failed(job, job.failure, now)
         try:
             verdict = judge(_payloads(job), self._thresholds)
             record = describe(job, verdict, self._inboxes.get(job.inbox, b"")) if self._rule else {}
         except msgspec.DecodeError as error:
-            return self._failed(job, Failure(Reason.STAGE, f"a stage's result cannot be read: {error}"), now)
+            return self.failed(job, Failure(Reason.STAGE, f"a stage's result cannot be read: {error}"), now)
         name = verdict.name
         if self._rule:
             try:
                 name = apply_rule(self._rule, record)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                return self._failed(job, Failure(Reason.RULE, self._explain(error, record)), now)
-        return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, msgspec.json.encode(verdict.criteria))
+                return self.failed(job, Failure(Reason.RULE, self._explain(error, record)), now)
+        criteria = msgspec.json.encode(verdict.criteria)
+        looks = self._choose_looks(job, name, verdict) if self._looks else ()
+        return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, criteria, looks=looks)
+
+    def _choose_looks(self, job: Job, bin_name: str, verdict: Bin) -> tuple[str, ...]:
+        chosen = [look for look in self._looks if look.includes(job.digest) and look.bin in ("", bin_name)]
+        if not any(look.rule for look in chosen):
+            return tuple(look.name for look in chosen)
+        record = describe(job, verdict, self._inboxes.get(job.inbox, b""))
+        record["bin"]["name"] = bin_name
+        return tuple(look.name for look in chosen if look.rule is None or self._fits(look, record))
+
+    def _fits(self, look: Selection, record: dict[str, Any]) -> bool:
+        """Whether the user's function chooses the image. After an error the image gets no second look."""
+        assert look.rule
+        try:
+            return bool(look.rule(record))
+        except Exception as error:
+            if (type(error), place := place_in_rule(error)) not in self._logged:
+                self._logged.add((type(error), place))
+                log.error(
+                    "the rule of a second look raised an error; such images get no second look",
+                    look=look.name,
+                    exc_info=error,
+                )
+            return False
 
     def _explain(self, error: Exception, record: dict[str, Any]) -> str:
         """What the rule raised, and where. The traceback of each kind of error is logged once."""
@@ -118,7 +160,8 @@ class Judge:
             )
         return explain(error, record, os.path.basename(place))
 
-    def _failed(self, job: Job, failure: Failure, now: float) -> Ending:
+    def failed(self, job: Job, failure: Failure, now: float) -> Ending:
+        """Another attempt, or the end."""
         if failure.away:  # without a limit
             not_before = self._steady() + self._retry_seconds
             return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=not_before)

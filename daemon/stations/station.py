@@ -22,10 +22,9 @@ from daemon.inbox.intake import read_files
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger.record import Record
 from daemon.messages import Reply
-from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LaneState, StationState
 from daemon.results.destinations import Destination, Publication, publish_records
-from daemon.results.judge import Judge
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
@@ -43,6 +42,7 @@ class Published:
     endings: list[Ending]
     ended: set[int]  # ids of those that no newer version has replaced
     publication: Publication
+    confirmed: anyio.Event | None = None  # set when all of it is on the disk
 
 
 def published_of(endings: Sequence[Ending], ended: set[int]) -> list[Ending]:
@@ -79,6 +79,13 @@ class Coordinator(Protocol):
         """These jobs stay PENDING for the next daemon."""
 
 
+class Judging(Protocol):
+    """Decides how jobs end: results/judge.py."""
+
+    def is_decided(self, job: Job) -> bool: ...
+    def endings(self, jobs: Sequence[Job]) -> list[Ending]: ...
+
+
 class Station:
     """Its parts are passed in; it owns none of them."""
 
@@ -86,9 +93,9 @@ class Station:
         self,
         slab: Slab,
         lanes: Sequence[Lane],
-        judge: Judge,
+        judge: Judging,
         destinations: Mapping[int, Destination],
-        metrics: Metrics,
+        metrics: Metrics | LookMetrics,
     ) -> None:
         self.slab = slab
         self.lanes = list(lanes)

@@ -83,11 +83,22 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     failure: Failure | None
     not_before: float
     cause: Failure | None
+    looks: tuple[str, ...]
 
     @classmethod
     def of(cls, ending: Ending) -> Verdict:
         e = ending
-        parts = (e.status, e.at, e.attempts, e.bin, e.criteria, e.failure, e.not_before, e.job.failure)
+        parts = (
+            e.status,
+            e.at,
+            e.attempts,
+            e.bin,
+            e.criteria,
+            e.failure,
+            e.not_before,
+            e.job.failure,
+            e.looks,
+        )
         return cls(Content.of(e.job), *parts)
 
     def about(self, job: Job) -> Ending:
@@ -103,6 +114,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
             self.criteria,
             self.failure,
             self.not_before,
+            self.looks,
         )
 
 

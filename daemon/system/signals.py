@@ -27,8 +27,9 @@ def leave_at_once(*, once: bool) -> None:
     whose work is not finished, with the shell's status for the signal."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        if lines := sys.modules.get("daemon.system.lines"):  # write the log first
-            lines.drain()
+        # Write the log first. The signal may come in the middle of that module's import.
+        if drain := getattr(sys.modules.get("daemon.system.lines"), "drain", None):
+            drain()
         os._exit(SHELL_OFFSET + number if once else os.EX_OK)
 
     for order in _obeyed():

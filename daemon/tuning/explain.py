@@ -10,7 +10,8 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.devices import describe_gpu
 from daemon.hints import command
-from daemon.layout import Layout, resolve_models, used_gpus, weights_of
+from daemon.layout import resolve_models, used_gpus, weights_of
+from daemon.looks.planning import lay_out
 from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Placement, Segment, plan
 from daemon.profile import Machine, Settings, find_tuned
 from daemon.recorded import find_rates
@@ -36,7 +37,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 def explain(config: Config) -> Explanation:
     """For this machine."""
-    layout = Layout.of(config)
+    layout, looks = lay_out(config)
     used = used_gpus(layout.config, layout.gpus)
     machine = Machine.of(used, count_cores(), layout.specs)
     profile = find_tuned(config.state.path, machine)
@@ -56,7 +57,14 @@ def explain(config: Config) -> Explanation:
             f"Expected rate: not known for this machine with these models; `{command('tune')}` measures it.",
             *_comparisons(used),
         ]
-    sentences = [*_describe(layout.placement, specs, used), *_name(used), *_bind(layout.cores), *rates]
+    seconds = [f"Second look {look.name}: {look.describe()}." for look in looks]
+    sentences = [
+        *_describe(layout.placement, specs, used),
+        *seconds,
+        *_name(used),
+        *_bind(layout.cores),
+        *rates,
+    ]
     return _explanation(layout.placement, specs, trial.images_per_second if trial else None, sentences)
 
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from daemon.errors import NotWritable
-from daemon.ledger.background import opened_for_reading
 from daemon.ledger.files import written_whole
 from daemon.ledger.schema import damaged
 from daemon.ledger.stopping import Stop, Stopped, stopping
+from daemon.upkeep.background import opened_for_reading
 
 PAGES = 256  # copied at once: a megabyte
 PAUSE_SECONDS = 0.01  # after each, so that others have the disk most of the time

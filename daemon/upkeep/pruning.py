@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from daemon.jobs import JobStatus
-from daemon.ledger.background import opened_for_reading, run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stopping import Stop
+from daemon.upkeep.background import opened_for_reading, run_in_background
 
 T = TypeVar("T")
 
@@ -119,7 +119,10 @@ def _read(path: Path, statement: str, parameters: dict[str, object], stop: Stop)
 
 def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> list[tuple[int, int]]:
     parameters = {"ids": msgspec.json.encode(ids).decode(), "before": before}
-    return [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
+    removed = [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
+    gone = msgspec.json.encode([number for number, _ in removed]).decode()
+    connection.execute(SQL["drop_pruned_looks"], (gone,))
+    return removed
 
 
 def _drop(

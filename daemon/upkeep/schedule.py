@@ -25,7 +25,6 @@ import structlog
 from daemon.config.loading import Config
 from daemon.errors import NotWritable
 from daemon.jobs import JobStatus
-from daemon.ledger.background import run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
@@ -34,6 +33,7 @@ from daemon.ledger.writer import Alone
 from daemon.monitoring.diary import read_diary, write_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS, Chore
+from daemon.upkeep.background import run_in_background
 from daemon.upkeep.backups import back_up_into
 from daemon.upkeep.pruning import Amounts, prune
 

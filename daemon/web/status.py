@@ -51,6 +51,8 @@ class Status:
         metrics.slab_used.set_function(lambda: sum(state.slab_used for state in pipeline.states()))
         for delivery in pipeline.outbox.deliveries:
             metrics.follow_sink(delivery.name, delivery.state)
+        for look in pipeline.looks:
+            metrics.follow_look(look.desk.name, look.state)
         for name in self._lanes():
             metrics.queue_depth.labels(name).set_function(partial(self._queued, name))
 
@@ -59,6 +61,12 @@ class Status:
         pending = counts.of(JobStatus.PENDING)
         left = min(pending, pipeline.limit.left) if pipeline.limit else pending
         rate, workers, states = self._rate(), self._workers(), pipeline.states()
+        others = [
+            worker
+            for look in pipeline.looks
+            for lane in look.station.state().lanes
+            for worker in lane.workers
+        ]
         return Snapshot(
             running=True,
             pending=pending,
@@ -77,7 +85,8 @@ class Status:
             slab_used_bytes=sum(state.slab_used for state in states),
             slab_size_bytes=sum(state.slab_size for state in states),
             sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
-            workers=workers,
+            second_looks=[look.state() for look in pipeline.looks],
+            workers=workers + others,
             notices=self._notices,
             settings_digest=self._settings_digest,
             uptime_seconds=round(time.monotonic() - self._started, 1),
@@ -99,6 +108,8 @@ class Status:
             self._metrics.workers_sharing.labels(name).set(sum(worker.shared for worker in workers))
         for station in self._pipeline.stations:
             station.measure()
+        for look in self._pipeline.looks:
+            look.station.measure()
 
     def unhealthy(self) -> list[str]:
         """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
@@ -145,7 +156,7 @@ class Status:
             f"{count_unread(unread)}; `visiond status` lists them"
             for unread in self._pipeline.watcher.unread()
         ]
-        return unread + self._sink_problems() + self._crowded()
+        return unread + self._sink_problems() + self._crowded() + self._look_problems()
 
     def _crowded(self) -> list[str]:
         """On which GPUs workers wait for memory."""
@@ -158,6 +169,9 @@ class Status:
             f"{workers[0].cause}"
             for device, workers in waiting.items()
         ]
+
+    def _look_problems(self) -> list[str]:
+        return [look.problem for look in self._pipeline.looks if look.problem]
 
     def _sink_problems(self) -> list[str]:
         return self._pipeline.outbox.problems()

@@ -279,19 +279,26 @@ def resolve_all(
     it gets the earlier stage's, so that the answers of both can be compared."""
     specs: dict[str, StageSpec] = {}
     for stage in stages:
-        described = registry.find_stage(stage)
-        shared: dict[str, Path] = {}
-        notice = ""
-        for backend in described.backends.values():
-            for role, (other, part) in backend.shares.items():
-                if other in specs and part in specs[other].files:
-                    shared[role], notice = Path(specs[other].files[part]), specs[other].notice
-        spec = resolve(pack, stage, overrides.get(stage), files=shared, notice=notice)
-        used = [specs[name].fingerprint for name in described.uses if name in specs]
-        if used and described not in registry.BUILT_IN:  # visiond's own stages share files instead
-            spec = msgspec.structs.replace(spec, fingerprint=digest([spec.fingerprint, *used]))
-        specs[stage] = spec
+        specs[stage] = resolve_beside(pack, stage, overrides.get(stage), specs)
     return list(specs.values())
+
+
+def resolve_beside(
+    pack: Pack, stage: str, overrides: Mapping[str, Any] | None, specs: Mapping[str, StageSpec]
+) -> StageSpec:
+    """A stage that runs after these."""
+    described = registry.find_stage(stage)
+    shared: dict[str, Path] = {}
+    notice = ""
+    for backend in described.backends.values():
+        for role, (other, part) in backend.shares.items():
+            if other in specs and part in specs[other].files:
+                shared[role], notice = Path(specs[other].files[part]), specs[other].notice
+    spec = resolve(pack, stage, overrides, files=shared, notice=notice)
+    used = [specs[name].fingerprint for name in described.uses if name in specs]
+    if used and described not in registry.BUILT_IN:  # visiond's own stages share files instead
+        return msgspec.structs.replace(spec, fingerprint=digest([spec.fingerprint, *used]))
+    return spec
 
 
 def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEntry]:

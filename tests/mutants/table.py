@@ -2002,4 +2002,61 @@ GPUS = [
     ),
 ]
 
-MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *STATIONS, *PAGES, *TUNING, *GPUS]
+LOOKS = [
+    Mutant(
+        "look-published",
+        "a second look's answer gets into the sidecar, also after a kill",
+        "daemon/ledger/ledger.sql",
+        "UPDATE image SET emitted = 0, not_before = 0 WHERE id IN (:rows) AND status = 1",
+        "UPDATE image SET emitted = 1, not_before = 0 WHERE id IN (:rows) AND status = 1",
+        ("daemon/looks/test_second_looks.py::test_a_kill_loses_neither_answer",),
+    ),
+    Mutant(
+        "look-own-answer",
+        "a second look does not take the first answer for its own",
+        "daemon/ledger/looks.py",
+        "if models[model].stage != stage",
+        "",
+        (
+            "daemon/looks/test_second_looks.py::test_the_images_of_the_bin_get_another_answer_beside_the_first",
+        ),
+        within="recall",
+    ),
+    Mutant(
+        "look-two-models",
+        "two second looks of one image do not publish at the same time",
+        "daemon/looks/desk.py",
+        "await self._home.hold({(e.job.inbox, e.job.path) for e in endings})",
+        "pass",
+        ("daemon/looks/test_second_looks.py::test_two_looks_at_one_image_both_stand",),
+        within="Desk.end",
+    ),
+    Mutant(
+        "look-new-version",
+        "a second look of an older version does not replace the sidecar of the newer one",
+        "daemon/ledger/ledger.sql",
+        "AND status = 1 AND emitted = 1 AND :is_newest RETURNING id;",
+        "AND status = 1 AND emitted = 1 RETURNING id;",
+        ("daemon/ledger/test_looks.py::test_the_look_of_a_replaced_version_is_not_published",),
+    ),
+    Mutant(
+        "look-reuse",
+        "an answer that a model gave before is used again",
+        "daemon/ledger/looks.py",
+        "job.outputs[stage] = known[number]",
+        "pass",
+        ("daemon/looks/test_second_looks.py::test_an_answer_that_is_known_is_used_again",),
+        within="recall",
+    ),
+    Mutant(
+        "look-redo",
+        "a redo asks for the second looks again",
+        "daemon/ledger/looks.py",
+        "for e in endings if e.job.id in ended and (e.looks or e.job.has_result)",
+        "for e in endings if e.job.id in ended and e.looks and not e.job.has_result",
+        ("daemon/looks/test_second_looks.py::test_images_from_before_get_it_by_redo_stale",),
+        within="want",
+    ),
+]
+
+MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS]

@@ -143,7 +143,7 @@ def number_keys() -> list[tuple[str, ...]]:
 
 def all_keys(kinds: Collection[type] = ()) -> list[tuple[str, ...]]:
     """Every key of the configuration, or those of these types, as a path;
-    [[inbox]] and the segments are lists."""
+    [[inbox]], [[second_look]] and the segments are lists."""
     found: list[tuple[str, ...]] = []
 
     def walk(model: Any, path: tuple[str, ...]) -> None:
@@ -167,6 +167,8 @@ def document_of(path: tuple[str, ...], value: object) -> dict[str, Any]:
             document = {name: [document[name]]}
         elif name == "segment":
             document = {name: [{"stages": list(ORDER), "devices": ["cpu"]} | document[name]]}
+        elif name == "second_look":
+            document = {name: [{"name": "x", "when": "A", "stage": "ocr", "model": "y"} | document[name]]}
     return dict(document)
 
 

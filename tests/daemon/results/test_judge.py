@@ -15,7 +15,7 @@ import structlog
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.messages import Output
-from daemon.results.judge import LONGEST_PAUSE_SECONDS, Judge
+from daemon.results.judge import LONGEST_PAUSE_SECONDS, Judge, Selection
 from stages import fake
 from stages.base import Reason
 from stages.binning import Rule, Thresholds, load_rule
@@ -293,3 +293,47 @@ def test_an_image_that_skipped_stages_says_so_in_its_criteria() -> None:
         "threshold": 0.25,
         "passed": None,
     }
+
+
+# Second looks
+
+
+def looks_of(selection: Selection, variant: int = 3, digest: bytes = b"\1" * 32) -> tuple[str, ...]:
+    return end(answered(variant, digest=digest), looks=[selection]).looks
+
+
+@pytest.mark.parametrize(("variant", "names"), [(3, ("pages",)), (6, ()), (0, ())])
+def test_a_second_look_is_for_the_images_of_its_bin(variant: int, names: tuple[str, ...]) -> None:
+    assert looks_of(Selection("pages", "A"), variant) == names
+
+
+def test_a_function_chooses_the_images_by_their_record() -> None:
+    seen = []
+
+    def choose(record: dict[str, Any]) -> bool:
+        seen.append(record["bin"]["name"])
+        return bool(record["objects"]["count"])
+
+    assert looks_of(Selection("more", "", choose)) == ("more",)
+    assert seen == ["A"]
+
+
+def test_an_error_in_the_function_costs_only_the_second_look() -> None:
+    def choose(record: dict[str, Any]) -> bool:
+        raise KeyError("texts")
+
+    with structlog.testing.capture_logs() as logs:
+        ending = end(answered(), looks=[Selection("more", "", choose)])
+    assert (ending.status, ending.looks) == (JobStatus.DONE, ())
+    assert [log["look"] for log in logs] == ["more"]
+
+
+def test_a_share_is_of_the_digests() -> None:
+    chosen = [bool(looks_of(Selection("pages", "A", share=0.25), digest=bytes([n] * 32))) for n in range(256)]
+    assert chosen == [True] * 64 + [False] * 192
+    assert looks_of(Selection("pages", "A", share=1.0), digest=b"\xff" * 32) == ("pages",)
+    assert looks_of(Selection("pages", "A", share=0.0), digest=b"\0" * 32) == ()
+
+
+def test_an_image_that_failed_gets_none() -> None:
+    assert end(broken(b"a.jpg", Reason.HEADER), looks=[Selection("pages", "A")]).looks == ()

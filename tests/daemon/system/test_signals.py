@@ -61,6 +61,12 @@ def test_before_the_work_a_signal_ends_the_daemon_with_success(name: str) -> Non
     assert run(KILL.format(name=name)).returncode == 0
 
 
+def test_a_signal_may_come_while_the_module_of_the_log_is_imported() -> None:
+    half = "import sys, types\nsys.modules['daemon.system.lines'] = types.ModuleType('lines')\n"
+    ended = run(half + KILL.format(name="SIGTERM"))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_before_the_work_of_run_once_it_ends_with_the_shells_status(name: str, status: int) -> None:
     assert run(KILL.format(name=name), once=True).returncode == status

@@ -12,10 +12,10 @@ import pytest
 
 from daemon.cli.prune import parse_age
 from daemon.jobs import Ending, Job, JobStatus, Placed
-from daemon.ledger.background import run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.upkeep import pruning
+from daemon.upkeep.background import run_in_background
 from daemon.upkeep.pruning import prune, survey
 from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
 from tests.makers import Commits, admit, complete, done, failed, make_file

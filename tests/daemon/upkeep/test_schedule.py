@@ -18,7 +18,6 @@ import pytest
 from daemon.config.loading import parse
 from daemon.errors import ConfigError, LedgerDamaged
 from daemon.jobs import JobStatus
-from daemon.ledger.background import run_in_background
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.ledger.stopping import Stopped
@@ -27,6 +26,7 @@ from daemon.monitoring.diary import DIARY, read_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS
 from daemon.upkeep import schedule as upkeep
+from daemon.upkeep.background import run_in_background
 from daemon.upkeep.backups import back_up_into
 from daemon.upkeep.schedule import Upkeep, is_quiet
 from tests.daemon_process import PATIENCE, Daemon, Gate, Place, picture, until, wait_for

@@ -1,0 +1,87 @@
+"""The tables [[second_look]]: another model for images that fit a rule."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from daemon.config.sections import Section
+from daemon.config.values import Device, Ratio
+from stages.binning import BIN_NAME, BINS
+from stages.registry import UnknownName, find_backend
+
+
+def _check_look_name(name: str) -> str:
+    """Names become keys of the sidecar and values of labels."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", name):
+        raise ValueError(f'"{name}" is not a name; use up to 32 of a-z, 0-9, - and _')
+    return name
+
+
+class SecondLook(Section):
+    name: Annotated[str, AfterValidator(_check_look_name)] = Field(
+        description="Its name in sidecars, status and metrics."
+    )
+    when: str = Field(
+        min_length=1,
+        description='Which images get it: those of a bin, for example "A"; or a function, "module:function", which gets the '
+        "record as a custom binning rule does and returns true or false.",
+    )
+    stage: str = Field(description="The stage that another model does again.")
+    model: str = Field("", description="That model: as in [stages.ocr].")
+    backend: str = Field("", description='As in [stages.ocr]. "fake" needs no model.')
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="As in [stages.ocr]."
+    )
+    batch_size: int = Field(
+        0,
+        ge=0,
+        le=65_536,
+        description="Largest number of images in a forward pass. 0: 8 on a CPU, 32 on a GPU.",
+    )
+    options: dict[str, Any] = Field({}, description="Options of the backend, as in [stages.ocr.options].")
+    share: Ratio = Field(
+        1.0,
+        description="Share of these images that get it. The digest of an image decides, so the same bytes are always chosen or "
+        "never.",
+    )
+    images_per_second: float = Field(0.0, ge=0, description="At most this many images/s. 0: no limit.")
+    devices: list[Device] = Field(
+        [], description="Devices for its workers. Empty: the devices of the pipeline."
+    )
+    workers_per_device: int = Field(1, ge=1, le=256, description="Worker processes on each of these devices.")
+
+    @property
+    def function(self) -> str:
+        """ "module:function", or "" if `when` is a bin."""
+        return self.when if ":" in self.when else ""
+
+
+def misused_looks(looks: Sequence[SecondLook], stages: Sequence[str], *, has_rules: bool) -> Iterator[str]:
+    """What contradicts the rest of the configuration. stages: of the pipeline. has_rules: whether a custom rule
+    chooses the bins."""
+    for name, count in Counter(look.name for look in looks).items():
+        if count > 1:
+            yield f'second_look.name: {count} tables are called "{name}"; give each its own name.'
+    for look in looks:
+        where = f"second_look {look.name}"
+        if look.stage not in stages:
+            yield f'{where}: there is no stage "{look.stage}" in the pipeline; choose one of {", ".join(stages)}.'
+            continue
+        try:
+            if look.backend:
+                find_backend(look.stage, look.backend)
+        except UnknownName as error:
+            yield f"{where}: {error}"
+        if not look.model and not look.backend:
+            yield f'{where}: name the model that looks again, for example model = "…".'
+        if look.function:
+            continue
+        if not BIN_NAME.fullmatch(look.when):
+            yield f'{where}: when = "{look.when}" is neither a bin nor "module:function".'
+        elif not has_rules and look.when not in BINS:
+            yield f'{where}: there is no bin "{look.when}"; choose {", ".join(BINS)}, or set binning.rules.'

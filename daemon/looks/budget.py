@@ -1,0 +1,35 @@
+"""How many images a second look may take at a moment: a token bucket of one second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Budget:
+    """At most `rate` images/s; 0: no limit."""
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: monotonic seconds."""
+        self.rate = rate
+        self._clock = clock
+        self._size = max(1.0, rate)
+        self._left = self._size
+        self._at = clock()
+
+    def room(self, most: int) -> int:
+        """How many images may be taken now, at most this number."""
+        if not self.rate:
+            return most
+        now = self._clock()
+        self._left = min(self._size, self._left + (now - self._at) * self.rate)
+        self._at = now
+        return min(most, int(self._left))
+
+    def take(self, images: int) -> None:
+        if self.rate:
+            self._left -= images
+
+    def seconds_to_next(self) -> float:
+        """Seconds until there is room for another image."""
+        return max(0.0, (1.0 - self._left) / self.rate) if self.rate else 0.0
