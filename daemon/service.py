@@ -207,7 +207,7 @@ class Service:
                 retry=retry,
                 reuse_results=config.pipeline.reuse_results,
             )
-            pipeline.looks = open_looks(stack, plans, pipeline, judge, destinations, metrics)
+            pipeline.looks = open_looks(stack, plans, pipeline, reader, judge, destinations, metrics)
             self.counts.begin(await to_thread.run_sync(reader.counts))
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)

@@ -10,6 +10,7 @@ import structlog
 
 from daemon.errors import NoWorkersLeft, leaves
 from daemon.layout import CPU_SLAB
+from daemon.ledger.records import Reader
 from daemon.looks.desk import Desk, Home, LookJudge
 from daemon.looks.planning import Plan
 from daemon.monitoring.metrics import LookMetrics, Metrics
@@ -25,15 +26,16 @@ log = structlog.get_logger()
 class RunningLook:
     """Its parts are passed in; it owns none of them."""
 
-    def __init__(self, plan: Plan, desk: Desk, station: Station) -> None:
+    def __init__(self, plan: Plan, desk: Desk, station: Station, reader: Reader) -> None:
         self.plan, self.desk, self.station = plan, desk, station
+        self._reader = reader
         self.problem = ""  # why no image gets this look any more
 
     async def run(self) -> None:
         """Work until cancelled."""
         await self.desk.open()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.desk.count)
+            tasks.start_soon(self.desk.count, self._reader.second_looks)
             tasks.start_soon(self.station.run, self.desk)
 
     async def staff(self) -> None:
@@ -78,6 +80,7 @@ def open_looks(
     stack: contextlib.ExitStack,
     plans: Sequence[Plan],
     home: Home,
+    reader: Reader,
     judge: Judge,
     destinations: Mapping[int, Destination],
     metrics: Metrics,
@@ -91,5 +94,5 @@ def open_looks(
         lane = plan.layout.open_lane(plan.segment, slab, metrics)
         station = Station(slab, [lane], LookJudge(judge), destinations, LookMetrics(metrics, label))
         desk = Desk(plan.name, plan.model, plan.table.images_per_second, home)
-        running.append(RunningLook(plan, desk, station))
+        running.append(RunningLook(plan, desk, station, reader))
     return running
