@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=[0, 0.01, 0.05, 0.2])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
-    kinds = [("own device", "second", 0.0), ("same device", "first", BUDGET)]
+    kinds = [("another device", "second", 0.0), ("the same device", "first", BUDGET)]
     cases = [(share, *kind) for share in options.shares for kind in (kinds if share else kinds[:1])]
     rates: dict[tuple[float, str], list[float]] = {}
     looks: dict[tuple[float, str], int] = {}
@@ -98,12 +98,12 @@ def main() -> None:
                 shutil.rmtree(folder)
             rates.setdefault((share, kind), []).append(rate)
             looks[share, kind] = count
-    base = statistics.median(rates[0, "own device"]) if (0, "own device") in rates else None
+    base = statistics.median(rates[0, "another device"]) if (0, "another device") in rates else None
     for (share, kind), found in rates.items():
         middle = statistics.median(found)
         ratio = f", {middle / base:.3f} of none" if base else ""
         print(
-            f"{share:4.0%} on its {kind}: {middle:,.1f} first looks/s ({min(found):,.1f} to {max(found):,.1f}){ratio}, "
+            f"{share:4.0%} on {kind}: {middle:,.1f} first looks/s ({min(found):,.1f} to {max(found):,.1f}){ratio}, "
             f"{looks[share, kind]} second looks meanwhile"
         )
 
