@@ -100,18 +100,39 @@ class Layout:
         """The stages that may have kernels, for the GPUs that they run on."""
         return list_wants(self.placement.segments, self.specs, self.gpus)
 
-    def open_lane(
-        self, segment: Segment, slab: Slab, metrics: Metrics, workers: Collection[int] | None = None
+    def open_lanes(
+        self, slab: Slab, metrics: Metrics, part: Sequence[Collection[int]] | None = None
+    ) -> list[Lane]:
+        """Each segment with its queue and its pool of workers, not started yet.
+        part: for each segment, the numbers of the workers that this station has; None: all."""
+        segments = self.placement.segments
+        held = part or [range(len(segment.devices)) for segment in segments]
+        elsewhere = {
+            device
+            for segment, numbers in zip(segments, held, strict=True)
+            for number, device in enumerate(segment.devices)
+            if number not in numbers
+        }
+        rooms = {gpu.device: Room(gpu, list_gpus, alone=gpu.device not in elsewhere) for gpu in self.gpus}
+        return [
+            self._open_lane(segment, slab, metrics, numbers, rooms)
+            for segment, numbers in zip(segments, held, strict=True)
+        ]
+
+    def _open_lane(
+        self,
+        segment: Segment,
+        slab: Slab,
+        metrics: Metrics,
+        numbers: Collection[int],
+        rooms: Mapping[str, Room],
     ) -> Lane:
-        """A segment with its queue and its pool of workers, not started yet.
-        workers: their numbers; None: all of the segment."""
+        """numbers: of its workers; rooms: by device."""
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
-        rooms = {gpu.device: Room(gpu, list_gpus) for gpu in self.gpus}
         seats = []
-        for number, device in enumerate(segment.devices):
-            if workers is not None and number not in workers:
-                continue
+        for number in sorted(numbers):
+            device = segment.devices[number]
             setup, environment = self.set_up(segment, number, slab.size)
             environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
             seats.append(Seat(setup, device, environment, servers.get(device), room=rooms.get(device)))
