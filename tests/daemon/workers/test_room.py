@@ -381,6 +381,28 @@ async def test_a_stop_does_not_wait_for_memory(
     assert place.rows("SELECT MAX(attempts) FROM image") == [(0,)]
 
 
+@pytest.mark.parametrize("queue_images", [1, 2000])
+async def test_a_stop_does_not_wait_for_a_worker_that_waits_for_memory_to_start(
+    queue_images: int, tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.service, "leave_within", lambda *_: None)  # it would end this process
+    place = open_place(tmp_path, card, workers=1)
+    place.settings["pipeline"]["queue_images"] = queue_images
+    come_late(card, 15.5, monkeypatch)
+    place.drop_many(range(20))
+    service = Service(parse(place.settings, place.folder))
+    with anyio.fail_after(service.config.pipeline.drain_seconds / 2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.run)
+            await until(lambda: service.pipeline is not None and len(service.pipeline.in_flight) == 20)
+            await until(lambda: service.loaded and workers_of(service)[0].short_of_memory)
+            await anyio.wait_all_tasks_blocked()
+            signal.raise_signal(signal.SIGTERM)
+    assert place.judge(finished=False).problems == []
+    assert counts_of(place) == {"PENDING": 20}
+    assert place.rows("SELECT MAX(attempts) FROM image") == [(0,)]
+
+
 async def test_a_gpu_is_crowded_while_another_worker_is_ready_there_or_others_have_taken_memory(
     card: Card,
 ) -> None:
