@@ -65,7 +65,7 @@ class Layout:
         """Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
         gpus = list_gpus()
         short = describe_short(config, gpus)
-        config = select_devices(config, gpus)
+        config = select_devices(choose_dtypes(config, gpus), gpus)
         specs = resolve_models(config, gpus)
         profile = find_profile(config, gpus, specs)
         costs = profile.costs if profile else {}
@@ -189,13 +189,12 @@ def pack_errors() -> Iterator[None]:
 
 def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     """Each stage with its verified weights. Raises ModelsUnusable, ConfigError."""
-    gpus = used_gpus(config, gpus)
+    config, gpus = choose_dtypes(config, gpus), used_gpus(config, gpus)
     batch = choose_batch(gpus) if gpus else CPU_BATCH
     overrides = {}
     for name in config.stage_names:
         section = getattr(config.stages, name).model_dump()
         section["batch_size"] = section["batch_size"] or batch
-        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else _natural_dtype(name, gpus)
         overrides[name] = section
     with pack_errors():
         if all(section["backend"] == "fake" for section in overrides.values()):
@@ -208,6 +207,19 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     if problems := check_options(specs):
         raise ConfigError(problems)
     return {spec.name: spec for spec in specs}
+
+
+def choose_dtypes(config: Config, gpus: Sequence[Gpu]) -> Config:
+    """The configuration with a dtype for each stage, which fits all GPUs that it names. How much of their memory
+    is free does not matter: a start must not change the fingerprints of results. Raises ConfigError."""
+    named = used_gpus(select_devices(config, gpus, by_memory=False), gpus)
+    sections = {name: getattr(config.stages, name) for name in config.stage_names}
+    chosen = {
+        name: section.model_copy(update={"dtype": _natural_dtype(name, named)})
+        for name, section in sections.items()
+        if section.dtype == "auto"
+    }
+    return config.model_copy(update={"stages": config.stages.model_copy(update=chosen)})
 
 
 def find_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> Profile | None:
