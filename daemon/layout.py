@@ -202,8 +202,8 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
                 config.models.folder, Manifest(name="none"), config.models.folder, config.models.folder
             )
         else:
-            pack = packs.open_pack(config.models.pack, config.models.folder)
-        specs = packs.resolve_all(pack, config.stage_names, overrides)
+            pack = packs.open_pack(config.models.pack, config.models.folder, base=config.folder)
+        specs = packs.resolve_all(pack, config.stage_names, overrides, config.folder)
     if problems := check_options(specs):
         raise ConfigError(problems)
     return {spec.name: spec for spec in specs}

@@ -10,6 +10,7 @@ time.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +79,17 @@ class Pack:
 
 
 def open_pack(
-    name_or_path: str | Path, models_folder: Path, *, record: bool = True, stage: str = "", backend: str = ""
+    name_or_path: str | Path,
+    models_folder: Path,
+    *,
+    record: bool = True,
+    stage: str = "",
+    backend: str = "",
+    base: Path = Path(),
 ) -> Pack:
     """Find a pack by name or by folder.
 
+    base: the folder that a relative path is relative to.
     record: whether to record the digests of a folder that is new and has no manifest.
     stage, backend: if both are named, such a folder is recognized by that backend of that stage, whichever
         other backends could use it.
@@ -89,13 +97,13 @@ def open_pack(
     """
     name = str(name_or_path)
     known = {"mini": MINI, STANDARD: models_folder / STANDARD, **find_packs(models_folder)}
-    path = known.get(name) or find_pulled(name, models_folder) or Path(name).expanduser()
+    path = known.get(name) or find_pulled(name, models_folder) or base / Path(name).expanduser()
     if name == STANDARD and not (path / MANIFEST).is_file():
         raise NotPulled(
             f'the pack "standard" is not in {models_folder}; pull it, or copy the folder {path} from a machine that has it.'
         )
     if not path.exists():
-        raise explain_missing(name, known, models_folder, stage)
+        raise explain_missing(name, path, known, models_folder, stage)
     path = path.absolute()
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder)
@@ -104,13 +112,17 @@ def open_pack(
     return open_plain(path, models_folder, record=record)
 
 
-def explain_missing(name: str, known: Iterable[str], models_folder: Path, stage: str) -> Exception:
-    """The error for a name of which there is no pack, model or folder. known: the names of packs.
-    stage: that the model is for, if it is for one."""
+def explain_missing(
+    name: str, path: Path, known: Iterable[str], models_folder: Path, stage: str
+) -> Exception:
+    """The error for a name of which there is no pack, model or folder. path: the folder that was looked for.
+    known: the names of packs. stage: that the model is for, if it is for one."""
     reference = names.parse(name)
     if reference is None:
         if "/" in name:
-            return PackError(f"there is no folder {name}; name a pack, a model or a folder with weights.")
+            return PackError(
+                f"there is no folder {os.path.abspath(path)}; name a pack, a model or a folder with weights."
+            )
         otherwise = ", or a model that `visiond models list` shows; a folder must have a slash in its path"
         return registry.UnknownName("pack or model", name, known, otherwise, catalog.offered())
     try:
@@ -119,10 +131,14 @@ def explain_missing(name: str, known: Iterable[str], models_folder: Path, stage:
         return error
     if stage and reference.entry and reference.entry.stage != stage:
         return PackError(f"{name} is a model for the stage {reference.entry.stage}, not for {stage}.")
-    no_folder = f"there is no folder {name}, and " if "/" in name else ""
+    missing = f"the model {reference.typed} is not in {models_folder}; "
+    if "/" in name and not reference.entry:  # may be a folder with a typing error
+        missing = (
+            f"there is no folder {os.path.abspath(path)}, and no model {reference.typed} in {models_folder}. "
+            "If you mean a model of the hub, "
+        )
     return NotPulled(
-        f"{no_folder}the model {reference.typed} is not in {models_folder}; pull it, or copy the folder "
-        f"{models_folder / reference.folder} from a machine that has it.",
+        f"{missing}pull it, or copy the folder {models_folder / reference.folder} from a machine that has it.",
         reference.typed,
     )
 
@@ -225,6 +241,7 @@ def resolve(
     *,
     files: Mapping[str, Path] | None = None,
     notice: str = "",
+    base: Path = Path(),
 ) -> StageSpec:
     """A stage with its verified files, its fingerprint and the notice of its weights.
 
@@ -232,6 +249,7 @@ def resolve(
         options, as in [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto".
     files: role → path, instead of the pack's.
     notice: of those files, shown where the pack has none.
+    base: the folder that the path of a model is relative to.
     Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, changed or not
     what the stage takes.
     """
@@ -241,9 +259,8 @@ def resolve(
     named = registry.find_backend(stage, name) if name else None
     without_weights = named is not None and not named.needs_weights
     if "model" in wanted:
-        pack = open_pack(
-            wanted["model"], pack.models_folder, stage=stage, backend="" if without_weights else name
-        )
+        kind = "" if without_weights else name
+        pack = open_pack(wanted["model"], pack.models_folder, stage=stage, backend=kind, base=base)
     pack, entry = (pack, StageEntry(name)) if without_weights else find_entry(pack, stage, name)
     name = entry.backend
     backend = registry.find_backend(stage, name)
@@ -273,10 +290,10 @@ def resolve(
 
 
 def resolve_all(
-    pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mapping[str, Any]]
+    pack: Pack, stages: Iterable[str], overrides: Mapping[str, Mapping[str, Any]], base: Path = Path()
 ) -> list[StageSpec]:
-    """Every stage in turn. Where a stage shares files with an earlier one, as the captions' CLIP does,
-    it gets the earlier stage's, so that the answers of both can be compared."""
+    """Every stage in turn; base: as for `resolve`. Where a stage shares files with an earlier one, as the captions'
+    CLIP does, it gets the earlier stage's, so that the answers of both can be compared."""
     specs: dict[str, StageSpec] = {}
     for stage in stages:
         described = registry.find_stage(stage)
@@ -286,7 +303,7 @@ def resolve_all(
             for role, (other, part) in backend.shares.items():
                 if other in specs and part in specs[other].files:
                     shared[role], notice = Path(specs[other].files[part]), specs[other].notice
-        spec = resolve(pack, stage, overrides.get(stage), files=shared, notice=notice)
+        spec = resolve(pack, stage, overrides.get(stage), files=shared, notice=notice, base=base)
         used = [specs[name].fingerprint for name in described.uses if name in specs]
         if used and described not in registry.BUILT_IN:  # visiond's own stages share files instead
             spec = msgspec.structs.replace(spec, fingerprint=digest([spec.fingerprint, *used]))
