@@ -75,7 +75,7 @@ def load(place: Place, count: int, size: int) -> tuple[Chain, list[Batch]]:
     layout = Layout.of(config)
     slab = Slab(sum(ALIGNMENT + image.stat().st_size for image in images))
     items = list(fill(slab, images))
-    seat = layout.open_lane(layout.placement.segments[0], slab, Metrics()).pool.seats[0]
+    seat = layout.open_lanes(slab, Metrics())[0].pool.seats[0]
     os.environ.update(seat.environment)
     stages = [msgspec.structs.replace(stage, batch_size=size) for stage in seat.setup.stages]
     chain = Chain(msgspec.structs.replace(seat.setup, stages=stages), slab.view)

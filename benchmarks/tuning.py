@@ -22,9 +22,9 @@ from pathlib import Path
 import msgspec
 
 from daemon.bench.job import Place
+from daemon.bench.rates import measure_rate
 from daemon.profile import Settings, Trial
 from daemon.tuning.edit import keys_of, set_keys
-from daemon.tuning.trial import measure_rate
 from stages.processes import environment, python
 from stages.registry import BUILT_IN
 

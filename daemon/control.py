@@ -122,8 +122,10 @@ def find_status(config: Config) -> Snapshot:
                 behind=behind,
                 succeeded_at=at,
                 problem=describe_behind(name, behind, find_cause(config, name)) if behind else "",
+                configured=name in config.output.sinks,
             )
             for name, (behind, at) in reader.sinks().items()
+            if behind or name in config.output.sinks
         ]
         looks = describe_looks(config, reader)
     return Snapshot(

@@ -75,7 +75,7 @@ class Layout:
         Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
         gpus = list_gpus()
         short = describe_short(config, gpus)
-        config = select_devices(config, gpus)
+        config = select_devices(choose_dtypes(config, gpus), gpus)
         specs = resolve_models(config, gpus)
         profile = find_profile(config, gpus, specs)
         costs = profile.costs if profile else {}
@@ -107,22 +107,48 @@ class Layout:
         backends = {spec.backend: find_backend(spec.name, spec.backend) for spec in self.specs.values()}
         return {name: backend.license for name, backend in backends.items() if backend.license}
 
+    def devices(self) -> list[str]:
+        """Each device once."""
+        held = [device for segment in self.placement.segments for device in segment.devices]
+        return list(dict.fromkeys(held))
+
     def wanted_kernels(self) -> list[Want]:
         """The stages that may have kernels, for the GPUs that they run on."""
         return list_wants(self.placement.segments, self.specs, self.gpus)
 
-    def open_lane(
-        self, segment: Segment, slab: Slab, metrics: Metrics, workers: Collection[int] | None = None
+    def open_lanes(
+        self, slab: Slab, metrics: Metrics, part: Sequence[Collection[int]] | None = None
+    ) -> list[Lane]:
+        """Each segment with its queue and its pool of workers, not started yet.
+        part: for each segment, the numbers of the workers that this station has; None: all."""
+        segments = self.placement.segments
+        held = part or [range(len(segment.devices)) for segment in segments]
+        elsewhere = {
+            device
+            for segment, numbers in zip(segments, held, strict=True)
+            for number, device in enumerate(segment.devices)
+            if number not in numbers
+        } | {device for look in self.config.second_look for device in look.devices or self.devices()}
+        rooms = {gpu.device: Room(gpu, list_gpus, alone=gpu.device not in elsewhere) for gpu in self.gpus}
+        return [
+            self._open_lane(segment, slab, metrics, numbers, rooms)
+            for segment, numbers in zip(segments, held, strict=True)
+        ]
+
+    def _open_lane(
+        self,
+        segment: Segment,
+        slab: Slab,
+        metrics: Metrics,
+        numbers: Collection[int],
+        rooms: Mapping[str, Room],
     ) -> Lane:
-        """A segment with its queue and its pool of workers, not started yet.
-        workers: their numbers; None: all of the segment."""
+        """numbers: of its workers; rooms: by device."""
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
-        rooms = {gpu.device: Room(gpu, list_gpus) for gpu in self.gpus}
         seats = []
-        for number, device in enumerate(segment.devices):
-            if workers is not None and number not in workers:
-                continue
+        for number in sorted(numbers):
+            device = segment.devices[number]
             setup, environment = self.set_up(segment, number, slab.size)
             environment["TRITON_CACHE_DIR"] = str(self.config.state.path / KERNELS)
             seats.append(Seat(setup, device, environment, servers.get(device), room=rooms.get(device)))
@@ -179,16 +205,16 @@ def pack_errors() -> Iterator[None]:
 
 def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     """Each stage with its verified weights. Raises ModelsUnusable, ConfigError."""
-    gpus = used_gpus(config, gpus)
+    config, gpus = choose_dtypes(config, gpus), used_gpus(config, gpus)
     batch = choose_batch(gpus) if gpus else CPU_BATCH
     overrides = {}
     for name in config.stage_names:
         section = getattr(config.stages, name).model_dump()
         section["batch_size"] = section["batch_size"] or batch
-        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else natural_dtype(name, gpus)
         overrides[name] = section
     with pack_errors():
-        specs = packs.resolve_all(open_pack(config, overrides.values()), config.stage_names, overrides)
+        pack = open_pack(config, overrides.values())
+        specs = packs.resolve_all(pack, config.stage_names, overrides)
     if problems := check_options(specs):
         raise ConfigError(problems)
     return {spec.name: spec for spec in specs}
@@ -198,8 +224,36 @@ def open_pack(config: Config, tables: Iterable[Mapping[str, Any]]) -> packs.Pack
     """The configured pack; an empty one if all stages of these tables are fakes. Raises PackError."""
     folder = config.models.folder
     if all(table["backend"] == "fake" for table in tables):
-        return packs.Pack(folder, Manifest(name="none"), folder, folder)
-    return packs.open_pack(config.models.pack, folder)
+        return packs.Pack(folder, Manifest(name="none"), folder, folder, base=config.folder)
+    return packs.open_pack(config.models.pack, folder, base=config.folder)
+
+
+def choose_dtypes(config: Config, gpus: Sequence[Gpu]) -> Config:
+    """The configuration with a dtype for each stage, which fits all GPUs that it names. How much of their memory
+    is free does not matter: a start must not change the fingerprints of results. Raises ConfigError."""
+    selected = select_devices(config, gpus, by_memory=False)
+    named = used_gpus(selected, gpus)
+    sections = {name: getattr(config.stages, name) for name in config.stage_names}
+    chosen = {
+        name: section.model_copy(update={"dtype": natural_dtype(name, named)})
+        for name, section in sections.items()
+        if section.dtype == "auto"
+    }
+    looks = [
+        table.model_copy(update={"dtype": natural_dtype(table.stage, gpus_of(found, selected, gpus))})
+        if table.dtype == "auto"
+        else table
+        for table, found in zip(config.second_look, selected.second_look, strict=True)
+    ]
+    stages = config.stages.model_copy(update=chosen)
+    return config.model_copy(update={"stages": stages, "second_look": looks})
+
+
+def gpus_of(look: SecondLook, config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs of a second look; none if it names a CPU too."""
+    if not look.devices:
+        return used_gpus(config, gpus)
+    return [] if "cpu" in look.devices else [gpu for gpu in gpus if gpu.device in look.devices]
 
 
 def find_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> Profile | None:

@@ -72,13 +72,13 @@ YOLO_HEADS = {"Detect", "v10Detect"}
 
 
 def make_backend(
-    place: str, options: type[msgspec.Struct], models: tuple[Model, ...], **fields: Any
+    place: str, options: type[msgspec.Struct], models: tuple[Model, ...], *, stage: str = "", **fields: Any
 ) -> Backend:
     """The backend that takes these models from a folder, as transformers saves them; its role is "model".
-    fields: the other fields of the backend."""
+    stage: as for `find_model`. fields: the other fields of the backend."""
 
     def find(path: Path) -> dict[str, str]:
-        folder = find_model(path, models)
+        folder = find_model(path, models, stage)
         return {"model": folder} if folder else {}
 
     def check(files: Files, *, allow_pickle: bool) -> None:
@@ -87,14 +87,14 @@ def make_backend(
     return Backend(place=place, options=options, models=models, **{"find": find, "check": check, **fields})
 
 
-def find_model(path: Path, models: Sequence[Model]) -> str | None:
-    """The folder of one of these transformers models: a subfolder with the name of its type, or the folder itself."""
-    for model in models:
-        if (path / model.type / "config.json").is_file():
-            return model.type
-    config = path / "config.json"
-    found = read_config(config).get("model_type") if config.is_file() else None
-    return "." if found in {model.type for model in models} else None
+def find_model(path: Path, models: Sequence[Model], stage: str = "") -> str | None:
+    """The folder of one of these transformers models, by its config.json: a subfolder with the name of a type or
+    of the stage, or the folder itself."""
+    types = [model.type for model in models]
+    for folder in dict.fromkeys([*types, stage or ".", "."]):
+        if (path / folder / "config.json").is_file() and name_model(path / folder)[0] in types:
+            return folder
+    return None
 
 
 def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = False) -> Model:

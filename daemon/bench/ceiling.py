@@ -37,7 +37,7 @@ async def _measure(config: Config, images: list[Path], seconds: float) -> float:
             "--memory needs workers that hold all stages, but this configuration spreads the stages over devices."
         )
     with closing(Slab(size_slab(layout.config, layout.gpus))) as slab:
-        lane = layout.open_lane(layout.placement.segments[0], slab, Metrics())
+        [lane] = layout.open_lanes(slab, Metrics())
         items = list(fill(slab, images))
         batches = [items[start : start + lane.batch_size] for start in range(0, len(items), lane.batch_size)]
         async with anyio.create_task_group() as tasks:

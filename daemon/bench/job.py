@@ -212,7 +212,7 @@ def run_bench(
         progress("workers fed from memory")
         memory = measure_ceiling(config, images, memory_seconds)
     progress("one image at a time")
-    timings = time_one_at_a_time(config, images[: 1 + sample])
+    timings = time_one_at_a_time(Layout.of(config), images[: 1 + sample])
     return Report(
         command=sys.argv,
         version=__version__,
@@ -302,14 +302,13 @@ def time_single_image(config: Config, drop: Path, image: Path) -> float:
 
 
 def time_one_at_a_time(
-    config: Config, images: Sequence[Path], changes: Mapping[str, str] | None = None
+    layout: Layout, images: Sequence[Path], changes: Mapping[str, str] | None = None
 ) -> Timings:
     """On the first GPU that it sees, or on the CPU. The first image is for warm-up. changes: to the environment."""
-    layout, paths = Layout.of(config), list(map(str, images))
     on_cpu = layout.placement.segments[0].devices[0] == "cpu"
     task = {
         "stages": list(layout.specs.values()),
-        "images": paths,
+        "images": list(map(str, images)),
         "device": "cpu" if on_cpu else "cuda:0",
         "new_tokens": NEW_TOKENS,
     }

@@ -22,8 +22,10 @@ from daemon.bench.job import (
     run_job,
     time_one_at_a_time,
 )
+from daemon.bench.rates import measure_rate
 from daemon.errors import WrongArgument
 from daemon.hints import quantity
+from daemon.layout import Layout
 from daemon.system.gpus import Gpu, list_gpus
 
 REPLICATED, PIPELINED = "replicated", "pipelined"
@@ -135,21 +137,15 @@ def summarize(
     )
 
 
-def middle_of(run: Run) -> tuple[float, float, int]:
-    """When the middle half of the images began and ended, in seconds since the start, and their number."""
-    times = run.published_at
-    first, last = len(times) // 4, len(times) - 1 - len(times) // 4
-    return times[first], times[last], last - first
-
-
 def middle_rate(run: Run) -> float:
-    start, end, images = middle_of(run)
-    return images / (end - start) if end > start else run.images_per_second
+    times = run.published_at
+    return measure_rate(times)[0] if times[-1] > times[0] else run.images_per_second
 
 
 def busy_share(run: Run, gpus: int) -> float | None:
     """The mean load of the first GPUs while the middle half was processed; None if the driver does not report it."""
-    start, end, _ = middle_of(run)
+    times = run.published_at
+    start, end = times[len(times) // 4], times[len(times) - 1 - len(times) // 4]
     loads = [
         load
         for sample in run.samples
@@ -162,8 +158,8 @@ def busy_share(run: Run, gpus: int) -> float | None:
 
 def time_side_by_side(place: Place, images: Sequence[Path], gpus: Sequence[Gpu]) -> float:
     """Images per second, one image at a time, of a process for each GPU; all of them work at once."""
-    config = place.prepare(images[0].parent)
+    layout = Layout.of(place.prepare(images[0].parent))  # once: it verifies the weights
     seen = [{"CUDA_VISIBLE_DEVICES": gpu.uuid} for gpu in gpus] or [{"CUDA_VISIBLE_DEVICES": ""}]
     with ThreadPoolExecutor(len(seen)) as threads:
-        timings = threads.map(lambda only: time_one_at_a_time(config, images, only), seen)
+        timings = threads.map(lambda only: time_one_at_a_time(layout, images, only), seen)
         return sum(timing.images_per_second for timing in timings)

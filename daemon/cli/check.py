@@ -263,7 +263,7 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
         yield from (Finding("error", line) for line in str(error).splitlines())
         return
     if any(spec.backend != "fake" for spec in layout.specs.values()):
-        pack = open_pack(config.models.pack, config.models.folder)
+        pack = open_pack(config.models.pack, config.models.folder, base=config.folder)
         yield Finding(
             "ok",
             f"models: pack {pack.name} in {pack.folder}; the digests of all files in use are as recorded.",

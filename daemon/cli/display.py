@@ -144,9 +144,16 @@ def print_chores(chores: Iterable[Chore]) -> None:
 
 def print_sinks(snapshot: Snapshot) -> None:
     """Print how far each sink has come; without a running daemon also who delivers the rest."""
-    rows = ((sink.name, sink.behind, _moment(sink.succeeded_at)) for sink in snapshot.sinks)
+    rows = (
+        (
+            sink.name + " (no longer configured)" * (not sink.configured),
+            sink.behind,
+            _moment(sink.succeeded_at),
+        )
+        for sink in snapshot.sinks
+    )
     print_table(("sink", "records behind", "last success"), rows)
-    if not snapshot.running and any(sink.behind for sink in snapshot.sinks):
+    if not snapshot.running and any(sink.behind for sink in snapshot.sinks if sink.configured):
         console.print(
             f"The next `{printable(command('run'))}` delivers the missing records, or logs why it cannot."
         )

@@ -35,7 +35,7 @@ def list_shelf(config: Config) -> Shelf:
     for name, stages in name_weights(config).items():
         try:
             with pack_errors():
-                pack = packs.open_pack(name, config.models.folder, record=False)
+                pack = packs.open_pack(name, config.models.folder, record=False, base=config.folder)
         except ModelsUnusable as error:
             problems.append(str(error))
             continue

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from daemon.config.refusal import explain, explain_missing_stage
 from daemon.config.second_look import SecondLook, misused_looks
@@ -53,6 +53,12 @@ class Config(Section):
     )
     http: Http = Http()
     log: Log = Log()
+    _folder: Path = PrivateAttr(Path())
+
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths of the file are relative to."""
+        return self._folder
 
     @property
     def stage_names(self) -> list[str]:
@@ -152,6 +158,7 @@ def _anchor(config: Config, folder: Path) -> Config:
         if isinstance(section := getattr(config.stages, name), StageSection)
     }
 
+    config._folder = folder
     return config.model_copy(
         update={
             "inbox": [anchored(inbox, "path") for inbox in config.inbox],

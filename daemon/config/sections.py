@@ -299,7 +299,8 @@ class StageSection(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="auto: bfloat16 on GPUs since Ampere (ocr and yolo: float16), float16 on older GPUs, float32 on a CPU, "
-        "where all others are slower, for ocr many times.",
+        "where all others are slower, for ocr many times. The oldest of the GPUs in `[pipeline] devices` decides, also if "
+        "min_free_gpu_bytes leaves it out.",
     )
     batch_size: int = Field(
         0,

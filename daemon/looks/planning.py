@@ -10,7 +10,7 @@ from typing import Any
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
 from daemon.errors import ConfigError
-from daemon.layout import CPU_BATCH, Layout, natural_dtype, open_pack, pack_errors, used_gpus, weights_of
+from daemon.layout import CPU_BATCH, Layout, choose_dtypes, gpus_of, open_pack, pack_errors, weights_of
 from daemon.ledger.record import Model
 from daemon.placement import Placement, Segment, working_bytes
 from daemon.system.gpus import Gpu
@@ -70,14 +70,12 @@ def resolve_looks(
     """By name of the look: its stage with verified weights. specs: of the first looks.
     Raises ModelsUnusable, ConfigError."""
     looks = {}
-    for table in config.second_look:
-        on = [gpu for gpu in used_gpus(config, gpus) if not table.devices or gpu.device in table.devices]
-        on = [] if "cpu" in table.devices else on
+    for table in choose_dtypes(config, gpus).second_look:
+        on = gpus_of(table, config, gpus)
         section: dict[str, Any] = table.model_dump(
             include={"backend", "model", "dtype", "batch_size", "options"}
         )
         section["batch_size"] = table.batch_size or (GPU_BATCH if on else CPU_BATCH)
-        section["dtype"] = table.dtype if table.dtype != "auto" else natural_dtype(table.stage, on)
         with pack_errors():
             pack = open_pack(config, [section])
             spec = packs.resolve_beside(pack, table.stage, section, specs)
@@ -91,8 +89,7 @@ def resolve_looks(
 
 
 def _plan(table: SecondLook, spec: StageSpec, layout: Layout) -> Plan:
-    held = [device for segment in layout.placement.segments for device in segment.devices]
-    devices = table.devices or list(dict.fromkeys(held))
+    devices = table.devices or layout.devices()
     segment = Segment((table.stage,), tuple(devices) * table.workers_per_device, f"second look {table.name}")
     # A look always runs its stage; and a GPU has one MPS server, which is that of the first looks.
     settings = layout.config.pipeline.model_copy(update={"mode": "full", "mps": False})
@@ -111,9 +108,8 @@ def room_beside(config: Config, gpus: Sequence[Gpu], looks: Mapping[str, StageSp
     for table in config.second_look:
         spec = looks[table.name]
         need = sum(weights_of([spec]).values()) + working_bytes(spec.batch_size)
-        for gpu in used_gpus(config, gpus):
-            if not table.devices or gpu.device in table.devices:
-                needs[gpu.device] = needs.get(gpu.device, 0) + need * table.workers_per_device
+        for gpu in gpus_of(table, config, gpus):
+            needs[gpu.device] = needs.get(gpu.device, 0) + need * table.workers_per_device
     return [
         dataclasses.replace(gpu, free_bytes=max(0, gpu.free_bytes - needs.get(gpu.device, 0))) for gpu in gpus
     ]

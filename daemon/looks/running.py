@@ -91,8 +91,8 @@ def open_looks(
         slab = Slab(plan.layout.config.pipeline.slab_bytes or CPU_SLAB)
         stack.callback(slab.close)
         label = plan.segment.name
-        lane = plan.layout.open_lane(plan.segment, slab, metrics)
-        station = Station(slab, [lane], LookJudge(judge), destinations, LookMetrics(metrics, label))
+        lanes = plan.layout.open_lanes(slab, metrics)
+        station = Station(slab, lanes, LookJudge(judge), destinations, LookMetrics(metrics, label))
         desk = Desk(plan.name, plan.model, plan.table.images_per_second, home)
         running.append(RunningLook(plan, desk, station, reader))
     return running

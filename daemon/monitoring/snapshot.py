@@ -82,6 +82,7 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
     behind: int  # records that it does not have yet
     succeeded_at: float | None = None  # Unix seconds: when it last took records; None: never
     problem: str = ""  # why it does not take records now, in a sentence
+    configured: bool = True  # if not, the next start of the daemon forgets it
 
 
 class LookState(msgspec.Struct, frozen=True, kw_only=True):

@@ -165,10 +165,7 @@ async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinat
     destinations = {number: Destination.of(inbox, config, setup.bins) for number, inbox in inboxes.items()}
     roots = {number: destination.inbox for number, destination in destinations.items()}
     coordinator.serve(destinations)
-    lanes = [
-        layout.open_lane(segment, slab, metrics, workers)
-        for segment, workers in zip(segments, setup.workers, strict=True)
-    ]
+    lanes = layout.open_lanes(slab, metrics, setup.workers)
     station = Station(slab, lanes, judge_of(config, roots), destinations, metrics)
 
     async def staff() -> None:

@@ -33,8 +33,7 @@ def open_stations(
         bind(layout.cores.common(held))  # before the slab is touched
         slab = open_slab(layout.config, layout.gpus)
         stack.callback(slab.close)
-        lanes = [layout.open_lane(segment, slab, metrics) for segment in layout.placement.segments]
-        return [Station(slab, lanes, judge, destinations, metrics)]
+        return [Station(slab, layout.open_lanes(slab, metrics), judge, destinations, metrics)]
     slab_bytes = size_slabs(layout.config, layout.gpus, len(parts))
     for segment in layout.placement.segments:
         metrics.begin_segment(segment.name, segment.stages, segment.devices)

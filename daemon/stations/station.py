@@ -122,8 +122,7 @@ class Station:
         """Let go of the jobs that wait for a worker; the coordinator hands out no more."""
         self._draining = self.retry.hurried = True
         for lane in self.lanes:
-            for job in lane.empty():
-                self._let_go(job)
+            self._empty_if_draining(lane)
 
     async def staff(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run the workers until `stop`. Reports as started when all have loaded their models.
@@ -241,8 +240,14 @@ class Station:
     async def _queue(self, lane: Lane, job: Job, *, suspect: bool) -> None:
         if self._draining:
             self._let_go(job)
-        else:
-            await lane.put(job, suspect=suspect)
+            return
+        await lane.put(job, suspect=suspect)
+        self._empty_if_draining(lane)  # a drain may have begun while the job waited for room in the queue
+
+    def _empty_if_draining(self, lane: Lane) -> None:
+        if self._draining:
+            for job in lane.empty():
+                self._let_go(job)
 
     def _let_go(self, job: Job) -> None:
         self._leave_slab(job)

@@ -20,7 +20,7 @@ from daemon.config.loading import Config
 from daemon.devices import select_devices
 from daemon.errors import AlreadyRunning, ConfigError, NothingFound, VisiondError
 from daemon.hints import quantity
-from daemon.layout import resolve_models, used_gpus
+from daemon.layout import choose_dtypes, resolve_models, used_gpus
 from daemon.ledger.files import written_into
 from daemon.profile import Machine, Profile, Trial, read_profile, write_profile
 from daemon.state import TUNING, closed_to_others, lock_state
@@ -55,7 +55,7 @@ def tune(config: Config, order: Plan, *, keep: bool, force: bool, say: Say, repo
     keep: whether to write the profile. force: measure although a daemon is running.
     """
     gpus = list_gpus()
-    config = select_devices(config, gpus)
+    config = select_devices(choose_dtypes(config, gpus), gpus)
     specs = resolve_models(config, gpus)
     refuse_segments(config)
     used, host = used_gpus(config, gpus), Host.here()

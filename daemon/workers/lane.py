@@ -53,6 +53,8 @@ class Lane:
         # Never more than is in flight. The last one in is the first one out,
         # so each is settled before the next begins.
         self._suspects: asyncio.Queue[Job] = asyncio.LifoQueue()
+        # Taken from a queue, but still waiting for a worker; by id.
+        self._held: dict[int, Job] = {}
         # A slot is free again before its batch is committed, so that no GPU waits for the disk.
         # This bounds the batches that wait for a commit: as many as are being worked on.
         self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
@@ -72,18 +74,34 @@ class Lane:
     def empty(self) -> list[Job]:
         """Take out all jobs that wait, and let those that wait for memory come back."""
         self.pool.hurry()
-        return drain(self._queue) + drain(self._suspects)
+        held, self._held = list(self._held.values()), {}
+        return held + drain(self._queue) + drain(self._suspects)
 
     async def run(self, listener: Listener) -> None:
         """Work until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._isolate, listener)
             while True:
-                jobs = [await self._queue.get()]
+                first = await self._hold(self._queue)
                 await self._unfinished.acquire()
                 worker = await self.pool.reserve()
+                jobs = self._claim(first)
                 jobs += drain(self._queue, self.batch_size - 1)  # as late, and so as full, as possible
-                tasks.start_soon(self._work, listener, worker, jobs)
+                if jobs:
+                    tasks.start_soon(self._work, listener, worker, jobs)
+                else:
+                    self.pool.release(worker)
+                    self._unfinished.release()
+
+    async def _hold(self, queue: asyncio.Queue[Job]) -> Job:
+        """Wait for a job, which `empty` can still take out."""
+        job = await queue.get()
+        self._held[job.id] = job
+        return job
+
+    def _claim(self, job: Job) -> list[Job]:
+        """A held job, which is to run now; none if `empty` has taken it out."""
+        return [job] if self._held.pop(job.id, None) else []
 
     async def _work(self, listener: Listener, worker: Worker, jobs: list[Job]) -> None:
         loss: WorkerLost | None = None
@@ -108,9 +126,11 @@ class Lane:
         """Run each suspect on a worker that does nothing else,
         so that only the image that kills workers pays."""
         while True:
-            job = await self._suspects.get()
+            job = await self._hold(self._suspects)
             try:
                 async with self.pool.reserve_whole() as worker:
+                    if not self._claim(job):
+                        continue
                     reply = await self._ask(worker, [job])
                     _, reply, again = await self._make_room(listener, worker, [job], reply)
                 if again:

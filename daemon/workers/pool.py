@@ -27,7 +27,7 @@ from daemon.errors import ModelsUnusable, NoWorkersLeft, WorkerLost
 from daemon.messages import Item, Ready, Reply
 from daemon.monitoring.metrics import Loss, Metrics
 from daemon.monitoring.snapshot import WorkerState
-from daemon.workers.room import TAKEN_BYTES, need_for
+from daemon.workers.room import TAKEN_BYTES, Room, need_for
 from daemon.workers.seat import Seat
 from daemon.workers.worker import Worker
 
@@ -148,7 +148,7 @@ class Pool:
                 await self._send_away(seat, worker)
                 return True
             await self._pause(FRESH_SECONDS)
-            taken = await seat.room.measure_taken(self._reserved(seat))
+            taken = await seat.room.measure_taken()
             if taken <= TAKEN_BYTES:
                 return False
             pause = seat.room.next_pause()
@@ -204,12 +204,8 @@ class Pool:
             raise NoWorkersLeft(f"No worker is left for {self.name}: {seat.last_cause}.")
 
     def _fellows(self, seat: Seat) -> list[Seat]:
-        """The seats on the same device."""
+        """The seats of this pool on the same device."""
         return [other for other in self.seats if other.device == seat.device]
-
-    def _reserved(self, seat: Seat) -> list[int]:
-        """Bytes that each worker of this device has reserved."""
-        return [other.worker.beat.device_used_bytes for other in self._fellows(seat) if other.worker]
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
@@ -232,26 +228,21 @@ class Pool:
         seat.full_until = time.monotonic() + pause + ATTEMPT_SECONDS
         seat.last_cause = f"not even one image fits: {others}"
 
-    async def _rest(self, seat: Seat) -> None:
-        """Wait until there is memory for a worker in this seat."""
-        assert seat.room
-        seat.state, pause = "waiting", rest_seconds(seat.rests)
-        while not self._hurried.is_set():
-            await self._pause(pause)
-            peaks = [other.worker.beat.device_peak_bytes for other in self._fellows(seat) if other.worker]
-            need, free = need_for([seat.peak_bytes, *peaks]), await seat.room.measure_free()
-            if free is None or free >= need:
-                return
-            seat.last_cause = (
-                f"{need >> 20:,} MiB of the GPU's memory must be free for it; {free >> 20:,} are"
-            )
+    async def _has_memory(self, seat: Seat, room: Room) -> bool:
+        """Whether there is memory for a worker in this seat."""
+        peaks = [other.worker.beat.device_peak_bytes for other in self._fellows(seat) if other.worker]
+        need, free = need_for([seat.peak_bytes, *peaks]), await room.measure_free()
+        if free is None or free >= need:
+            return True
+        seat.last_cause = f"{need >> 20:,} MiB of the GPU's memory must be free for it; {free >> 20:,} are"
+        return False
 
     async def _is_crowded(self, seat: Seat) -> bool:
         """Whether others use this seat's GPU: workers of this pool, or programs that came later."""
         if not seat.room:
             return False
         busy = any(fellow.healthy for fellow in self._fellows(seat))
-        return busy or await seat.room.measure_taken(self._reserved(seat)) > TAKEN_BYTES
+        return busy or await seat.room.measure_taken() > TAKEN_BYTES
 
     def _note_rest(self, seat: Seat, worker: Worker) -> None:
         if not worker.left:
@@ -267,17 +258,18 @@ class Pool:
         self._metrics.worker_restarts.labels(seat.device, Loss.MEMORY.value).inc()
 
     async def _fill(self, seat: Seat, opened: anyio.Event) -> None:
-        """The life of one worker in a seat."""
+        """The life of one worker in a seat; or, where memory is short, one look whether there is enough. The
+        seats of a GPU take turns at that, so that none waits for what another one needs."""
         if not seat.short or not seat.room:
             await self._live(seat, opened)
             return
         opened.set()  # with fewer workers
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(seat.room.starting)
-            await self._rest(seat)
+            await self._pause(rest_seconds(seat.rests))
             if self._hurried.is_set():
                 await self._over.wait()
-            else:
+            elif await self._has_memory(seat, seat.room):
                 await self._live(seat, opened, stack)
 
     async def _live(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import anyio
 from anyio import to_thread
@@ -16,18 +17,31 @@ from anyio import to_thread
 from daemon.placement import CONTEXT_BYTES
 from daemon.profile import SAFETY
 from daemon.system.gpus import Gpu
+from daemon.workers.worker import Worker
 
 TAKEN_BYTES = 256 << 20  # by others, from which they may be the reason why an image does not fit
 FIRST_PAUSE_SECONDS = 2.0  # before the next attempt; doubles with each further one
 LONGEST_PAUSE_SECONDS = 30.0
 
 
-class Room:
-    """The memory of one GPU. gpu: as it was before there were workers."""
+class Occupant(Protocol):
+    """A seat on the GPU."""
 
-    def __init__(self, gpu: Gpu, look: Callable[[], Sequence[Gpu]]) -> None:
+    worker: Worker | None
+
+
+class Room:
+    """The memory of one GPU, for all pools of a station that have workers there.
+
+    gpu: as it was before there were workers. alone: whether no other station has workers on it. What those use
+    is not known here, so they would count as other programs.
+    """
+
+    def __init__(self, gpu: Gpu, look: Callable[[], Sequence[Gpu]], *, alone: bool = True) -> None:
+        self.seats: list[Occupant] = []  # of all these pools
         self._before = gpu
         self._look = look
+        self._alone = alone
         self._pause = FIRST_PAUSE_SECONDS
         self.judging = anyio.Lock()  # one lack of memory is dealt with at a time
         self.starting = anyio.Lock()  # of the workers that come back, one starts at a time
@@ -37,10 +51,11 @@ class Room:
         gpu = await self._now()
         return gpu.free_bytes if gpu else None
 
-    async def measure_taken(self, own: Iterable[int]) -> int:
-        """Bytes that others have taken. own: what each worker has reserved; it also has a context."""
-        gpu = await self._now()
-        ours = sum(reserved + CONTEXT_BYTES for reserved in own)
+    async def measure_taken(self) -> int:
+        """Bytes that other programs have taken; 0 if that cannot be known."""
+        gpu = await self._now() if self._alone else None
+        workers = [seat.worker for seat in self.seats if seat.worker]
+        ours = sum(worker.beat.device_used_bytes + CONTEXT_BYTES for worker in workers)
         return gpu.used_bytes - self._before.used_bytes - ours if gpu else 0
 
     def next_pause(self) -> float:

@@ -34,6 +34,10 @@ class Seat:
     rests: int = 0  # in a row, without STEADY_BATCHES between them
     peak_bytes: int = 0  # the most that a worker of this seat had reserved
 
+    def __post_init__(self) -> None:
+        if self.room:
+            self.room.seats.append(self)
+
     @property
     def healthy(self) -> bool:
         worker = self.worker

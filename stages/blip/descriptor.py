@@ -131,7 +131,13 @@ def make_captioner(
             recognition.check_transformers(clip.TOWERS, files["clip"])
 
     return recognition.make_backend(
-        place, options, models, version=version, check=check, shares={"clip": ("clip", "model")}
+        place,
+        options,
+        models,
+        stage="blip",
+        version=version,
+        check=check,
+        shares={"clip": ("clip", "model")},
     )
 
 

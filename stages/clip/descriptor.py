@@ -76,7 +76,7 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def find(models: tuple[Model, ...], path: Path) -> dict[str, str]:
-    folder = recognition.find_model(path, models)
+    folder = recognition.find_model(path, models, "clip")
     labels = {"labels": LABELS} if (path / LABELS).is_file() else {}
     return {"model": folder, **labels} if folder else {}
 

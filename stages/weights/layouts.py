@@ -26,7 +26,7 @@ def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, Stage
     for name, described in registry.STAGES.items():
         try:
             with plugin_errors(name, path):
-                if match := find_weights(path, described.backends, backend if name == stage else ""):
+                if match := find_weights(path, name, described.backends, backend if name == stage else ""):
                     by, kind, files = match
                     files = {**files, **shared_files(kind, {other: found[other][2] for other in found})}
                     if stage in ("", name):
@@ -49,12 +49,17 @@ def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, Stage
 
 
 def find_weights(
-    path: Path, backends: Mapping[str, Backend], wanted: str
+    path: Path, stage: str, backends: Mapping[str, Backend], wanted: str
 ) -> tuple[str, Backend, dict[str, str]] | None:
-    """The first of the backends that knows what is in a folder, or the wanted one; and the files by role."""
-    for name, backend in backends.items():
-        if wanted in ("", name) and (files := backend.find(path)):
+    """The first of the backends that knows what is in a folder, or the wanted one; and the files by role.
+    Raises PackError for a subfolder with the name of the stage whose model none of them takes."""
+    asked = {name: backend for name, backend in backends.items() if wanted in ("", name)}
+    for name, backend in asked.items():
+        if files := backend.find(path):
             return name, backend, files
+    models = [model for backend in asked.values() for model in backend.models]
+    if models and (path / stage / "config.json").is_file():
+        recognition.check_config(models, path / stage)
     return None
 
 

@@ -2,16 +2,16 @@
 
 A pack is a folder with a manifest.json (manifest.py). "mini" is inside this package; "standard" is pulled
 once from the model hub (hub.py), and so is a single model by its name (pulling.py). Any other is a folder,
-either with a manifest or in the layout of the hub.
-In the second case its digests are recorded in locks/ under the models folder when it is used for the first
-time.
+either with a manifest or in the layout of the hub. In the second case its digests are recorded in locks/ under
+the models folder when it is used for the first time.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Pack:
     """A folder of weights.
 
     record: the file with its digests. models_folder: where locks of folders without a manifest are kept.
-    plain: the folder or file that was named, if it has no manifest.
+    plain: the folder or file that was named, if it has no manifest. base: of relative paths of models.
     """
 
     folder: Path
@@ -54,6 +54,7 @@ class Pack:
     record: Path
     models_folder: Path
     plain: Path | None = None
+    base: Path = Path()
 
     @property
     def name(self) -> str:
@@ -68,8 +69,7 @@ class Pack:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the files that stages may read; in a folder
-        without a manifest only of those that were recognized."""
+        """Of the files that stages may read; in a folder without a manifest, of those that were recognized."""
         named = [
             self.folder / file for entry in self.manifest.stages.values() for file in entry.files.values()
         ]
@@ -78,10 +78,17 @@ class Pack:
 
 
 def open_pack(
-    name_or_path: str | Path, models_folder: Path, *, record: bool = True, stage: str = "", backend: str = ""
+    name_or_path: str | Path,
+    models_folder: Path,
+    *,
+    record: bool = True,
+    stage: str = "",
+    backend: str = "",
+    base: Path = Path(),
 ) -> Pack:
     """Find a pack by name or by folder.
 
+    base: the folder that a relative path is relative to.
     record: whether to record the digests of a folder that is new and has no manifest.
     stage, backend: if both are named, such a folder is recognized by that backend of that stage, whichever
         other backends could use it.
@@ -89,28 +96,33 @@ def open_pack(
     """
     name = str(name_or_path)
     known = {"mini": MINI, STANDARD: models_folder / STANDARD, **find_packs(models_folder)}
-    path = known.get(name) or find_pulled(name, models_folder) or Path(name).expanduser()
+    path = known.get(name) or find_pulled(name, models_folder) or base / Path(name).expanduser()
     if name == STANDARD and not (path / MANIFEST).is_file():
         raise NotPulled(
             f'the pack "standard" is not in {models_folder}; pull it, or copy the folder {path} from a machine that has it.'
         )
     if not path.exists():
-        raise explain_missing(name, known, models_folder, stage)
+        raise explain_missing(name, path, known, models_folder, stage)
     path = path.absolute()
     if (path / MANIFEST).is_file():
-        return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder)
-    if backend and not is_default(path, models_folder, stage, backend):
-        return open_plain(path, models_folder, record=record, stage=stage, backend=backend)
-    return open_plain(path, models_folder, record=record)
+        return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder, base=base)
+    if not backend or is_default(path, models_folder, stage, backend):
+        stage = backend = ""  # whichever backend can use it
+    plain = open_plain(path, models_folder, record=record, stage=stage, backend=backend)
+    return replace(plain, base=base)
 
 
-def explain_missing(name: str, known: Iterable[str], models_folder: Path, stage: str) -> Exception:
-    """The error for a name of which there is no pack, model or folder. known: the names of packs.
-    stage: that the model is for, if it is for one."""
+def explain_missing(
+    name: str, path: Path, known: Iterable[str], models_folder: Path, stage: str
+) -> Exception:
+    """The error for a name of which there is no pack, model or folder. path: the folder that was looked for.
+    known: the names of packs. stage: that the model is for, if it is for one."""
     reference = names.parse(name)
     if reference is None:
         if "/" in name:
-            return PackError(f"there is no folder {name}; name a pack, a model or a folder with weights.")
+            return PackError(
+                f"there is no folder {os.path.abspath(path)}; name a pack, a model or a folder with weights."
+            )
         otherwise = ", or a model that `visiond models list` shows; a folder must have a slash in its path"
         return registry.UnknownName("pack or model", name, known, otherwise, catalog.offered())
     try:
@@ -119,10 +131,14 @@ def explain_missing(name: str, known: Iterable[str], models_folder: Path, stage:
         return error
     if stage and reference.entry and reference.entry.stage != stage:
         return PackError(f"{name} is a model for the stage {reference.entry.stage}, not for {stage}.")
-    no_folder = f"there is no folder {name}, and " if "/" in name else ""
+    missing = f"the model {reference.typed} is not in {models_folder}; "
+    if "/" in name and not reference.entry:  # may be a folder with a typing error
+        missing = (
+            f"there is no folder {os.path.abspath(path)}, and no model {reference.typed} in {models_folder}. "
+            "If you mean a model of the hub, "
+        )
     return NotPulled(
-        f"{no_folder}the model {reference.typed} is not in {models_folder}; pull it, or copy the folder "
-        f"{models_folder / reference.folder} from a machine that has it.",
+        f"{missing}pull it, or copy the folder {models_folder / reference.folder} from a machine that has it.",
         reference.typed,
     )
 
@@ -160,8 +176,7 @@ def find_packs(models_folder: Path) -> dict[str, Path]:
 
 
 def open_plain(path: Path, models_folder: Path, *, record: bool, stage: str = "", backend: str = "") -> Pack:
-    """A folder or file of weights without a manifest: recognize it and record its digests,
-    unless that has been done before.
+    """A folder or file of weights without a manifest: recognize it and record its digests, unless that is done.
 
     stage, backend: as in `recognize`. What is recognized for these alone has a separate lock.
     """
@@ -241,9 +256,8 @@ def resolve(
     named = registry.find_backend(stage, name) if name else None
     without_weights = named is not None and not named.needs_weights
     if "model" in wanted:
-        pack = open_pack(
-            wanted["model"], pack.models_folder, stage=stage, backend="" if without_weights else name
-        )
+        kind = "" if without_weights else name
+        pack = open_pack(wanted["model"], pack.models_folder, stage=stage, backend=kind, base=pack.base)
     pack, entry = (pack, StageEntry(name)) if without_weights else find_entry(pack, stage, name)
     name = entry.backend
     backend = registry.find_backend(stage, name)

@@ -135,10 +135,13 @@ def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool
         )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        hub.download(repository, listing.commit, [CONFIG], folder)
-        stage, backend, model = recognize(repository, folder)
-        recognition.check_parts(model, listing.files, repository)
-        weights = choose_weights(hub, repository, listing, folder)
+        try:
+            hub.download(repository, listing.commit, [CONFIG], folder)
+            stage, backend, model = recognize(repository, folder)
+            recognition.check_parts(model, listing.files, repository)
+            weights = choose_weights(hub, repository, listing, folder)
+        except PackError as error:
+            raise rename(error, folder, repository) from error
     if weights == [PICKLE]:
         check_pickle(f"{repository}/{PICKLE}", allow_pickle=allow_pickle)
     files = sorted({*choose_support(listing.files), *weights})
@@ -178,10 +181,7 @@ def recognize(repository: str, folder: Path) -> tuple[str, str, Model]:
     for stage, described in registry.STAGES.items():
         for name, backend in described.backends.items():
             if any(model.type == model_type for model in backend.models):
-                try:
-                    return stage, name, recognition.check_config(backend.models, folder)
-                except PackError as error:
-                    raise rename(error, folder, repository) from error
+                return stage, name, recognition.check_config(backend.models, folder)
     raise PackError(
         f'{repository} holds {kind or "a model"} (model_type "{model_type}" in its {CONFIG}), which no backend takes'
         f"{describe_nearest(model_type, kind)}. `visiond models list` shows all names."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -13,7 +15,8 @@ from daemon import layout
 from daemon.config.loading import Config, parse
 from daemon.devices import assume_gpus, select_devices
 from daemon.errors import ConfigError
-from daemon.layout import ALLOCATORS, Layout, address_device, used_gpus
+from daemon.layout import ALLOCATORS, Layout, address_device, digest_settings, used_gpus
+from daemon.recovery import redo
 from daemon.service import Service
 from daemon.system.children import descendants
 from daemon.system.gpus import Gpu
@@ -179,6 +182,24 @@ def test_plan_names_the_gpus_in_use_and_says_which_are_left_out(
     assert reason.endswith(
         "not used, as min_free_gpu_bytes asks for more: cuda:2 (NVIDIA H100 80GB HBM3) with 5,120 MiB free."
     )
+
+
+@pytest.mark.parametrize("free", [5, 70])
+def test_a_gpu_that_is_left_out_for_its_memory_changes_no_dtype(
+    free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are found again by fingerprints, which include dtypes, and `visiond redo --stale` compares them."""
+    old = dataclasses.replace(make_gpu(1, "Tesla T4", free=free), compute_capability="7.5")
+    gpus = [make_gpu(0, "NVIDIA H100 80GB HBM3"), old]
+    for module in (layout, redo):
+        monkeypatch.setattr(module, "list_gpus", lambda: gpus)
+    config = parse(Place(tmp_path, {"pipeline": {"min_free_gpu_bytes": "20GB"}}).settings, tmp_path)
+    made = Layout.of(config)
+    assert len(used_gpus(made.config, gpus)) == (2 if free > 20 else 1)
+    assert {spec.dtype for spec in made.specs.values()} == {"float16"}
+    reader = SimpleNamespace(newest_done=lambda **_: [], inboxes=dict)
+    stale = redo.choose_stale(cast(Any, reader), config)
+    assert stale.settings_digest == digest_settings(config, made.specs)
 
 
 @pytest.mark.anyio

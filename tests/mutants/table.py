@@ -603,7 +603,7 @@ STATES = [
         "for job in lane.empty():",
         "for job in ():",
         ("faults/test_lifecycle.py::test_the_daemon_reports_ready_and_drains_on_sigterm_under_load",),
-        within="Station.drain",
+        within="Station._empty_if_draining",
     ),
     Mutant(
         "drain-feeds-no-more",
@@ -1999,6 +1999,17 @@ GPUS = [
         "self.pool.hurry()",
         "pass",
         ("daemon/workers/test_room.py::test_a_stop_does_not_wait_for_memory",),
+    ),
+    Mutant(
+        "held-at-the-stop",
+        "a stop takes back the images that wait for a worker, and none of them runs later",
+        "daemon/workers/lane.py",
+        "jobs = self._claim(first)",
+        "jobs = [first]",
+        (
+            "daemon/workers/test_lane.py::"
+            "test_images_that_wait_for_a_worker_can_be_taken_back_and_do_not_run_later",
+        ),
     ),
 ]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from daemon.bench.scaling import Scaling, choose, measure_scaling, middle_rate, 
 from daemon.cli.bench import draw_scaling, print_scaling
 from daemon.errors import WrongArgument
 from daemon.system.gpus import Gpu
+from tests.daemon.bench.test_rates import stairs
 
 GPUS = [Gpu(n, f"GPU-{n}", "card", 1 << 34, 1 << 34, 0, "9.0", None, ()) for n in range(2)]
 
@@ -28,6 +30,32 @@ def test_the_middle_half_is_without_the_start_and_the_end() -> None:
     slow_ends = [0.0, *(5 + number / 10 for number in range(98)), 100.0]
     run = msgspec.structs.replace(make_run(1.0), published_at=slow_ends)
     assert middle_rate(run) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("batch", [1, 30, 128])
+def test_the_rate_does_not_depend_on_where_batches_end(batch: int) -> None:
+    """It is the one that `visiond tune` measures."""
+    run = msgspec.structs.replace(make_run(1.0), published_at=stairs(1, batch, 16, seconds=2.0))
+    assert middle_rate(run) == pytest.approx(batch / 2, rel=0.01)
+
+
+def test_of_a_single_image_the_rate_is_that_of_the_run() -> None:
+    assert middle_rate(make_run(7.0, images=1)) == 7.0
+
+
+def test_the_weights_are_verified_once_for_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    made = SimpleNamespace()
+    monkeypatch.setattr(scaling.Layout, "of", lambda config: opened.append(config) or made)
+    monkeypatch.setattr(scaling.Place, "prepare", lambda *_: "settings")
+    monkeypatch.setattr(
+        scaling,
+        "time_one_at_a_time",
+        lambda layout, *_: SimpleNamespace(images_per_second=float(layout is made)),
+    )
+    place = scaling.Place(tmp_path, "mini")
+    assert scaling.time_side_by_side(place, [tmp_path / "a.jpg"], GPUS) == 2.0
+    assert opened == ["settings"]
 
 
 def test_a_point_is_the_median_of_its_runs_beside_the_first_point() -> None:

@@ -675,8 +675,24 @@ def test_status_shows_without_a_daemon_why_a_sink_is_behind(tmp_path: Path) -> N
     assert why not in status
 
     place.configure({"output": {"sinks": []}})
-    assert "it is no longer in output.sinks, so the next start forgets it" in place.command("status").stdout
+    status = place.command("status").stdout
+    assert "it is no longer in output.sinks, so the next start forgets it" in status
+    assert "jsonl (no longer configured)" in status
+    assert on not in status
+    [sink] = json.loads(place.command("status", "--json").stdout)["sinks"]
+    assert (sink["name"], sink["behind"], sink["configured"]) == ("jsonl", 2, False)
 
     place.configure({"output": {"sinks": ["jsonl"]}})
     assert place.command("run", "--once").returncode == os.EX_OK
-    assert on not in place.command("status").stdout
+    status = place.command("status").stdout
+    assert on not in status
+    assert "jsonl" in status
+
+
+def test_status_does_not_show_a_sink_that_has_everything_and_is_no_longer_configured(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}})
+    place.drop_many(range(2))
+    assert place.command("run", "--once").returncode == 0
+    place.configure({"output": {"sinks": []}})
+    assert "jsonl" not in place.command("status").stdout
+    assert json.loads(place.command("status", "--json").stdout)["sinks"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.loading import load
+from daemon.errors import ModelsUnusable
+from daemon.layout import resolve_models
 from stages.weights.packs import MINI, open_pack, verify
 from tests.daemon_process import Place
 from tests.stages import checkpoints
@@ -149,12 +153,29 @@ def test_a_path_is_a_path_and_a_model_of_another_stage_is_refused(place: Place) 
     assert f"the weights of clip are from {place.folder / 'me/mine'}" in checked.stdout
     for name, message in (
         ("yolo11n", "yolo11n is a model for the stage yolo, not for clip."),
-        ("me/none", "there is no folder me/none, and the model me/none is not in"),
+        (
+            "me/none",
+            f"there is no folder {place.folder / 'me/none'}, and no model me/none in {place.folder / 'models'}. If "
+            f"you mean a model of the hub, pull it",
+        ),
         ("./none", f"there is no folder {place.folder / 'none'}"),
     ):
         place.configure({"stages": {"clip": {"backend": "", "model": name}}})
         refused = place.command("check", "--quick")
         assert (refused.returncode, message in refused.stdout) == (os.EX_CONFIG, True), refused.stdout
+
+
+def test_a_path_is_relative_to_the_folder_of_the_configuration_also_if_it_looks_like_a_repository(
+    place: Place,
+) -> None:
+    place.configure({"stages": {"clip": {"backend": "", "model": "me/mine"}}})
+    elsewhere = place.folder / "elsewhere"
+    shutil.copytree(MINI / "clip", elsewhere / "me" / "mine")
+    config = load(place.folder / "daemon.toml")
+    with contextlib.chdir(elsewhere), pytest.raises(ModelsUnusable) as caught:
+        resolve_models(config, [])
+    assert f"there is no folder {place.folder / 'me/mine'}, and no model" in str(caught.value)
+    assert str(caught.value).endswith("models pull me/mine` downloads it.")
 
 
 def test_the_start_and_check_name_the_license_of_ultralytics_only_where_it_runs(place: Place) -> None:

@@ -41,6 +41,9 @@ class FakePool:
     def release(self, worker: Any) -> None:
         self._slots.release()
 
+    def hurry(self) -> None:
+        """Nothing waits for memory."""
+
     @contextlib.asynccontextmanager
     async def reserve_whole(self) -> AsyncIterator[Any]:
         worker = await self.reserve()
@@ -142,6 +145,23 @@ async def test_lost_batches_that_find_the_queue_full_do_not_stop_the_lane_that_e
     async with running(lane, pipeline) as tasks:
         tasks.start_soon(fill, lane, 10)
         await until(lambda: pipeline.done == 10)
+
+
+async def test_images_that_wait_for_a_worker_can_be_taken_back_and_do_not_run_later() -> None:
+    pool, pipeline = FakePool(), FakePipeline()
+    lane = open_lane(pool, batch_size=2)
+    async with running(lane, pipeline):
+        for _ in range(3):
+            worker = await pool.reserve()
+            for number in range(6):
+                await lane.put(make_job(id=number, extent=Extent(0, 1)), suspect=number > 3)
+            await settle()
+            assert sorted(job.id for job in lane.empty()) == list(range(6))
+            pool.release(worker)
+            await settle()
+            assert (pool.batches, lane.empty()) == ([], [])
+        await fill(lane, 3)  # the lane works on
+        await until(lambda: pipeline.done == 3)
 
 
 class FullPool(FakePool):

@@ -176,7 +176,7 @@ def test_only_several_workers_of_a_gpu_share_it_and_only_where_that_is_wanted(
     monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
     made = Layout.of(parse(Place(tmp_path, {"pipeline": pipeline}).settings, tmp_path))
     with contextlib.closing(Slab(1 << 20)) as slab:
-        [lane] = [made.open_lane(segment, slab, Metrics()) for segment in made.placement.segments]
+        [lane] = made.open_lanes(slab, Metrics())
     assert [seat.device for seat in lane.pool.seats if seat.server] == servers * 2
 
 

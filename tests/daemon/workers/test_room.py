@@ -29,6 +29,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
 from daemon.placement import CONTEXT_BYTES
 from daemon.service import Service, run_service
+from daemon.stations.station import Station
 from daemon.system.gpus import Gpu
 from daemon.workers import lane, pool, room
 from daemon.workers.pool import Pool
@@ -204,6 +205,64 @@ async def test_an_image_that_does_not_fit_although_nobody_else_uses_the_gpu_fail
     assert len(failed_as(place.assert_kept(FAILED=2), "memory")) == 2
 
 
+async def test_the_workers_of_another_segment_on_the_same_gpu_are_no_neighbors(
+    tmp_path: Path, card: Card
+) -> None:
+    place = open_place(tmp_path, card, workers=0, image_bytes=2 * TOTAL)
+    memory = {"memory_folder": str(card.folder), "memory_bytes": TOTAL, "load_bytes": 4 * GIB}
+    place.settings["stages"]["clip"]["options"] = memory
+    place.settings["pipeline"] |= {"devices": [], "segment": split_stages("cuda:0")}
+    place.drop_many(range(2))
+    with anyio.fail_after(40):
+        await run_service(parse(place.settings, tmp_path), once=True)
+    assert len(failed_as(place.assert_kept(FAILED=2), "memory")) == 2
+
+
+def split_stages(device: str) -> list[dict[str, Any]]:
+    """Two segments on one device, each with two workers."""
+    runs = (["ocr", "yolo"], ["clip", "blip"])
+    return [{"stages": run, "devices": [device], "workers_per_device": 2} for run in runs]
+
+
+async def test_a_station_knows_what_its_own_workers_have_and_counts_nothing_where_others_have_workers_too(
+    tmp_path: Path, card: Card
+) -> None:
+    settings = open_place(tmp_path, card, workers=0).settings
+    settings["pipeline"] |= {"devices": [], "segment": split_stages("cuda:0")}
+    made = layout.Layout.of(parse(settings, tmp_path))
+    with contextlib.closing(Slab(1 << 20)) as slab:
+        whole = made.open_lanes(slab, Metrics())
+        part = made.open_lanes(slab, Metrics(), [[0], [0]])
+    for lanes, counted in ((whole, 4), (part, 2)):
+        seats = [seat for lane in lanes for seat in lane.pool.seats]
+        [gpu] = {id(seat.room): seat.room for seat in seats}.values()
+        assert gpu
+        assert gpu.seats == seats
+        assert len(seats) == counted
+    card.fill(8)
+    rooms = [lanes[0].pool.seats[0].room for lanes in (whole, part)]
+    assert [await gpu.measure_taken() for gpu in rooms if gpu] == [8 * GIB, 0]
+
+
+async def test_a_seat_that_waits_for_much_memory_does_not_keep_one_of_another_segment_from_starting(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = {"memory_folder": str(card.folder), "memory_bytes": TOTAL}
+    place = open_place(tmp_path, card, workers=0)
+    place.settings["stages"]["clip"]["options"] = memory | {"load_bytes": GIB}
+    runs = (["ocr", "yolo"], ["clip", "blip"])
+    tables = [{"stages": run, "devices": ["cuda:0"], "workers_per_device": 1} for run in runs]
+    place.settings["pipeline"] |= {"devices": [], "segment": tables}
+    come_late(card, 15.5, monkeypatch)
+    async with running(place) as service:
+        await until(lambda: all(worker.short_of_memory for worker in workers_of(service)))
+        assert service.pipeline
+        [station] = cast(list[Station], service.pipeline.stations)
+        station.lanes[0].pool.seats[0].peak_bytes = 8 * GIB  # as of a worker that has been there
+        card.fill(10)
+        await until(lambda: [worker.state for worker in workers_of(service)] == ["waiting", "ready"])
+
+
 async def test_an_image_that_does_not_fit_while_others_do_fails_in_spite_of_a_neighbor(
     tmp_path: Path, card: Card
 ) -> None:
@@ -322,6 +381,28 @@ async def test_a_stop_does_not_wait_for_memory(
     assert place.rows("SELECT MAX(attempts) FROM image") == [(0,)]
 
 
+@pytest.mark.parametrize("queue_images", [1, 2000])
+async def test_a_stop_does_not_wait_for_a_worker_that_waits_for_memory_to_start(
+    queue_images: int, tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.service, "leave_within", lambda *_: None)  # it would end this process
+    place = open_place(tmp_path, card, workers=1)
+    place.settings["pipeline"]["queue_images"] = queue_images
+    come_late(card, 15.5, monkeypatch)
+    place.drop_many(range(20))
+    service = Service(parse(place.settings, place.folder))
+    with anyio.fail_after(service.config.pipeline.drain_seconds / 2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.run)
+            await until(lambda: service.pipeline is not None and len(service.pipeline.in_flight) == 20)
+            await until(lambda: service.loaded and workers_of(service)[0].short_of_memory)
+            await anyio.wait_all_tasks_blocked()
+            signal.raise_signal(signal.SIGTERM)
+    assert place.judge(finished=False).problems == []
+    assert counts_of(place) == {"PENDING": 20}
+    assert place.rows("SELECT MAX(attempts) FROM image") == [(0,)]
+
+
 async def test_a_gpu_is_crowded_while_another_worker_is_ready_there_or_others_have_taken_memory(
     card: Card,
 ) -> None:
@@ -349,6 +430,12 @@ async def test_that_a_gpu_is_full_is_not_shown_for_longer_than_it_is_known() -> 
     assert (seat.describe().state, seat.describe().short_of_memory) == ("ready", False)
 
 
+def seat_of(reserved: int | None) -> Any:
+    """A seat with a worker that has reserved this number of bytes, or without one."""
+    beat = Beat(0, device_used_bytes=reserved or 0)
+    return SimpleNamespace(worker=None if reserved is None else SimpleNamespace(beat=beat))
+
+
 class TestRoom:
     def make(self, used: float) -> Room:
         before = Gpu(0, "GPU-1", "card", TOTAL, TOTAL - GIB, GIB, "9.0", None, ())
@@ -356,14 +443,13 @@ class TestRoom:
         return Room(before, lambda: [now])
 
     async def test_what_others_have_taken_is_neither_what_they_had_nor_what_the_workers_have(self) -> None:
-        assert (
-            await self.make(used=8).measure_taken([GIB, 2 * GIB])
-            == 8 * GIB - GIB - 3 * GIB - 2 * CONTEXT_BYTES
-        )
+        held = self.make(used=8)
+        held.seats += [seat_of(GIB), seat_of(2 * GIB), seat_of(None)]
+        assert await held.measure_taken() == 8 * GIB - GIB - 3 * GIB - 2 * CONTEXT_BYTES
 
     async def test_without_an_answer_of_the_driver_nobody_has_taken_anything(self) -> None:
         gone = Room(Gpu(0, "GPU-1", "card", TOTAL, 0, 0, "9.0", None, ()), lambda: [])
-        assert await gone.measure_taken([]) == 0
+        assert await gone.measure_taken() == 0
         assert await gone.measure_free() is None
 
     async def test_pauses_grow_until_something_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:

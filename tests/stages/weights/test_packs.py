@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -25,7 +26,7 @@ from stages.manifest import (
 from stages.ocr.descriptor import bundled_weights
 from stages.options import FakeOptions
 from stages.registry import ORDER, UnknownName
-from stages.weights.packs import MINI, Pack, list_packs, open_pack, resolve, resolve_all, verify
+from stages.weights.packs import MINI, Pack, list_packs, open_pack, open_plain, resolve, resolve_all, verify
 
 YOLO_JSON = json.dumps({"model": "yolov8n.yaml", "nc": 1, "names": ["cup"], "imgsz": 320})
 
@@ -92,7 +93,7 @@ def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> No
         open_pack("zzz", pack.models_folder)
     with pytest.raises(UnknownName, match='did you mean "rf-detr-small"'):
         open_pack("rf-detr-smal", pack.models_folder)
-    with pytest.raises(PackError, match=r"there is no folder \./nowhere"):
+    with pytest.raises(PackError, match=f"there is no folder {Path.cwd() / 'nowhere'};"):
         open_pack("./nowhere", pack.models_folder)
 
 
@@ -412,6 +413,43 @@ def test_a_damaged_config_is_named(pack: Pack) -> None:
     (pack.folder / "blip/config.json").write_text("{")
     with pytest.raises(PackError, match=r"blip/config\.json cannot be read"):
         open_pack(pack.folder, pack.models_folder)
+
+
+@pytest.mark.parametrize(
+    ("stage", "model_type", "backend"),
+    [("clip", "siglip", "transformers"), ("clip", "siglip2", "naflex"), ("blip", "blip-2", "blip2")],
+)
+def test_a_folder_with_the_name_of_a_stage_is_recognized_by_its_config(
+    stage: str, model_type: str, backend: str, pack: Pack
+) -> None:
+    pack.record.unlink()
+    (pack.folder / stage / "config.json").write_text(json.dumps({"model_type": model_type}))
+    found = open_pack(pack.folder, pack.models_folder).manifest.stages
+    assert (found[stage].backend, found[stage].files["model"]) == (backend, stage)
+    assert found.keys() == {"yolo", "clip", "blip"}
+
+
+@pytest.mark.parametrize("stage", ["clip", "blip"])
+def test_a_folder_with_the_name_of_a_stage_that_holds_another_model_is_refused_by_name(
+    stage: str, pack: Pack
+) -> None:
+    pack.record.unlink()
+    config = {"model_type": "bert", "architectures": ["BertModel"]}
+    (pack.folder / stage / "config.json").write_text(json.dumps(config))
+    refused = re.escape(
+        f'by its config.json, {pack.folder / stage} holds a BertModel (model_type "bert"); visiond takes'
+    )
+    for wanted in ({}, {"stage": stage}):
+        with pytest.raises(PackError, match=refused):
+            open_plain(pack.folder, pack.models_folder, record=False, **wanted)
+
+
+def test_a_folder_with_the_name_of_a_stage_is_refused_by_a_named_backend_that_does_not_take_it(
+    pack: Pack,
+) -> None:
+    taken = re.escape('(model_type "clip"); for siglip2, visiond takes Siglip2Model')
+    with pytest.raises(PackError, match=taken):
+        open_plain(pack.folder, pack.models_folder, record=False, stage="clip", backend="naflex")
 
 
 def test_a_model_without_its_processor_is_refused_before_anything_is_loaded(pack: Pack) -> None:

@@ -225,6 +225,18 @@ def test_a_repository_of_another_kind_is_named(hub: FolderHub, models: Path) -> 
     assert hub.downloads == []
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+def test_a_file_that_is_no_json_object_is_named_by_its_repository(
+    file: str, hub: FolderHub, models: Path
+) -> None:
+    folder = save_tower(hub, "clip", "me/my-clip")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("{}")
+    (folder / file).write_text("[1, 2]")
+    with pytest.raises(PackError, match=rf"^me/my-clip/{file} cannot be read: Expected `object`"):
+        pull("me/my-clip", models, hub)
+
+
 def test_a_pickle_is_downloaded_only_where_that_is_allowed(hub: FolderHub, models: Path) -> None:
     folder = save_tower(hub, "clip", "openai/clip-vit-base-patch32")
     expected = load_file(folder / "model.safetensors")
