@@ -6,11 +6,12 @@ that a GPU that fills up or is renamed changes nothing in a running daemon.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from daemon.config.loading import Config
-from daemon.config.values import NUMBERED, UUID
+from daemon.config.values import GROUP, NUMBERED, UUID, members_of
 from daemon.errors import ConfigError
 from daemon.hints import command
 from daemon.system.gpus import Gpu
@@ -31,6 +32,8 @@ def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = Tru
         )
         for n, table in enumerate(section.segment)
     ]
+    if not problems:
+        problems += _list_shared(table.devices for table in tables)
     short = list_short(config, gpus) if by_memory and not problems else []
     if short:
         names = {gpu.device for gpu in short}
@@ -44,11 +47,11 @@ def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = Tru
 
 
 def assume_gpus(config: Config) -> Config:
-    """For GPUs that this machine does not have: each entry except "cpu" means the first of them."""
+    """For GPUs that this machine does not have: each entry except those on the CPU means the first of them."""
     section = config.pipeline
 
     def assume(names: Sequence[str]) -> list[str]:
-        return ["cpu" if name == "cpu" else "cuda:0" for name in names]
+        return [name if name.startswith("cpu") else "cuda:0" for name in names]
 
     tables = [
         table.model_copy(update={"devices": assume(table.devices)}) for table in config.pipeline.segment
@@ -89,11 +92,59 @@ def _look_up(names: Sequence[str], gpus: Sequence[Gpu], key: str, problems: list
         if name == "cpu" or any(gpu.device == name for gpu in gpus):
             found.append(name)  # a device that is named twice is used twice
             continue
+        if GROUP in name:
+            found.append(_look_up_group(name, gpus, key, problems))
+            continue
         matches = _match(name, gpus)
         found += [gpu.device for gpu in matches if gpu.device not in found]
         if problem := _explain(name, matches, gpus):
             problems.append(f"{key}: {problem}")
     return found
+
+
+def _look_up_group(name: str, gpus: Sequence[Gpu], key: str, problems: list[str]) -> str:
+    """The group with the devices that its members mean. What is wrong is added to the problems."""
+    members, found = members_of(name), list[str]()
+    for member in members:
+        if member.startswith("cpu"):  # a pretended device
+            found.append(member)
+            continue
+        matches = [gpu for gpu in gpus if gpu.device == member] or _match(member, gpus)
+        if problem := _explain(member, matches, gpus) or _explain_member(member, matches):
+            problems.append(f"{key}: {problem}")
+        found += [gpu.device for gpu in matches]
+    if len(found) == len(members) and (twice := [device for device in found if found.count(device) > 1]):
+        problems.append(
+            f'{key}: the group "{name}" has {twice[0]} twice; a group needs different devices, for example '
+            f'"{_exemplify(twice[0])}".'
+        )
+    return GROUP.join(found)
+
+
+def _explain_member(name: str, matches: Sequence[Gpu]) -> str:
+    """What is wrong with a member of a group that means these GPUs; empty if nothing is."""
+    if any(gpu.part is not None for gpu in matches):
+        return (
+            f"{name} means a MIG device, of which CUDA shows one to a process; write whole GPUs into a group."
+        )
+    if len(matches) > 1:
+        return f"{name} means {len(matches)} GPUs, but a member of a group is one; write {_list(matches)}."
+    return ""
+
+
+def _exemplify(device: str) -> str:
+    """A group for an error message."""
+    return "cpu:0+cpu:1" if device.startswith("cpu") else "cuda:0+cuda:1"
+
+
+def _list_shared(places: Iterable[Sequence[str]]) -> list[str]:
+    """A sentence for each device that is in two different groups. places: the devices of each segment."""
+    groups = dict.fromkeys(name for names in places for name in names if GROUP in name)
+    return [
+        f"pipeline.segment: {shared[0]} is in two groups, {first} and {second}; write it into one of them only."
+        for first, second in itertools.combinations(groups, 2)
+        if (shared := [device for device in members_of(first) if device in members_of(second)])
+    ]
 
 
 def _match(name: str, gpus: Sequence[Gpu]) -> list[Gpu]:

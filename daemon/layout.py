@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.util
+import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import msgspec
 import psutil
 
 from daemon.config.loading import Config
+from daemon.config.values import GROUP, members_of
 from daemon.devices import describe_short, select_devices
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.hints import command
@@ -42,7 +44,7 @@ from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, NotPulled, PackError, list_files
-from stages.registry import UnknownName, check_options, find_backend, find_stage
+from stages.registry import ORDER, UnknownName, check_options, find_backend, find_stage
 from stages.weights import packs
 
 CPU_BATCH = 8
@@ -79,7 +81,7 @@ class Layout:
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
         if short:
             placement = dataclasses.replace(placement, why=f"{placement.why}; {short}")
-        devices = [device for segment in placement.segments for device in segment.devices]
+        devices = [device for segment in placement.segments for device in segment.first_devices]
         near = gpus if config.pipeline.numa else []
         return cls(config, gpus, specs, placement, Cores.of(near, devices, CORES_PER_WORKER))
 
@@ -107,7 +109,7 @@ class Layout:
         workers: their numbers; None: all of the segment."""
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
         servers = self._open_servers(segment)
-        rooms = {gpu.device: Room(gpu, list_gpus) for gpu in self.gpus}
+        rooms = self._measure_rooms(segment)
         seats = []
         for number, device in enumerate(segment.devices):
             if workers is not None and number not in workers:
@@ -122,31 +124,43 @@ class Layout:
     def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
         """The setup of a segment's worker of this number, and its environment variables."""
         settings = self.config.pipeline
-        device = segment.devices[number]
+        device, first = segment.devices[number], segment.first_devices[number]
         share = self.cores.share(
-            device, [other for each in self.placement.segments for other in each.devices]
+            first, [other for each in self.placement.segments for other in each.first_devices]
         )
+        spread = name_members(device)
         seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
         setup = Setup(
             name=f"{segment.name}/{number}",
             device=seen_as,
-            stages=[self.specs[stage] for stage in segment.stages],
+            stages=[spread_over(spread, self.specs[stage]) for stage in segment.stages],
             slab_bytes=slab_bytes,
             threads=settings.threads_per_worker,
             decoders=settings.decoders_per_worker or max(1, share),
             limits=settings.limits(),
             cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
             pipeline=self.config.stage_names,
-            cores=self.cores.near.get(device, []),
+            cores=self.cores.near.get(first, []),
         )
         return setup, environment
 
+    def _measure_rooms(self, segment: Segment) -> dict[str, Room]:
+        """By device or group: its memory, if it is one of GPUs."""
+        rooms = {}
+        for device in dict.fromkeys(segment.devices):
+            if gpus := [gpu for gpu in self.gpus if gpu.device in members_of(device)]:
+                rooms[device] = Room(gpus, list_gpus)
+        return rooms
+
     def _open_servers(self, segment: Segment) -> dict[str, Server]:
-        """By device: the MPS server of each GPU with several workers, if MPS is enabled and installed."""
+        """By device: the MPS server of each GPU with several workers, if MPS is enabled and installed. The workers of
+        a group take turns."""
         if not self.config.pipeline.mps or not is_installed():
             return {}
         shared = [
-            device for device, workers in Counter(segment.devices).items() if workers > 1 and device != "cpu"
+            device
+            for device, workers in Counter(segment.devices).items()
+            if workers > 1 and device != "cpu" and GROUP not in device
         ]
         return {
             device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"])
@@ -184,9 +198,27 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
         else:
             pack = packs.open_pack(config.models.pack, config.models.folder)
         specs = packs.resolve_all(pack, config.stage_names, overrides)
-    if problems := check_options(specs):
+    if problems := [*check_options(specs), *_list_useless_groups(config, specs)]:
         raise ConfigError(problems)
     return {spec.name: spec for spec in specs}
+
+
+def _list_useless_groups(config: Config, specs: Sequence[StageSpec]) -> Iterator[str]:
+    """A sentence for each segment with a group of devices, but without a model that can be spread over them."""
+    spreading = {spec.name for spec in specs if find_backend(spec.name, spec.backend).can_spread}
+    for number, table in enumerate(config.pipeline.segment):
+        group = next((device for device in table.devices if GROUP in device), None)
+        if group and not spreading & set(table.stages):
+            able = [
+                f"{stage} ({', '.join(name for name, backend in find_stage(stage).backends.items() if backend.can_spread)})"
+                for stage in ORDER
+                if any(backend.can_spread for backend in find_stage(stage).backends.values())
+            ]
+            yield (
+                f'pipeline.segment[{number}].devices: "{group}" is a group, but no model of this segment '
+                f"({', '.join(table.stages)}) can be spread over several devices; stages with backends that can: "
+                f"{', '.join(able)}. Write each device by itself: {json.dumps(members_of(group))}."
+            )
 
 
 def find_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> Profile | None:
@@ -253,9 +285,14 @@ def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
     as a stage has one dtype for all devices."""
     named = {
         *config.pipeline.devices,
-        *(device for table in config.pipeline.segment for device in table.devices),
+        *(
+            name
+            for table in config.pipeline.segment
+            for device in table.devices
+            for name in members_of(device)
+        ),
     }
-    if "cpu" in named:
+    if any(device.startswith("cpu") for device in named):
         return []
     return [gpu for gpu in gpus if not named or gpu.device in named]
 
@@ -288,14 +325,31 @@ def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
 
 
 def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
-    """The device's name inside a worker, and the environment variables that hide all other devices from it.
-    A MIG device can be used in no other way."""
-    if device == "cpu":
+    """The device's name inside a worker, of a group that of its first device; and the environment variables that hide
+    all other devices from it. A MIG device can be used in no other way."""
+    if device.startswith("cpu"):
         # waiting threads do not spin, which costs a multiple on a busy machine
         passive = {"OMP_WAIT_POLICY": "PASSIVE"}
         return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
-    [uuid] = [gpu.uuid for gpu in gpus if gpu.device == device]
+    uuids = {gpu.device: gpu.uuid for gpu in gpus}
+    # the worker numbers them in this order
+    visible = ",".join(uuids[member] for member in members_of(device))
     allocator = (
         {} if ALLOCATORS & os.environ.keys() else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     )
-    return "cuda:0", {"CUDA_VISIBLE_DEVICES": uuid, "OMP_NUM_THREADS": "2", **allocator}
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "2", **allocator}
+
+
+def name_members(device: str) -> list[str]:
+    """What a worker calls the devices of its group; empty for a device that is no group."""
+    if GROUP not in device:
+        return []
+    members = members_of(device)
+    return members if device.startswith("cpu") else [f"cuda:{number}" for number in range(len(members))]
+
+
+def spread_over(devices: list[str], spec: StageSpec) -> StageSpec:
+    """The spec of a stage in a worker with these devices; none: a worker with one device."""
+    if devices and find_backend(spec.name, spec.backend).can_spread:
+        return msgspec.structs.replace(spec, spread=devices)
+    return spec

@@ -306,7 +306,7 @@ def time_one_at_a_time(
 ) -> Timings:
     """On the first GPU that it sees, or on the CPU. The first image is for warm-up. changes: to the environment."""
     layout, paths = Layout.of(config), list(map(str, images))
-    on_cpu = layout.placement.segments[0].devices[0] == "cpu"
+    on_cpu = layout.placement.segments[0].devices[0].startswith("cpu")
     task = {
         "stages": list(layout.specs.values()),
         "images": paths,

@@ -239,7 +239,7 @@ class Pool:
         while not self._hurried.is_set():
             await self._pause(pause)
             peaks = [other.worker.beat.device_peak_bytes for other in self._fellows(seat) if other.worker]
-            need, free = need_for([seat.peak_bytes, *peaks]), await seat.room.measure_free()
+            need, free = need_for([seat.peak_bytes, *peaks], seat.room.gpus), await seat.room.measure_free()
             if free is None or free >= need:
                 return
             seat.last_cause = (

@@ -23,10 +23,12 @@ LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Room:
-    """The memory of one GPU. gpu: as it was before there were workers."""
+    """The memory of a GPU, or of the GPUs of a group together: which of them is full cannot be seen from an error.
+    gpus: as they were before there were workers."""
 
-    def __init__(self, gpu: Gpu, look: Callable[[], Sequence[Gpu]]) -> None:
-        self._before = gpu
+    def __init__(self, gpus: Sequence[Gpu], look: Callable[[], Sequence[Gpu]]) -> None:
+        self.gpus = len(gpus)
+        self._before = {gpu.uuid: gpu for gpu in gpus}
         self._look = look
         self._pause = FIRST_PAUSE_SECONDS
         self.judging = anyio.Lock()  # one lack of memory is dealt with at a time
@@ -34,14 +36,14 @@ class Room:
 
     async def measure_free(self) -> int | None:
         """Bytes; None if the driver does not answer."""
-        gpu = await self._now()
-        return gpu.free_bytes if gpu else None
+        gpus = await self._now()
+        return sum(gpu.free_bytes for gpu in gpus) if gpus else None
 
     async def measure_taken(self, own: Iterable[int]) -> int:
-        """Bytes that others have taken. own: what each worker has reserved; it also has a context."""
-        gpu = await self._now()
-        ours = sum(reserved + CONTEXT_BYTES for reserved in own)
-        return gpu.used_bytes - self._before.used_bytes - ours if gpu else 0
+        """Bytes that others have taken. own: what each worker has reserved; it also has a context on each GPU."""
+        gpus = await self._now()
+        ours = sum(reserved + CONTEXT_BYTES * self.gpus for reserved in own)
+        return sum(gpu.used_bytes - self._before[gpu.uuid].used_bytes for gpu in gpus) - ours if gpus else 0
 
     def next_pause(self) -> float:
         """Seconds until another attempt."""
@@ -51,11 +53,13 @@ class Room:
     def note_fit(self) -> None:
         self._pause = FIRST_PAUSE_SECONDS
 
-    async def _now(self) -> Gpu | None:
-        gpus = await to_thread.run_sync(self._look)
-        return next((gpu for gpu in gpus if gpu.uuid == self._before.uuid), None)
+    async def _now(self) -> list[Gpu]:
+        """Empty if the driver does not show all of them."""
+        gpus = [gpu for gpu in await to_thread.run_sync(self._look) if gpu.uuid in self._before]
+        return gpus if len(gpus) == self.gpus else []
 
 
-def need_for(peaks: Iterable[int]) -> int:
-    """Bytes that must be free before a worker is started. peaks: what workers of this kind had reserved."""
-    return math.ceil(SAFETY * (max(peaks, default=0) + CONTEXT_BYTES))
+def need_for(peaks: Iterable[int], gpus: int = 1) -> int:
+    """Bytes that must be free before a worker is started. peaks: what workers of this kind had reserved. gpus: that
+    one worker uses."""
+    return math.ceil(SAFETY * (max(peaks, default=0) + CONTEXT_BYTES * gpus))
