@@ -6,16 +6,22 @@ that a GPU that fills up or is renamed changes nothing in a running daemon.
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from daemon.config.loading import Config
-from daemon.config.values import NUMBERED, UUID
+from daemon.config.values import GROUP, NUMBERED, UUID, members_of
 from daemon.errors import ConfigError
 from daemon.hints import command
 from daemon.system.gpus import Gpu
+from stages.base import StageSpec
+from stages.registry import ORDER, find_backend, find_stage
 
 MIB = 1 << 20
+ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}  # a user's own settings of PyTorch's memory
 
 
 def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = True) -> Config:
@@ -37,6 +43,8 @@ def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = Tru
         )
         for look in config.second_look
     ]
+    if not problems:
+        problems += _list_shared(table.devices for table in tables)
     short = list_short(config, gpus) if by_memory and not problems else []
     if short:
         names = {gpu.device for gpu in short}
@@ -50,11 +58,11 @@ def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = Tru
 
 
 def assume_gpus(config: Config) -> Config:
-    """For GPUs that this machine does not have: each entry except "cpu" means the first of them."""
+    """For GPUs that this machine does not have: each entry except those on the CPU means the first of them."""
     section = config.pipeline
 
     def assume(names: Sequence[str]) -> list[str]:
-        return ["cpu" if name == "cpu" else "cuda:0" for name in names]
+        return [name if name.startswith("cpu") else "cuda:0" for name in names]
 
     tables = [
         table.model_copy(update={"devices": assume(table.devices)}) for table in config.pipeline.segment
@@ -96,11 +104,59 @@ def _look_up(names: Sequence[str], gpus: Sequence[Gpu], key: str, problems: list
         if name == "cpu" or any(gpu.device == name for gpu in gpus):
             found.append(name)  # a device that is named twice is used twice
             continue
+        if GROUP in name:
+            found.append(_look_up_group(name, gpus, key, problems))
+            continue
         matches = _match(name, gpus)
         found += [gpu.device for gpu in matches if gpu.device not in found]
         if problem := _explain(name, matches, gpus):
             problems.append(f"{key}: {problem}")
     return found
+
+
+def _look_up_group(name: str, gpus: Sequence[Gpu], key: str, problems: list[str]) -> str:
+    """The group with the devices that its members mean. What is wrong is added to the problems."""
+    members, found = members_of(name), list[str]()
+    for member in members:
+        if member.startswith("cpu"):  # a pretended device
+            found.append(member)
+            continue
+        matches = [gpu for gpu in gpus if gpu.device == member] or _match(member, gpus)
+        if problem := _explain(member, matches, gpus) or _explain_member(member, matches):
+            problems.append(f"{key}: {problem}")
+        found += [gpu.device for gpu in matches]
+    if len(found) == len(members) and (twice := [device for device in found if found.count(device) > 1]):
+        problems.append(
+            f'{key}: the group "{name}" has {twice[0]} twice; a group needs different devices, for example '
+            f'"{_exemplify(twice[0])}".'
+        )
+    return GROUP.join(found)
+
+
+def _explain_member(name: str, matches: Sequence[Gpu]) -> str:
+    """What is wrong with a member of a group that means these GPUs; empty if nothing is."""
+    if any(gpu.part is not None for gpu in matches):
+        return (
+            f"{name} means a MIG device, of which CUDA shows one to a process; write whole GPUs into a group."
+        )
+    if len(matches) > 1:
+        return f"{name} means {len(matches)} GPUs, but a member of a group is one; write {_list(matches)}."
+    return ""
+
+
+def _exemplify(device: str) -> str:
+    """A group for an error message."""
+    return "cpu:0+cpu:1" if device.startswith("cpu") else "cuda:0+cuda:1"
+
+
+def _list_shared(places: Iterable[Sequence[str]]) -> list[str]:
+    """A sentence for each device that is in two different groups. places: the devices of each segment."""
+    groups = dict.fromkeys(name for names in places for name in names if GROUP in name)
+    return [
+        f"pipeline.segment: {shared[0]} is in two groups, {first} and {second}; write it into one of them only."
+        for first, second in itertools.combinations(groups, 2)
+        if (shared := [device for device in members_of(first) if device in members_of(second)])
+    ]
 
 
 def _match(name: str, gpus: Sequence[Gpu]) -> list[Gpu]:
@@ -147,3 +203,45 @@ def _list(gpus: Sequence[Gpu]) -> str:
 
 def _list_free(gpus: Sequence[Gpu]) -> str:
     return ", ".join(f"{gpu.device} ({gpu.name}) with {gpu.free_bytes // MIB:,} MiB free" for gpu in gpus)
+
+
+def list_useless_groups(config: Config, specs: Sequence[StageSpec]) -> Iterator[str]:
+    """A sentence for each segment with a group of devices, but without a model that can be spread over them."""
+    spreading = {spec.name for spec in specs if find_backend(spec.name, spec.backend).can_spread}
+    for number, table in enumerate(config.pipeline.segment):
+        group = next((device for device in table.devices if GROUP in device), None)
+        if group and not spreading & set(table.stages):
+            able = [
+                f"{stage} ({', '.join(name for name, backend in find_stage(stage).backends.items() if backend.can_spread)})"
+                for stage in ORDER
+                if any(backend.can_spread for backend in find_stage(stage).backends.values())
+            ]
+            yield (
+                f'pipeline.segment[{number}].devices: "{group}" is a group, but no model of this segment '
+                f"({', '.join(table.stages)}) can be spread over several devices; stages with backends that can: "
+                f"{', '.join(able)}. Write each device by itself: {json.dumps(members_of(group))}."
+            )
+
+
+def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
+    """The device's name inside a worker, of a group that of its first device; and the environment variables that hide
+    all other devices from it. A MIG device can be used in no other way."""
+    if device.startswith("cpu"):
+        # waiting threads do not spin, which costs a multiple on a busy machine
+        passive = {"OMP_WAIT_POLICY": "PASSIVE"}
+        return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
+    uuids = {gpu.device: gpu.uuid for gpu in gpus}
+    # the worker numbers them in this order
+    visible = ",".join(uuids[member] for member in members_of(device))
+    allocator = (
+        {} if ALLOCATORS & os.environ.keys() else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    )
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "2", **allocator}
+
+
+def name_members(device: str) -> list[str]:
+    """What a worker calls the devices of its group; empty for a device that is no group."""
+    if GROUP not in device:
+        return []
+    members = members_of(device)
+    return members if device.startswith("cpu") else [f"cuda:{number}" for number in range(len(members))]

@@ -20,7 +20,8 @@ import psutil
 
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
-from daemon.devices import describe_short, select_devices
+from daemon.config.values import GROUP, members_of
+from daemon.devices import address_device, describe_short, list_useless_groups, name_members, select_devices
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.hints import command
 from daemon.ledger.record import Model
@@ -51,7 +52,6 @@ CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without a GPU
 # With one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
 LEAST_CPU_THREADS = 2
-ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}  # a user's own settings of PyTorch's memory
 
 
 LeaveRoom = Callable[[Config, list[Gpu], Mapping[str, StageSpec]], list[Gpu]]
@@ -90,7 +90,7 @@ class Layout:
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
         if short:
             placement = dataclasses.replace(placement, why=f"{placement.why}; {short}")
-        devices = [device for segment in placement.segments for device in segment.devices]
+        devices = [device for segment in placement.segments for device in segment.first_devices]
         near = gpus if config.pipeline.numa else []
         return cls(config, gpus, specs, placement, Cores.of(near, devices, CORES_PER_WORKER))
 
@@ -123,17 +123,24 @@ class Layout:
         part: for each segment, the numbers of the workers that this station has; None: all."""
         segments = self.placement.segments
         held = part or [range(len(segment.devices)) for segment in segments]
-        elsewhere = {
-            device
-            for segment, numbers in zip(segments, held, strict=True)
-            for number, device in enumerate(segment.devices)
-            if number not in numbers
-        } | {device for look in self.config.second_look for device in look.devices or self.devices()}
-        rooms = {gpu.device: Room(gpu, list_gpus, alone=gpu.device not in elsewhere) for gpu in self.gpus}
+        rooms = self._measure_rooms(held)
         return [
             self._open_lane(segment, slab, metrics, numbers, rooms)
             for segment, numbers in zip(segments, held, strict=True)
         ]
+
+    def _measure_rooms(self, held: Sequence[Collection[int]]) -> dict[str, Room]:
+        """By device or group of this station: its memory, if it is one of GPUs. held: as `part` of `open_lanes`."""
+        users = Counter(member for name in self.devices() for member in members_of(name))
+        for look in self.config.second_look:
+            users.update(member for name in look.devices or self.devices() for member in members_of(name))
+        for segment, numbers in zip(self.placement.segments, held, strict=True):
+            users.update(device for n, device in enumerate(segment.devices) if n not in numbers)
+        rooms = {}
+        for name in self.devices():
+            if gpus := [gpu for gpu in self.gpus if gpu.device in members_of(name)]:
+                rooms[name] = Room(gpus, list_gpus, alone=all(users[gpu.device] == 1 for gpu in gpus))
+        return rooms
 
     def _open_lane(
         self,
@@ -159,31 +166,35 @@ class Layout:
     def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
         """The setup of a segment's worker of this number, and its environment variables."""
         settings = self.config.pipeline
-        device = segment.devices[number]
+        device, first = segment.devices[number], segment.first_devices[number]
         share = self.cores.share(
-            device, [other for each in self.placement.segments for other in each.devices]
+            first, [other for each in self.placement.segments for other in each.first_devices]
         )
+        spread = name_members(device)
         seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
         setup = Setup(
             name=f"{segment.name}/{number}",
             device=seen_as,
-            stages=[self.specs[stage] for stage in segment.stages],
+            stages=[spread_over(spread, self.specs[stage]) for stage in segment.stages],
             slab_bytes=slab_bytes,
             threads=settings.threads_per_worker,
             decoders=settings.decoders_per_worker or max(1, share),
             limits=settings.limits(),
             cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
             pipeline=self.config.stage_names,
-            cores=self.cores.near.get(device, []),
+            cores=self.cores.near.get(first, []),
         )
         return setup, environment
 
     def _open_servers(self, segment: Segment) -> dict[str, Server]:
-        """By device: the MPS server of each GPU with several workers, if MPS is enabled and installed."""
+        """By device: the MPS server of each GPU with several workers, if MPS is enabled and installed. The workers of
+        a group take turns."""
         if not self.config.pipeline.mps or not is_installed():
             return {}
         shared = [
-            device for device, workers in Counter(segment.devices).items() if workers > 1 and device != "cpu"
+            device
+            for device, workers in Counter(segment.devices).items()
+            if workers > 1 and device != "cpu" and GROUP not in device
         ]
         return {
             device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"])
@@ -215,7 +226,7 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     with pack_errors():
         pack = open_pack(config, overrides.values())
         specs = packs.resolve_all(pack, config.stage_names, overrides)
-    if problems := check_options(specs):
+    if problems := [*check_options(specs), *list_useless_groups(config, specs)]:
         raise ConfigError(problems)
     return {spec.name: spec for spec in specs}
 
@@ -253,7 +264,8 @@ def gpus_of(look: SecondLook, config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
     """The GPUs of a second look; none if it names a CPU too."""
     if not look.devices:
         return used_gpus(config, gpus)
-    return [] if "cpu" in look.devices else [gpu for gpu in gpus if gpu.device in look.devices]
+    members = {member for name in look.devices for member in members_of(name)}
+    return [] if any(name.startswith("cpu") for name in members) else [g for g in gpus if g.device in members]
 
 
 def find_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> Profile | None:
@@ -320,9 +332,14 @@ def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
     as a stage has one dtype for all devices."""
     named = {
         *config.pipeline.devices,
-        *(device for table in config.pipeline.segment for device in table.devices),
+        *(
+            name
+            for table in config.pipeline.segment
+            for device in table.devices
+            for name in members_of(device)
+        ),
     }
-    if "cpu" in named:
+    if any(device.startswith("cpu") for device in named):
         return []
     return [gpu for gpu in gpus if not named or gpu.device in named]
 
@@ -365,15 +382,8 @@ def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:16]
 
 
-def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:
-    """The device's name inside a worker, and the environment variables that hide all other devices from it.
-    A MIG device can be used in no other way."""
-    if device == "cpu":
-        # waiting threads do not spin, which costs a multiple on a busy machine
-        passive = {"OMP_WAIT_POLICY": "PASSIVE"}
-        return "cpu", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cpu_threads), **passive}
-    [uuid] = [gpu.uuid for gpu in gpus if gpu.device == device]
-    allocator = (
-        {} if ALLOCATORS & os.environ.keys() else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    )
-    return "cuda:0", {"CUDA_VISIBLE_DEVICES": uuid, "OMP_NUM_THREADS": "2", **allocator}
+def spread_over(devices: list[str], spec: StageSpec) -> StageSpec:
+    """The spec of a stage in a worker with these devices; none: a worker with one device."""
+    if devices and find_backend(spec.name, spec.backend).can_spread:
+        return msgspec.structs.replace(spec, spread=devices)
+    return spec

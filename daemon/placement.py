@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from daemon.config.loading import Config
+from daemon.config.values import members_of
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from stages.base import FULL_BATCH
@@ -38,7 +39,8 @@ WORKER_BYTES = 4 << 30  # host memory, measured in the same way: CUDA's librarie
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of stages and the devices that hold it; a device named twice holds it in two processes."""
+    """A run of stages and the devices that hold it; a device named twice holds it in two processes. A device may be a
+    group, "cuda:0+cuda:1": one process, whose large models are spread over these devices."""
 
     stages: tuple[str, ...]
     devices: tuple[str, ...]
@@ -47,6 +49,11 @@ class Segment:
     @property
     def name(self) -> str:
         return self.label or "+".join(self.stages)
+
+    @property
+    def first_devices(self) -> list[str]:
+        """The device of each worker, of a group the first: images and the models that are not spread are there."""
+        return [members_of(device)[0] for device in self.devices]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class StageSpec(msgspec.Struct, frozen=True):
     batch_size: int = 16  # most images of one forward pass
     options: dict[str, Any] = {}  # the backend's own settings
     notice: str = ""  # about its weights, to be shown with its answers
+    # Torch devices over which the model's layers are spread, the worker's own first; empty: all of it is there.
+    spread: list[str] = []
 
 
 @dataclass(slots=True)
@@ -111,7 +113,8 @@ class Stage(ABC):
     reads_pixels: ClassVar[bool] = True
 
     def __init__(self, spec: StageSpec, device: str) -> None:
-        """device: a torch device string ("cpu", "cuda:0"), or anything at all for fake stages."""
+        """device: a torch device string ("cpu", "cuda:0"), or anything at all for fake stages. Images are on it,
+        and so is the model, or its first layers if the spec spreads it."""
         self.spec = spec
         self.name = spec.name
         self.device = device

@@ -17,6 +17,7 @@ from stages.base import StageUnusable
 from stages.descriptor import Model as Known
 from stages.devices import device_errors
 from stages.recognition import name_model, read_config
+from stages.spreading import finish_spreading, map_layers, name_for_transformers, quiet_about_parameters
 
 # No progress bars and configurations in a worker's log; real problems are raised below.
 logging.set_verbosity_error()
@@ -27,10 +28,13 @@ ATTENTIONS = {"sdpa", "eager"}  # any other name may be one of a kernel on the m
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) -> Model:
+def load_model(
+    kind: type[Model], folder: str, dtype: torch.dtype, device: str, spread: Sequence[str] = ()
+) -> Model:
     """A model in eval mode. Reads safetensors only: no pickle, no remote code, no network.
 
-    Raises StageUnusable if the folder has no weights, or those of another model.
+    spread: the devices on which its layers are to lie, instead of all on one device; `device` is the first.
+    Raises StageUnusable if the folder has no weights, or those of another model; OutOfMemory and DeviceLost.
     """
     model: Model
     if strange := list_attentions(read_config(Path(folder) / "config.json")) - ATTENTIONS:
@@ -39,15 +43,18 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
             "attn_implementation from it."
         )
     try:
-        model, report = kind.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # reported below, with what to do
-            output_loading_info=True,
-        )
+        places = map_layers(kind, folder, dtype, spread) if spread else {}
+        with device_errors(), quiet_about_parameters():
+            model, report = kind.from_pretrained(
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # reported below, with what to do
+                output_loading_info=True,
+                **({"device_map": name_for_transformers(places)} if places else {}),
+            )
     except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
         raise StageUnusable(f"the {kind.__name__} in {folder} cannot be read: {first_line(error)}") from error
     if wrong := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
@@ -55,6 +62,8 @@ def load_model(kind: type[Model], folder: str, dtype: torch.dtype, device: str) 
             f"{folder} does not hold a {kind.__name__}: {len(wrong)} of its weights are missing or of another shape, "
             f"{wrong[0]} first. Copy the whole folder again, or name another model."
         )
+    if places:
+        return finish_spreading(model, places)
     with device_errors():
         model.eval().to(device)
     return model
@@ -68,15 +77,18 @@ def list_attentions(config: Any) -> set[str]:
     return found.union(*map(list_attentions, config.values()))
 
 
-def load_known(models: Sequence[Known], folder: str, dtype: torch.dtype, device: str) -> Any:
-    """A model of the class that the folder's config.json names, which must be one of these. Raises StageUnusable."""
+def load_known(
+    models: Sequence[Known], folder: str, dtype: torch.dtype, device: str, spread: Sequence[str] = ()
+) -> Any:
+    """A model of the class that the folder's config.json names, which must be one of these. spread and errors: as
+    of load_model."""
     model_type, _ = name_model(Path(folder))
     names = {model.type: model.name for model in models}
     if model_type not in names:
         raise StageUnusable(
             f'{folder} holds a model of the type "{model_type}", not one of {", ".join(names)}; name another model.'
         )
-    return load_model(getattr(transformers, names[model_type]), folder, dtype, device)
+    return load_model(getattr(transformers, names[model_type]), folder, dtype, device, spread)
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -67,6 +67,7 @@ class Backend:
     models: the models of transformers that it takes.
     vocabulary: roles whose files are not weights but words, so that a model without them uses those of the
         configured pack; an option of the same name replaces them.
+    can_spread: whether the layers of its model can lie on several devices, as StageSpec.spread names them.
     license: of the library that it uses, if that asks something of those who offer its answers as a service.
     """
 
@@ -81,6 +82,7 @@ class Backend:
     shares: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     models: tuple[Model, ...] = ()
     vocabulary: tuple[str, ...] = ()
+    can_spread: bool = False
     license: str = ""
 
 

@@ -29,6 +29,7 @@ FAKE = Backend(  # of every stage
     options=FakeOptions,
     silent=frozenset(FakeOptions.__struct_fields__) - {"salt"},
     needs_weights=False,
+    can_spread=True,  # it stands for any model
 )
 KEYS = {name: stage.key for name, stage in STAGES.items()}  # of results in the sidecar
 

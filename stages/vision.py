@@ -51,7 +51,8 @@ class VisionStage(Stage, Generic[Output]):
     def load_vision_model(self) -> Any:
         """The model in the stage's folder; self.prepare becomes its preprocessing. Raises StageUnusable."""
         self.prepare = self.load_processor(self.spec, self.device)
-        return load_known(self.models, self.spec.files["model"], dtype_of(self.spec), self.device)
+        spec = self.spec
+        return load_known(self.models, spec.files["model"], dtype_of(spec), self.device, spec.spread)
 
     def warm_up(self) -> None:
         """Run one full batch of black images. Call it while the device is held."""

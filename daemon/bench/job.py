@@ -305,7 +305,7 @@ def time_one_at_a_time(
     layout: Layout, images: Sequence[Path], changes: Mapping[str, str] | None = None
 ) -> Timings:
     """On the first GPU that it sees, or on the CPU. The first image is for warm-up. changes: to the environment."""
-    on_cpu = layout.placement.segments[0].devices[0] == "cpu"
+    on_cpu = layout.placement.segments[0].devices[0].startswith("cpu")
     task = {
         "stages": list(layout.specs.values()),
         "images": list(map(str, images)),

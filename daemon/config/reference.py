@@ -55,6 +55,9 @@ order:
     [[pipeline.segment]]
     stages = ["clip", "blip"]
     devices = ["cuda:1"]
+
+A model that is too large for one GPU lies on a group of them: `devices = ["cuda:1+cuda:2"]` is one worker,
+which spreads its model over both. docs/models.md has more about groups.
 """,
     "[models]": "The pack: the weights of all stages.",
     "[stages.ocr]": "Settings of one stage that differ from the pack.",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from daemon.config.sections import Section
-from daemon.config.values import Device, Ratio
+from daemon.config.values import Place, Ratio
 from stages.binning import BIN_NAME, BINS
 from stages.registry import UnknownName, find_backend
 
@@ -50,8 +50,9 @@ class SecondLook(Section):
         "never.",
     )
     images_per_second: float = Field(0.0, ge=0, description="At most this many images/s. 0: no limit.")
-    devices: list[Device] = Field(
-        [], description="Devices for its workers. Empty: the devices of the pipeline."
+    devices: list[Place] = Field(
+        [],
+        description="Devices for its workers, as in [[pipeline.segment]]. Empty: the devices of the pipeline.",
     )
     workers_per_device: int = Field(1, ge=1, le=256, description="Worker processes on each of these devices.")
 

@@ -25,6 +25,7 @@ from daemon.config.values import (
     OUT_OF_RANGE,
     ByteCount,
     Device,
+    Place,
     Ratio,
     check_address,
     check_name,
@@ -170,9 +171,9 @@ class UpkeepSection(Section):
 
 class SegmentTable(Section):
     stages: list[str] = Field(min_length=1, description="Stages of the segment, in order.")
-    devices: list[Device] = Field(
+    devices: list[Place] = Field(
         min_length=1,
-        description='Devices that hold these stages, for example ["cuda:0", "cuda:1"].',
+        description='Devices that hold these stages, for example ["cuda:0", "cuda:1"]; "cuda:0+cuda:1" is a group.',
     )
     workers_per_device: int = Field(1, ge=1, le=256, description="Worker processes on each of these devices.")
 

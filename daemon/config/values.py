@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 LEAST_SLAB_BYTES = 1 << 20
+GROUP = "+"  # joins the devices of a group
 NUMBERED = r"cuda:(\d{1,6})(?::(\d{1,6}))?"  # a GPU, or a MIG device of it
 UUID = r"(?i:GPU|MIG)-[0-9A-Za-z/-]*"  # or the start of one
 OUT_OF_RANGE = "out_of_range"  # error type, for refusal.py
@@ -73,6 +74,37 @@ def _canonical_device(name: str) -> str:
     return name.strip()
 
 
+def _refuse_group(name: str) -> str:
+    if GROUP in name:
+        raise ValueError(
+            f'"{name}" is a group of devices, over which one model is spread; write it as devices of a [[pipeline.segment]] '
+            "table"
+        )
+    return name
+
+
+def _canonical_place(text: str) -> str:
+    """Return the one form of a device, or of a group: "cuda:0+cuda:1". A group of pretended devices on the CPU
+    keeps their numbers: "cpu:0+cpu:1"."""
+    if GROUP not in text:
+        return _canonical_device(text)
+    names = [name.strip() for name in text.split(GROUP)]
+    members = [_canonical_device(name) for name in names]
+    if 0 < members.count("cpu") < len(members):
+        raise ValueError(
+            f'"{text}" has both a CPU and a GPU, but a model is spread over devices of one kind; write, for example, '
+            '"cuda:0+cuda:1"'
+        )
+    if "cpu" in members:
+        members = [f"cpu:{int(name.partition(':')[2] or 0)}" for name in names]
+    return GROUP.join(members)
+
+
+def members_of(device: str) -> list[str]:
+    """The devices of a group; a device that is no group is its own only member."""
+    return device.split(GROUP)
+
+
 def most_of(name: str) -> int:
     """The largest value of a key with this name."""
     return next(most for unit, most in MOST.items() if name.endswith(unit))
@@ -80,4 +112,5 @@ def most_of(name: str) -> int:
 
 ByteCount = Annotated[int, BeforeValidator(_parse_bytes), Field(le=1 << 53)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
-Device = Annotated[str, AfterValidator(_canonical_device)]
+Device = Annotated[str, AfterValidator(_refuse_group), AfterValidator(_canonical_device)]
+Place = Annotated[str, AfterValidator(_canonical_place)]  # of a worker: a device or a group

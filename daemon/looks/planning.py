@@ -9,13 +9,14 @@ from typing import Any
 
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
+from daemon.config.values import GROUP
 from daemon.errors import ConfigError
 from daemon.layout import CPU_BATCH, Layout, choose_dtypes, gpus_of, open_pack, pack_errors, weights_of
 from daemon.ledger.record import Model
 from daemon.placement import Placement, Segment, working_bytes
 from daemon.system.gpus import Gpu
 from stages.base import StageSpec
-from stages.registry import check_options
+from stages.registry import check_options, find_backend
 from stages.weights import packs
 
 GPU_BATCH = 32  # of a look whose batch_size is 0
@@ -84,6 +85,10 @@ def resolve_looks(
         if spec.fingerprint == specs[table.stage].fingerprint:
             problem = f"it has the same model and options as [stages.{table.stage}]; name another model."
             raise ConfigError([f"second_look {table.name}: {problem}"])
+        group = next((name for name in table.devices if GROUP in name), "")
+        if group and not find_backend(spec.name, spec.backend).can_spread:
+            problem = f'"{group}" is a group, but this model cannot be spread over several devices'
+            raise ConfigError([f"second_look {table.name}: {problem}; write each device by itself."])
         looks[table.name] = spec
     return looks
 

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from daemon.config.loading import Config
+from daemon.config.values import members_of
 from daemon.errors import VisiondError, leaves
 from daemon.jobs import Ending, Job
 from daemon.layout import Layout, judge_of
@@ -190,9 +191,9 @@ async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinat
 
 
 def devices_of(setup: wire.Setup) -> list[str]:
-    """The device of each worker of this station."""
+    """The device of each worker of this station; of a group, the first."""
     parts = zip(setup.segments, setup.workers, strict=True)
-    return [devices[number] for (_, devices), numbers in parts for number in numbers]
+    return [members_of(devices[number])[0] for (_, devices), numbers in parts for number in numbers]
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ def open_stations(
     that a rule has named before now."""
     parts = share_out(layout.placement, layout.config.pipeline.stations)
     if len(parts) == 1:
-        held = [device for segment in layout.placement.segments for device in segment.devices]
+        held = [device for segment in layout.placement.segments for device in segment.first_devices]
         bind(layout.cores.common(held))  # before the slab is touched
         slab = open_slab(layout.config, layout.gpus)
         stack.callback(slab.close)

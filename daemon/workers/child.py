@@ -156,7 +156,8 @@ def _device_memory() -> tuple[int, int]:
     if torch is None or not torch.cuda.is_initialized():
         fake = sys.modules.get("stages.fake")
         return fake.FakeMemory.report() if fake else (0, 0)
-    return torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+    devices = range(torch.cuda.device_count())  # one, or those of a group
+    return sum(map(torch.cuda.memory_reserved, devices)), sum(map(torch.cuda.max_memory_reserved, devices))
 
 
 def _resident_bytes() -> int:

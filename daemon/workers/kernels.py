@@ -50,13 +50,14 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 def list_wants(
     segments: Sequence[Segment], specs: Mapping[str, StageSpec], gpus: Sequence[Gpu]
 ) -> list[Want]:
-    """The stages that may have kernels, each with the compute capabilities of the GPUs that it runs on."""
+    """The stages that may have kernels, each with the compute capabilities of the GPUs that it runs on. In a group
+    only the first GPU runs kernels."""
     capabilities = {gpu.device: gpu.compute_capability for gpu in gpus}
     pairs = {
         (stage, capabilities[device])
         for segment in segments
         for stage in segment.stages
-        for device in segment.devices
+        for device in segment.first_devices
         if device in capabilities
     }
     return [

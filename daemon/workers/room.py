@@ -31,15 +31,17 @@ class Occupant(Protocol):
 
 
 class Room:
-    """The memory of one GPU, for all pools of a station that have workers there.
+    """The memory of a GPU, or of the GPUs of a group together, because an error does not show which of them is full.
+    All pools of a station with workers there share it.
 
-    gpu: as it was before there were workers. alone: whether no other station has workers on it. What those use
-    is not known here, so they would count as other programs.
+    gpus: as they were before there were workers. alone: whether nobody else in this daemon has workers on them. What
+    those use is not known here, so they would count as other programs.
     """
 
-    def __init__(self, gpu: Gpu, look: Callable[[], Sequence[Gpu]], *, alone: bool = True) -> None:
+    def __init__(self, gpus: Sequence[Gpu], look: Callable[[], Sequence[Gpu]], *, alone: bool = True) -> None:
         self.seats: list[Occupant] = []  # of all these pools
-        self._before = gpu
+        self.gpus = len(gpus)
+        self._before = {gpu.uuid: gpu for gpu in gpus}
         self._look = look
         self._alone = alone
         self._pause = FIRST_PAUSE_SECONDS
@@ -48,15 +50,15 @@ class Room:
 
     async def measure_free(self) -> int | None:
         """Bytes; None if the driver does not answer."""
-        gpu = await self._now()
-        return gpu.free_bytes if gpu else None
+        gpus = await self._now()
+        return sum(gpu.free_bytes for gpu in gpus) if gpus else None
 
     async def measure_taken(self) -> int:
         """Bytes that other programs have taken; 0 if that cannot be known."""
-        gpu = await self._now() if self._alone else None
+        gpus = await self._now() if self._alone else []
         workers = [seat.worker for seat in self.seats if seat.worker]
-        ours = sum(worker.beat.device_used_bytes + CONTEXT_BYTES for worker in workers)
-        return gpu.used_bytes - self._before.used_bytes - ours if gpu else 0
+        ours = sum(worker.beat.device_used_bytes + CONTEXT_BYTES * self.gpus for worker in workers)
+        return sum(gpu.used_bytes - self._before[gpu.uuid].used_bytes for gpu in gpus) - ours if gpus else 0
 
     def next_pause(self) -> float:
         """Seconds until another attempt."""
@@ -66,11 +68,13 @@ class Room:
     def note_fit(self) -> None:
         self._pause = FIRST_PAUSE_SECONDS
 
-    async def _now(self) -> Gpu | None:
-        gpus = await to_thread.run_sync(self._look)
-        return next((gpu for gpu in gpus if gpu.uuid == self._before.uuid), None)
+    async def _now(self) -> list[Gpu]:
+        """Empty if the driver does not show all of them."""
+        gpus = [gpu for gpu in await to_thread.run_sync(self._look) if gpu.uuid in self._before]
+        return gpus if len(gpus) == self.gpus else []
 
 
-def need_for(peaks: Iterable[int]) -> int:
-    """Bytes that must be free before a worker is started. peaks: what workers of this kind had reserved."""
-    return math.ceil(SAFETY * (max(peaks, default=0) + CONTEXT_BYTES))
+def need_for(peaks: Iterable[int], gpus: int = 1) -> int:
+    """Bytes that must be free before a worker is started. peaks: what workers of this kind had reserved. gpus: that
+    one worker uses."""
+    return math.ceil(SAFETY * (max(peaks, default=0) + CONTEXT_BYTES * gpus))

@@ -121,7 +121,12 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make_captioner(
-    place: str, options: type[msgspec.Struct], models: tuple[Model, ...], version: int = 1
+    place: str,
+    options: type[msgspec.Struct],
+    models: tuple[Model, ...],
+    version: int = 1,
+    *,
+    can_spread: bool = False,
 ) -> Backend:
     """A backend whose captions are compared with the images by the model of the stage CLIP."""
 
@@ -138,6 +143,7 @@ def make_captioner(
         version=version,
         check=check,
         shares={"clip": ("clip", "model")},
+        can_spread=can_spread,
     )
 
 
@@ -153,9 +159,9 @@ BLIP = Descriptor(
     uses=("clip",),
     backends={
         "transformers": make_captioner("stages.blip.stage:BlipStage", BlipOptions, MODELS, version=2),
-        "blip2": make_captioner("stages.blip.blip2:Blip2Stage", Blip2Options, BLIP2),
+        "blip2": make_captioner("stages.blip.blip2:Blip2Stage", Blip2Options, BLIP2, can_spread=True),
         "florence": make_captioner("stages.blip.florence:FlorenceStage", FlorenceOptions, FLORENCE),
-        "chat": make_captioner("stages.blip.chat:ChatStage", ChatOptions, CHAT),
+        "chat": make_captioner("stages.blip.chat:ChatStage", ChatOptions, CHAT, can_spread=True),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for captions
     cost=0.29,

@@ -13,9 +13,9 @@ import pytest
 
 from daemon import layout
 from daemon.config.loading import Config, parse
-from daemon.devices import assume_gpus, select_devices
+from daemon.devices import ALLOCATORS, address_device, assume_gpus, select_devices
 from daemon.errors import ConfigError
-from daemon.layout import ALLOCATORS, Layout, address_device, digest_settings, used_gpus
+from daemon.layout import Layout, digest_settings, used_gpus
 from daemon.recovery import redo
 from daemon.service import Service
 from daemon.system.children import descendants

@@ -253,7 +253,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str
         (
             {"pipeline": {"segment": [{"stages": ["ocr"]}]}},
             "pipeline.segment[0].devices: this key is missing. "
-            'Devices that hold these stages, for example ["cuda:0", "cuda:1"].',
+            'Devices that hold these stages, for example ["cuda:0", "cuda:1"]; "cuda:0+cuda:1" is a group.',
         ),
     ],
 )

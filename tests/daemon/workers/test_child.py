@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 from daemon.layout import LEAST_CPU_THREADS
 from daemon.system.host import count_cores
+from daemon.workers import child
 from tests.daemon_process import Daemon, Place
 
 PROGRAM = """
@@ -29,6 +33,14 @@ PAGES = 16 * (4 << 20) // 4096  # that it takes once
 def test_memory_that_one_batch_frees_serves_the_next_without_the_kernel() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert int(ended.stdout) < PAGES
+
+
+def test_a_worker_of_a_group_reports_the_memory_of_all_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", [30, 4].__getitem__)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", [50, 6].__getitem__)
+    assert child._device_memory() == (34, 56)
 
 
 LIMIT = """

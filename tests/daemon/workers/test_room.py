@@ -407,7 +407,7 @@ async def test_a_gpu_is_crowded_while_another_worker_is_ready_there_or_others_ha
     card: Card,
 ) -> None:
     setup = Setup("w", "cuda:0", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
-    shared = Room(card.list()[0], card.list)
+    shared = Room(card.list(), card.list)
     first, second = (Seat(setup, "cuda:0", {}, room=shared) for _ in range(2))
     with contextlib.closing(Slab(1 << 20)) as slab:
         held = Pool("w", [first, second], slab.fd, PipelineSection(), Metrics())
@@ -440,7 +440,7 @@ class TestRoom:
     def make(self, used: float) -> Room:
         before = Gpu(0, "GPU-1", "card", TOTAL, TOTAL - GIB, GIB, "9.0", None, ())
         now = Gpu(0, "GPU-1", "card", TOTAL, 0, int(used * GIB), "9.0", None, ())
-        return Room(before, lambda: [now])
+        return Room([before], lambda: [now])
 
     async def test_what_others_have_taken_is_neither_what_they_had_nor_what_the_workers_have(self) -> None:
         held = self.make(used=8)
@@ -448,7 +448,7 @@ class TestRoom:
         assert await held.measure_taken() == 8 * GIB - GIB - 3 * GIB - 2 * CONTEXT_BYTES
 
     async def test_without_an_answer_of_the_driver_nobody_has_taken_anything(self) -> None:
-        gone = Room(Gpu(0, "GPU-1", "card", TOTAL, 0, 0, "9.0", None, ()), lambda: [])
+        gone = Room([Gpu(0, "GPU-1", "card", TOTAL, 0, 0, "9.0", None, ())], lambda: [])
         assert await gone.measure_taken() == 0
         assert await gone.measure_free() is None
 

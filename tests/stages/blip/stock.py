@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -29,16 +30,18 @@ def make_stage(
     dtype: str = "float32",
     clip: str = "",
     device: str = "cpu",
+    spread: Sequence[str] = (),
     **options: Any,
 ) -> CaptionStage:
-    """clip: the folder of a model for the stage CLIP."""
+    """clip: the folder of a model for the stage CLIP. spread: as in the stage's spec."""
     settings = {
         "batch_size": batch_size,
         "dtype": dtype,
         "options": {"max_new_tokens": NEW_TOKENS, **options},
     }
     files = {"clip": Path(clip)} if clip else {}
-    stage = registry.build(resolve(open_pack(folder, models), "blip", settings, files=files), device)
+    spec = resolve(open_pack(folder, models), "blip", settings, files=files)
+    stage = registry.build(msgspec.structs.replace(spec, spread=list(spread)), device)
     assert isinstance(stage, CaptionStage)
     stage.load()
     return stage

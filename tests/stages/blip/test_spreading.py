@@ -1,0 +1,125 @@
+"""Models whose layers lie on several devices: pretended ones on the CPU, and two GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel, SmolVLMForConditionalGeneration
+
+from stages import spreading
+from stages.base import Image, OutOfMemory, StageUnusable
+from stages.blip.captions import CaptionStage
+from stages.blip.descriptor import BLIP
+from stages.descriptor import Backend
+from stages.spreading import map_layers
+from tests.stages.blip.stock import make_stage, write
+from tests.stages.captioners import T5, make_blip2
+
+Make = Callable[[str], Path]
+GROUP = ["cpu:0", "cpu:1"]
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
+
+def kinds(backends: dict[str, Backend]) -> list[str]:
+    """The types of all models that can be spread."""
+    return [model.type for backend in backends.values() if backend.can_spread for model in backend.models]
+
+
+each_kind = pytest.mark.parametrize("kind", kinds(dict(BLIP.backends)))
+
+
+def model_of(stage: CaptionStage) -> PreTrainedModel:
+    model: PreTrainedModel = stage.model  # type: ignore[attr-defined]
+    return model
+
+
+def hooked(stage: CaptionStage) -> dict[str, nn.Module]:
+    """The modules whose input is moved to their device, by name."""
+    return {name: module for name, module in model_of(stage).named_modules() if hasattr(module, "_hf_hook")}
+
+
+@each_kind
+def test_a_spread_model_writes_the_same_tokens(
+    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    whole, spread = (
+        make_stage(make_captioner(kind), tmp_path, spread=devices, device="cpu") for devices in ([], GROUP)
+    )
+    places = model_of(spread).hf_device_map
+    assert set(places.values()) == set(GROUP)
+    assert {name for name in places if dict(model_of(spread).named_modules()).get(name)} <= hooked(
+        spread
+    ).keys()
+    assert not hooked(whole)
+    assert not hasattr(model_of(whole), "hf_device_map")
+    assert write(spread, mixed_images) == write(whole, mixed_images)
+
+
+def test_an_encoder_and_decoder_are_spread_likewise(tmp_path: Path, mixed_images: list[Image]) -> None:
+    make_blip2(T5)(folder := tmp_path / "blip-2")
+    whole, spread = (make_stage(folder, tmp_path, spread=devices) for devices in ([], GROUP))
+    assert set(model_of(spread).hf_device_map.values()) == set(GROUP)
+    assert write(spread, mixed_images) == write(whole, mixed_images)
+
+
+@each_kind
+def test_no_layer_is_divided(kind: str, make_captioner: Make, tmp_path: Path) -> None:
+    """It adds its input to its output, and both must be on one device."""
+    model = model_of(make_stage(make_captioner(kind), tmp_path))
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    layers = [f"{name}.{number}." for name, module in lists.items() for number in range(len(module))]
+    for count in (2, 3, 4, 6):
+        places = map_layers(
+            type(model), str(make_captioner(kind)), torch.float32, [f"cpu:{n}" for n in range(count)]
+        )
+        assert [name for name in places if any(name.startswith(layer) for layer in layers)] == []
+
+
+def test_layers_that_transformers_does_not_name_stay_whole(make_captioner: Make, tmp_path: Path) -> None:
+    model = model_of(make_stage(make_captioner("smolvlm"), tmp_path))
+    assert isinstance(model, SmolVLMForConditionalGeneration)
+    assert spreading.find_whole(model) >= {"SmolVLMEncoderLayer", "LlamaDecoderLayer"}
+
+
+def test_weights_that_do_not_fit_into_the_free_memory_are_refused(
+    make_captioner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spreading, "measure_free", lambda devices: [50_000] * len(devices))
+    with pytest.raises(
+        OutOfMemory, match=r"out of memory: the weights in .*blip-2 need 0 MiB, and there is room"
+    ):
+        make_stage(make_captioner("blip-2"), tmp_path, spread=GROUP)
+
+
+def test_missing_weights_are_found_in_a_spread_model_too(make_captioner: Make, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "blip-2"
+    make_blip2(T5)(folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["language_projection.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        StageUnusable, match=r"1 of its weights are missing .* language_projection.weight first"
+    ):
+        make_stage(folder, tmp_path / "models", spread=GROUP)
+
+
+@pytest.mark.gpu
+@TWO_GPUS
+@each_kind
+def test_two_gpus_write_the_same_tokens_as_one(
+    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    gpus = ["cuda:0", "cuda:1"]
+    whole, spread = (
+        make_stage(make_captioner(kind), tmp_path, spread=devices, device="cuda:0") for devices in ([], gpus)
+    )
+    model = model_of(spread)
+    assert {str(weight.device) for weight in model.parameters()} == set(gpus)
+    assert set(model.hf_device_map.values()) == set(gpus)
+    assert write(spread, mixed_images) == write(whole, mixed_images)
