@@ -258,7 +258,7 @@ class Pool:
         self._metrics.worker_restarts.labels(seat.device, Loss.MEMORY.value).inc()
 
     async def _fill(self, seat: Seat, opened: anyio.Event) -> None:
-        """The life of one worker in a seat; or, where memory is short, one look whether there is enough. The
+        """The life of one worker in a seat; or, where memory is short, one look at what is free. The
         seats of a GPU take turns at that, so that none waits for what another one needs."""
         if not seat.short or not seat.room:
             await self._live(seat, opened)
