@@ -33,7 +33,6 @@ from daemon.errors import (
 from daemon.hints import command
 from daemon.jobs import JobStatus
 from daemon.ledger.files import describe_lost_ledger
-from daemon.ledger.looks import Tally
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
@@ -146,16 +145,14 @@ def find_status(config: Config) -> Snapshot:
 def describe_looks(config: Config, reader: Reader) -> list[LookState]:
     """The second looks of the configuration and of the ledger."""
     tables = {table.name: table for table in config.second_look}
-    tallies = reader.second_looks()
-    none = Tally(0, 0, 0)
     return [
         LookState(
             name=name,
             stage=tables[name].stage if name in tables else "",
             model=tables[name].model or tables[name].backend if name in tables else "",
-            **tallies.get(name, none)._asdict(),
+            **reader.count_looks(name)._asdict(),
         )
-        for name in dict.fromkeys([*tables, *tallies])
+        for name in dict.fromkeys([*tables, *reader.look_names()])
     ]
 
 

@@ -370,14 +370,19 @@ def _select(look: SecondLook) -> Selection:
     return Selection(look.name, look.when, share=look.share)
 
 
+def _read_code(function: str) -> str:
+    """The code of a user's function "module:function", as text; or empty."""
+    module = function.partition(":")[0]
+    origin = (importlib.util.find_spec(module) or ModuleSpec("", None)).origin if module else None
+    return Path(origin).read_bytes().hex() if origin and os.path.isfile(origin) else ""
+
+
 def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
     """A digest of what decides the results and bins of images: models, thresholds,
     the code of the user's rule, the mode."""
-    module = config.binning.rules.partition(":")[0]
-    origin = (importlib.util.find_spec(module) or ModuleSpec("", None)).origin if module else None
-    code = Path(origin).read_bytes().hex() if origin and os.path.isfile(origin) else ""
+    code = _read_code(config.binning.rules)
     fingerprints = {name: spec.fingerprint for name, spec in sorted(specs.items())}
-    looks = [look.model_dump() for look in config.second_look]
+    looks = [(look.model_dump(), _read_code(look.function)) for look in config.second_look]
     settings = [fingerprints, config.binning.model_dump(), config.pipeline.mode, code, *looks]
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:16]
 

@@ -32,6 +32,7 @@ from daemon.jobs import Ending, File, Job, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.limit import Limit
+from daemon.looks.claims import Claims
 from daemon.looks.running import RunningLook
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import StationState
@@ -85,14 +86,13 @@ class Pipeline:
         self.absences = Absences(self._roots)
         self._finished_at = time.monotonic()  # when an image was last finished
         self._recovered: set[int] = set()  # inboxes
-        self._paths: set[tuple[int, bytes]] = set()  # of the jobs in flight
+        self.claims = Claims()
         self._owed: set[tuple[int, bytes]] = set()  # of those that a lost station may not have published
         self._losses = 0  # of stations
-        self._held: set[tuple[int, bytes]] = set()  # of images whose second look is being published
+        self._finished: set[int] = set()  # images, with a limit
         self._destinations = destinations
         self.bins: dict[str, None] = {}  # that images got in this run
         self._deferred: list[Job] = []  # while another version of their file is in flight or being published
-        self._released = anyio.Event()
         self._handing_out = anyio.Lock()
         self._handed_out = anyio.Event()
         self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
@@ -189,6 +189,7 @@ class Pipeline:
         """Publish what the last daemon, or a station that was lost, left in the ledger without publishing it,
         before anything else of the same inbox."""
         owed = {path for path in self._owed if path[0] in inboxes}
+        await self.claims.wait_for(owed)  # otherwise they are skipped
         await self.publisher.publish_owed(inboxes)
         self._owed -= owed
         again = {inbox for inbox, _ in self._owed}
@@ -232,7 +233,7 @@ class Pipeline:
             self._deferred.append(job)
             return False
         self.in_flight[job.id] = job
-        self._paths.add((job.inbox, job.path))
+        self.claims.jobs.add((job.inbox, job.path))
         return True
 
     def _must_wait(self, job: Job) -> bool:
@@ -241,7 +242,7 @@ class Pipeline:
 
     def _is_busy(self, inbox: int, path: bytes) -> bool:
         """Whether a version of this file is in flight, or its second look is being published."""
-        return (inbox, path) in self._paths or (inbox, path) in self._held
+        return (inbox, path) in self.claims
 
     async def _next_jobs(self) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more.
@@ -346,19 +347,11 @@ class Pipeline:
 
     def _forget(self, job: Job) -> None:
         del self.in_flight[job.id]
-        self._paths.discard((job.inbox, job.path))
+        self.claims.release_job((job.inbox, job.path))
 
-    async def hold(self, files: set[tuple[int, bytes]]) -> None:
-        """Keep other jobs from publishing these files until `release`: their second looks are published next."""
-        while files & self._held:
-            self._released = anyio.Event()
-            await self._released.wait()
-        self._held |= files
-
-    def release(self, files: set[tuple[int, bytes]]) -> None:
-        self._held -= files
-        self._released.set()
-        self._admitted.set()
+    def looked_for(self) -> set[int] | None:
+        """The only images that may get a second look in this run; None: all. With a limit, those that it finished."""
+        return self._finished if self.limit else None
 
     # 4. The results are confirmed to be on the disk. results/outbox.py takes them on to the sinks.
 
@@ -384,6 +377,8 @@ class Pipeline:
             if self.limit:
                 self.limit.leave(ending)
         lasting = [e for e in endings if e.status is JobStatus.PENDING or e.job.id in ended]
+        if self.limit:
+            self._finished |= ended
         self.metrics.finished(lasting)
         for ending in lasting:
             if (failure := ending.failure) and not failure.away:  # reported once for its whole inbox

@@ -26,12 +26,13 @@ from daemon.errors import (
     VisiondError,
     leaves,
 )
-from daemon.hints import command
+from daemon.hints import command, quantity
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import JobStatus
 from daemon.layout import Layout, digest_settings, judge_of
+from daemon.ledger import looks
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
@@ -87,6 +88,7 @@ class Service:
         self.pipeline: Pipeline | None = None  # set once it is open
         self.outdated = 0  # files that were DONE at the start, by other models than the configured ones
         self._layouts: list[Layout] = []  # of first and second looks; set once it is open
+        self.looks_left = 0  # images that still waited for a second look at the end
         self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
         self.metrics = Metrics(self.counts)
@@ -109,6 +111,7 @@ class Service:
                     # It admits and reads files while the models load.
                     await pipeline.run(once=self.once, limit=self.limit)
                     self.notifier.stopping()
+                    self.looks_left = sum([await look.count_waiting() for look in pipeline.looks])
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
                     # If the ledger's file is gone, its results are lost: fail.
@@ -133,13 +136,16 @@ class Service:
                 self._check_complete(pipeline)
 
     def _check_complete(self, pipeline: Pipeline) -> None:
-        """Raises InboxUnreadable, InboxUnwritable when some files could not be done,
-        and SinkBehind when only a sink lacks records."""
+        """Raises InboxUnreadable, InboxUnwritable when some files could not be done, NoWorkersLeft or ModelsUnusable
+        when a second look could not, and SinkBehind when only a sink lacks records."""
         try:
             self._check_images(pipeline)
         except Incomplete:
             warn_of_sinks(pipeline)
             raise
+        for look in pipeline.looks:
+            if look.failure:
+                raise look.failure
         if problems := pipeline.outbox.problems():
             fix = f"All results and sidecars are written. When that is fixed, `{command('run', '--once')}` delivers the rest."
             raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
@@ -179,6 +185,9 @@ class Service:
                 layout.models(),
                 [plan.model for plan in plans],
             )
+            ledger.look_names = [plan.name for plan in plans]
+            if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
+                log.warning("second looks that are no longer configured were dropped", images=dropped)
             await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
             reader = Reader(ledger.path)
             stack.callback(reader.close)
@@ -318,8 +327,9 @@ async def run_service(
     outcomes = service.counts.outcomes()
     pending = outcomes[JobStatus.PENDING]
     found_all = service.pipeline is not None and service.pipeline.found_all
-    if once and service.stopped_by and (pending or not found_all):
+    if once and service.stopped_by and (pending or service.looks_left or not found_all):
         left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
+        left += f", {quantity(service.looks_left, 'second look')} not done" if service.looks_left else ""
         left += "" if found_all else ", and not every file was found"
         text = f"Stopped: {left}; `{command('run', '--once')}` does the rest."
         raise Unfinished(text, outcomes, service.stopped_by)

@@ -302,11 +302,10 @@ def find_wants(settings: Config, capabilities: list[str] | None) -> tuple[list[W
 
     if not capabilities:
         layout, looks = lay_out(settings)
-        wants = [
-            want for part in (layout, *(look.layout for look in looks)) for want in part.wanted_kernels()
-        ]
-        return wants, used_gpus(layout.config, layout.gpus)
-    wants, used = list[Want](), list[Gpu]()
+        parts = [layout, *(look.layout for look in looks)]
+        found = [want for part in parts for want in part.wanted_kernels()]
+        return found, used_gpus(layout.config, layout.gpus)
+    wants, used = [], []
     settings = assume_gpus(settings)
     for capability in map(parse_capability, capabilities):
         if gpus := used_gpus(settings, pretend_gpus(capability)):

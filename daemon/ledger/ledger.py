@@ -55,6 +55,7 @@ class Ledger:
         self._configured = "[]"
         self._cursors: dict[int, int] = {}  # priority → the last row that `next_jobs` returned
         self._asked_of: frozenset[int] = frozenset()  # the inboxes whose rows the cursors have not skipped
+        self.look_names: list[str] = []  # of the configured second looks
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
         self.touched: set[bytes] | None = None  # digests written since pruning began; None without pruning
         self._writer = Writer(self._connection, path, observe_commit)
@@ -261,7 +262,7 @@ class Ledger:
             ended = {
                 row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
             }
-            looks.want(connection, endings, ended)
+            looks.want(connection, endings, ended, self.look_names)
             return ended
 
         return await self._ask(work)

@@ -285,21 +285,31 @@ WHERE emitted = 0 AND status IN (1, 2) AND image.id > ? ORDER BY image.id LIMIT 
 INSERT INTO look (image, name, not_before) VALUES :rows ON CONFLICT (image, name) DO UPDATE
 SET not_before = 0, attempts = 0, deaths = 0, model = NULL, reason = NULL, detail = NULL, checksum = NULL;
 
--- name: drop_looks
-DELETE FROM look WHERE image IN (:rows);
-
 -- name: drop_look
 DELETE FROM look WHERE image = ? AND name = ?;
 
 -- name: next_looks
--- Those that cannot be taken are among them: images that are not DONE, not published, or not the newest version of their file.
+-- Includes images that cannot be taken: those that are not DONE, not published, or not the newest version of their file.
 SELECT image.*, look.attempts AS look_attempts, look.deaths AS look_deaths, :is_newest AS is_newest
 FROM look JOIN image ON image.id = look.image WHERE look.name = ? AND look.not_before <= ?
+AND +inbox IN (SELECT value FROM json_each(?)) AND (? IS NULL OR image.id IN (SELECT value FROM json_each(?)))
 ORDER BY look.not_before, look.image LIMIT ?;
 
 -- name: is_look_wanted
-SELECT 1 FROM look JOIN image ON image.id = look.image
-WHERE look.name = ? AND look.not_before IS NOT NULL AND image.emitted = 1 AND +inbox IN (SELECT value FROM json_each(?)) LIMIT 1;
+SELECT 1 FROM look JOIN image ON image.id = look.image WHERE look.name = ? AND look.not_before IS NOT NULL
+AND image.emitted = 1 AND +inbox IN (SELECT value FROM json_each(?))
+AND (? IS NULL OR image.id IN (SELECT value FROM json_each(?))) LIMIT 1;
+
+-- name: drop_unknown_looks
+DELETE FROM look WHERE not_before IS NOT NULL AND name NOT IN (SELECT value FROM json_each(:names));
+
+-- name: take_up_looks
+UPDATE look INDEXED BY waiting SET not_before = 0 WHERE not_before = :aside AND not_before IS NOT NULL
+AND EXISTS (SELECT 1 FROM image WHERE id = look.image AND inbox IN (SELECT value FROM json_each(:inboxes)));
+
+-- name: set_looks_aside
+UPDATE look INDEXED BY waiting SET not_before = :aside WHERE not_before IS NOT NULL AND not_before < :aside
+AND EXISTS (SELECT 1 FROM image WHERE id = look.image AND inbox NOT IN (SELECT value FROM json_each(:inboxes)));
 
 -- name: postpone_look
 UPDATE look SET attempts = ?, not_before = ?, detail = ? WHERE image = ? AND name = ? AND not_before IS NOT NULL;
@@ -314,9 +324,12 @@ UPDATE look SET deaths = ? WHERE image = ? AND name = ?;
 UPDATE look SET attempts = ?, not_before = NULL, model = ?, reason = ?, detail = ?, checksum = ?
 WHERE image = ? AND name = ? AND not_before IS NOT NULL RETURNING image;
 
+-- name: publishable
+SELECT id FROM image WHERE id IN (:rows) AND status = 1 AND emitted = 1 AND :is_newest;
+
 -- name: publish_again
 -- `not_before` as of an image that sinks do not have yet: see `enqueue`.
-UPDATE image SET emitted = 0, not_before = 0 WHERE id IN (:rows) AND status = 1 AND emitted = 1 AND :is_newest RETURNING id;
+UPDATE image SET emitted = 0, not_before = 0 WHERE id IN (:rows);
 
 -- name: images
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox WHERE image.id IN (:rows);
@@ -328,8 +341,10 @@ SELECT image, name, model, reason, detail, checksum FROM look WHERE not_before I
 INSERT INTO look (image, name, not_before, attempts, model, reason, detail, checksum) VALUES :rows ON CONFLICT DO NOTHING;
 
 -- name: count_looks
-SELECT name, COUNT(not_before) AS waiting, COUNT(*) - COUNT(not_before) - COUNT(reason) AS done, COUNT(reason) AS failed
-FROM look GROUP BY name;
+SELECT COUNT(not_before), COUNT(*) - COUNT(not_before) - COUNT(reason), COUNT(reason) FROM look WHERE name = ?;
+
+-- name: look_names
+SELECT DISTINCT name FROM look;
 
 -- name: drop_pruned_looks
 DELETE FROM look WHERE image IN (SELECT value FROM json_each(?));

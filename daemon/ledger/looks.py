@@ -1,7 +1,7 @@
 """The table of second looks: which images wait for one, and how each look ended.
 
-An image stays DONE all the time. It waits for a look from the transaction that ends it; the transaction that
-ends the look stores its result and marks the image as not published, so that its sidecar is written again.
+An image stays DONE all the time. The transaction that ends an image also asks for its looks. The transaction that
+ends a look stores its result and marks the image as not published, so that its sidecar is written again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key, read_stored
 from daemon.system.clock import steady_seconds
 
-PAUSE_SECONDS = 1.0  # until a look is tried whose image cannot be read or published yet
+ASIDE = 1e15  # Unix seconds: looks of an inbox that is not configured are due then
 
 
 class Tally(NamedTuple):
@@ -34,46 +35,97 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Looks that may be taken. some_left: others that are due were passed over, so more may follow at once."""
+    """Looks that may be taken. some_left: more may be due; ask again at once."""
 
     jobs: list[Job]
     some_left: bool
 
 
-def want(connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int]) -> None:
-    """Note which looks these images get. A redo asks for all of its image's looks again."""
-    done = [e for e in endings if e.job.id in ended and (e.looks or e.job.has_result)]
-    run_rows(connection, "drop_looks", [(e.job.id,) for e in done if e.job.has_result and not e.keeps_result])
-    wanted = [(e.job.id, name, 0) for e in done for name in e.looks]
-    run_rows(connection, "want_look", wanted)
+def want(
+    connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int], names: Collection[str]
+) -> None:
+    """Note which looks these images get. A redo asks for its image's looks again; those of other names keep their
+    answers. names: of the configured looks."""
+    done = [e for e in endings if e.job.id in ended and (e.looks or e.job.has_result) and not e.keeps_result]
+    for name in names:
+        rows = [(e.job.id, name) for e in done if e.job.has_result and name not in e.looks]
+        connection.executemany(SQL["drop_look"], rows)
+    run_rows(connection, "want_look", [(e.job.id, name, 0) for e in done for name in e.looks])
+
+
+def begin(connection: sqlite3.Connection, names: Collection[str], inboxes: Collection[int]) -> int:
+    """At a start: delete the waiting looks that are no longer configured, and set aside those of inboxes that are
+    not, until they are again. Returns how many were deleted."""
+    known = {"names": _json(names), "inboxes": _json(inboxes), "aside": ASIDE}
+    dropped = connection.execute(SQL["drop_unknown_looks"], known).rowcount
+    connection.execute(SQL["take_up_looks"], known)
+    connection.execute(SQL["set_looks_aside"], known)
+    return dropped
+
+
+def _json(values: Collection[object]) -> str:
+    return msgspec.json.encode(list(values)).decode()
 
 
 def take(
-    connection: sqlite3.Connection, name: str, limit: int, busy: Collection[int], inboxes: Collection[int]
+    connection: sqlite3.Connection,
+    name: str,
+    limit: int,
+    busy: Collection[int],
+    inboxes: Collection[int],
+    only: Collection[int] | None = None,
 ) -> Waiting:
     """The looks of this name that have waited longest, as jobs. busy: images in work already.
-    inboxes: the numbers of those that can be read."""
-    now = steady_seconds()
-    rows = connection.execute(SQL["next_looks"], (name, now, limit + len(busy))).fetchall()
+    inboxes: the numbers of those that can be read. only: images that may be taken."""
+    now, most = steady_seconds(), limit + len(busy)
+    asked = (name, now, _json(inboxes), *([None] * 2 if only is None else [_json(only)] * 2), most)
+    rows = connection.execute(SQL["next_looks"], asked).fetchall()
     free = [row for row in rows if row["id"] not in busy]
-    # A new result of the image, or a newer version of its file, asks for its own looks.
-    stale = [row for row in free if row["status"] != JobStatus.DONE or not row["is_newest"]]
-    connection.executemany(SQL["drop_look"], [(row["id"], name) for row in stale])
-    current = [row for row in free if row["status"] == JobStatus.DONE and row["is_newest"]]
-    ready = [row for row in current if row["emitted"] and row["inbox"] in inboxes]
+    fates = [_fate(row) for row in free]
+    connection.executemany(
+        SQL["drop_look"], [(r["id"], name) for r, fate in zip(free, fates, strict=True) if fate is Fate.DROP]
+    )
     later = [
-        (row["look_attempts"], now + PAUSE_SECONDS, None, row["id"], name)
-        for row in current
-        if not row["emitted"] or row["inbox"] not in inboxes
+        (row["look_attempts"], now + pause, None, row["id"], name)
+        for row, fate in zip(free, fates, strict=True)
+        if (pause := PAUSES.get(fate))
     ]
     connection.executemany(SQL["postpone_look"], later)
-    return Waiting([_job_of(row) for row in ready[:limit]], len(rows) == limit + len(busy))
+    ready = [row for row, fate in zip(free, fates, strict=True) if fate is Fate.READY]
+    return Waiting([_job_of(row) for row in ready[:limit]], len(rows) == most)
 
 
-def is_wanted(connection: sqlite3.Connection, name: str, inboxes: Collection[int]) -> bool:
-    """Whether a published image of these inboxes waits for the look."""
-    known = msgspec.json.encode(sorted(inboxes)).decode()
-    return connection.execute(SQL["is_look_wanted"], (name, known)).fetchone() is not None
+class Fate(Enum):
+    """What becomes of a look that is due."""
+
+    READY = auto()
+    DROP = auto()  # a newer version of the file asks for its own looks
+    SOON = auto()  # the image is being published
+    LATER = auto()  # it waits for a new result, or its source cannot leave the inbox
+
+
+PAUSES = {Fate.SOON: 1.0, Fate.LATER: 60.0}  # seconds until it is tried again
+
+
+def _fate(row: sqlite3.Row) -> Fate:
+    status = row["status"]
+    if not row["is_newest"] or status not in (JobStatus.DONE, JobStatus.PENDING):
+        return Fate.DROP
+    if status == JobStatus.DONE and row["emitted"]:
+        return Fate.READY
+    is_held = row["not_before"] == row["finished_at"]
+    return Fate.LATER if status == JobStatus.PENDING or is_held else Fate.SOON
+
+
+def is_wanted(
+    connection: sqlite3.Connection,
+    name: str,
+    inboxes: Collection[int],
+    only: Collection[int] | None = None,
+) -> bool:
+    """Whether a published image of these inboxes waits for the look. only: images that count."""
+    asked = (name, _json(inboxes), *([None] * 2 if only is None else [_json(only)] * 2))
+    return connection.execute(SQL["is_look_wanted"], asked).fetchone() is not None
 
 
 def _job_of(row: sqlite3.Row) -> Job:
@@ -92,16 +144,21 @@ def _job_of(row: sqlite3.Row) -> Job:
 
 
 def recall(
-    connection: sqlite3.Connection, jobs: Sequence[Job], models: Mapping[int, Model], number: int
+    connection: sqlite3.Connection,
+    jobs: Sequence[Job],
+    models: Mapping[int, Model],
+    number: int,
+    *,
+    reuse: bool = True,
 ) -> set[Key]:
     """Give each job what is known about its bytes: the results of the other stages by the models that its image
-    has, and the look's own result if the model of this number has made it before. A job whose bytes are not
+    has, and, with `reuse`, the look's own result if the model of this number has made it before. A job whose bytes are not
     those of its image is `gone`. Returns the damaged rows, which were not used."""
     rows = {row["id"]: row for row in run_rows(connection, "images", [(job.id,) for job in jobs])}
     stored = read_stored(connection, {job.digest for job in jobs}, models)
     for job in jobs:
-        row = rows[job.id]
-        if job.digest != row["digest"] or row["models"] is None:
+        row = rows.get(job.id)  # none: pruned meanwhile
+        if row is None or job.digest != row["digest"] or row["models"] is None:
             job.gone = True
             continue
         if job.digest in stored.contents:
@@ -110,7 +167,7 @@ def recall(
         used = [model for model in msgspec.json.decode(row["models"]) if model in known]
         stage = models[number].stage
         job.outputs = {models[model].stage: known[model] for model in used if models[model].stage != stage}
-        if number in known:
+        if reuse and number in known:
             job.outputs[stage] = known[number]
     return stored.damaged
 
@@ -124,7 +181,9 @@ def end(
     damaged: Collection[Key],
 ) -> set[int]:
     """Write how looks ended. Returns the images whose sidecars must be written again; they are marked as not
-    published. number: of the look's model. damaged: rows of `result` that a new result replaces."""
+    published. The look of an image that a newer version has replaced, or that waits for a new result, is not ended:
+    it will be dropped, or asked for again. number: of the look's model. damaged: rows of `result` that a new result
+    replaces."""
     model = models[number]
     gone = [(e.job.id, name) for e in endings if e.status is JobStatus.GONE]
     connection.executemany(SQL["drop_look"], gone)
@@ -140,14 +199,16 @@ def end(
     connection.executemany(SQL["drop_result"], replaced)
     rows = [result_row(digest, number, model, output) for digest, output in outputs.items()]
     run_rows(connection, "keep_result", rows)
-    ended: list[int] = []
-    for e in endings:
-        if e.status in (JobStatus.DONE, JobStatus.FAILED):
-            reason, detail = reason_of(e.failure)
-            checksum = checksums.of_look(e.job.id, name, model, reason or "", detail or "")
-            row = (e.attempts, number, reason, detail, checksum, e.job.id, name)
-            ended += [found[0] for found in connection.execute(SQL["end_look"], row).fetchall()]
-    return {row[0] for row in run_rows(connection, "publish_again", [(image,) for image in ended])}
+    final = {e.job.id: e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED)}
+    ended = []
+    for (image,) in run_rows(connection, "publishable", [(image,) for image in final]):
+        ending = final[image]
+        reason, detail = reason_of(ending.failure)
+        checksum = checksums.of_look(image, name, model, reason or "", detail or "")
+        row = (ending.attempts, number, reason, detail, checksum, image, name)
+        ended += [tuple(found) for found in connection.execute(SQL["end_look"], row).fetchall()]
+    run_rows(connection, "publish_again", ended)
+    return {image for (image,) in ended}
 
 
 class Ended(NamedTuple):
@@ -169,6 +230,11 @@ def read_ended(connection: sqlite3.Connection, images: Iterable[int]) -> dict[in
     return found
 
 
-def count(connection: sqlite3.Connection) -> dict[str, Tally]:
-    """By name."""
-    return {row[0]: Tally(*tuple(row)[1:]) for row in connection.execute(SQL["count_looks"])}
+def count(connection: sqlite3.Connection, name: str) -> Tally:
+    """How many images wait for the look of this name, or have had it. Reads the whole table."""
+    return Tally(*connection.execute(SQL["count_looks"], (name,)).fetchone())
+
+
+def names(connection: sqlite3.Connection) -> list[str]:
+    """Of all looks that the ledger knows."""
+    return [row[0] for row in connection.execute(SQL["look_names"])]

@@ -187,10 +187,15 @@ class Reader:
             places = outbox.read_places(connection)
         return {name: (last - place.sequence, place.succeeded_at) for name, place in places.items()}
 
-    def second_looks(self) -> dict[str, looks.Tally]:
-        """By name of the look, how many images wait for it or have had it."""
+    def count_looks(self, name: str) -> looks.Tally:
+        """How many images wait for the second look of this name, or have had it."""
         with self._connections.lend() as connection:
-            return looks.count(connection)
+            return looks.count(connection, name)
+
+    def look_names(self) -> list[str]:
+        """Of all second looks that the ledger knows."""
+        with self._connections.lend() as connection:
+            return looks.names(connection)
 
     def waits_for_look(self, image: int, name: str) -> bool:
         return bool(self._rows("waits_for_look", image, name))

@@ -1,13 +1,14 @@
 """The coordinator of a second look's station: hands out the images that wait for the look, and commits how they
 ended.
 
-A look has a station of its own (stations/station.py) with its own slab, queue and workers, so it holds up no
-first look. Its images are DONE all the time. When a look has ended, its image's sidecar is written again; for
-that moment another version of the same file waits.
+A look has its own station (stations/station.py) with its own slab, queue and workers, so it holds up no first look.
+Its images stay DONE. When a look ends, the sidecar is written again; other versions of the file wait until then.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,8 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon.jobs import Ending, Job, JobStatus
+from daemon.errors import VisiondError
+from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger import looks
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
@@ -26,17 +28,21 @@ from daemon.ledger.records import assemble
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key
 from daemon.looks.budget import Budget
+from daemon.looks.claims import Claims
 from daemon.results.judge import Judge
 from daemon.stations.station import Published
 from daemon.system.retry import Retry
+from stages.base import Reason
 
 log = structlog.get_logger()
 
 TAKEN = 16  # images taken together: few, as a large model needs long for them
 POLL_SECONDS = 1.0
 COUNT_SECONDS = 5.0  # between two counts of the images that wait, for status and metrics
+REST_SECONDS = 30.0  # until an inbox is tried again that was missing or empty
 
 T = TypeVar("T")
+Files = set[tuple[int, bytes]]  # inbox and path
 
 
 class LookJudge:
@@ -68,69 +74,93 @@ class Home(Protocol):
 
     ledger: Ledger
     retry: Retry
+    claims: Claims
 
     def answering(self) -> set[int]:
         """The inboxes whose files can be read."""
 
+    def looked_for(self) -> set[int] | None:
+        """The only images that may get a second look in this run; None: all."""
+
     async def note_published(self, group: Published) -> None:
         """Results are written to files. Sets `group.confirmed` when they are on the disk."""
 
-    async def hold(self, files: set[tuple[int, bytes]]) -> None:
-        """Keep other jobs from publishing these files, by inbox and path, until `release`."""
-
-    def release(self, files: set[tuple[int, bytes]]) -> None: ...
+    def wake(self) -> None:
+        """Jobs that waited for a file can go on."""
 
 
 class Desk:
     """Hands out the images of one look."""
 
-    def __init__(self, name: str, model: Model, rate: float, home: Home) -> None:
-        """rate: at most this many images/s; 0: no limit."""
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        rate: float,
+        home: Home,
+        roots: Mapping[int, bytes],
+        *,
+        reuse: bool = True,
+    ) -> None:
+        """rate: at most this many images/s; 0: no limit. roots: the inboxes' folders. reuse: whether to use results
+        that the ledger has."""
         self.name, self.model = name, model
         self.in_flight: dict[int, Job] = {}
-        self.tally = looks.Tally(0, 0, 0)  # of the ledger, a moment ago
+        self.tally = looks.Tally(0, 0, 0)  # as last counted in the ledger
         self._home = home
+        self._roots = roots
+        self._reuse = reuse
         self._budget = Budget(rate)
         self._models: dict[int, Model] = {}  # of the ledger
-        self._number = 0  # of the look's model in it
+        self._number = 0  # of the look's model in the ledger
         self._damaged: set[Key] = set()
         self._records: dict[int, Record] = {}  # that are being published
-        self._wanted = anyio.Event()
-        self._draining = False
+        self._holding: Files = set()
+        self._resting: dict[int, float] = {}  # inbox → when it may be tried again, in monotonic seconds
+        self._changed = anyio.Event()
+        self._stopped = False
 
     def wake(self) -> None:
         """More images may wait for the look."""
-        self._wanted.set()
+        self._changed.set()
 
-    def drain(self) -> None:
-        """Hand out no more."""
-        self._draining = True
-        self._wanted.set()
+    def stop(self) -> None:
+        """Hand out no more. What is in flight waits for the next start."""
+        self._stopped = True
+        self._changed.set()
+        self.in_flight.clear()
+        self._release(set(self._holding))
 
     async def open(self) -> None:
         """Find the look's model in the ledger."""
         self._models = self._home.ledger.models
         [self._number] = [number for number, model in self._models.items() if model == self.model]
 
-    async def count(self, read: Callable[[], Mapping[str, looks.Tally]]) -> None:
+    async def count(self, read: Callable[[str], looks.Tally]) -> None:
         """Keep the tally up to date, until cancelled. read: counts in the ledger, without its writing thread."""
         while True:
             started = time.monotonic()
-            self.tally = (await to_thread.run_sync(read)).get(self.name, looks.Tally(0, 0, 0))
-            # Ten million rows take a second.
+            with contextlib.suppress(sqlite3.Error, VisiondError):  # the next one may succeed
+                self.tally = await to_thread.run_sync(read, self.name)
+            # Ten million rows take some seconds.
             await anyio.sleep(max(COUNT_SECONDS, 20 * (time.monotonic() - started)))
 
     async def is_idle(self) -> bool:
-        """Whether no image waits that could get the look in this run. The source of an image that is not published
-        cannot leave its inbox."""
-        if self._draining:
+        """Whether this run has no image left to look at. Images that are not published do not count."""
+        if self._stopped:
             return True
-        return not await self._ask(partial(looks.is_wanted, name=self.name, inboxes=self._home.answering()))
+        only, inboxes = self._home.looked_for(), self._readable()
+        return not await self._ask(partial(looks.is_wanted, name=self.name, inboxes=inboxes, only=only))
+
+    def _readable(self) -> set[int]:
+        now = time.monotonic()
+        self._resting = {inbox: until for inbox, until in self._resting.items() if until > now}
+        return self._home.answering() - self._resting.keys()
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
-            await self._wanted.wait()
-        self._wanted = anyio.Event()
+            await self._changed.wait()
+        self._changed = anyio.Event()
 
     async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
         answer: T = await self._home.retry("ledger", self._home.ledger.run, work)
@@ -139,7 +169,7 @@ class Desk:
     # As the coordinator of a station: see stations/station.py.
 
     async def next_jobs(self) -> list[Job]:
-        while not self._draining:
+        while not self._stopped:
             room = self._budget.room(TAKEN)
             found = await self._take(room) if room else looks.Waiting([], some_left=False)
             if found.jobs:
@@ -151,13 +181,31 @@ class Desk:
         return []
 
     async def _take(self, limit: int) -> looks.Waiting:
-        busy, inboxes = set(self.in_flight), self._home.answering()
-        return await self._ask(partial(looks.take, name=self.name, limit=limit, busy=busy, inboxes=inboxes))
+        busy, inboxes, only = set(self.in_flight), self._readable(), self._home.looked_for()
+        return await self._ask(
+            partial(looks.take, name=self.name, limit=limit, busy=busy, inboxes=inboxes, only=only)
+        )
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
+        if gone := [job for job in jobs if job.gone]:
+            for job in await to_thread.run_sync(self._find_away, gone):
+                job.gone, job.failure = False, Failure(Reason.UNREADABLE, "its folder is missing", away=True)
+        self._rest({job.inbox for job in jobs if job.failure and job.failure.away})
         read = [job for job in jobs if job.digest]
-        recall = partial(looks.recall, jobs=read, models=self._models, number=self._number)
+        recall = partial(looks.recall, jobs=read, models=self._models, number=self._number, reuse=self._reuse)
         self._damaged |= await self._ask(recall)
+
+    def _find_away(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those whose folder is missing or empty, as when a disk is not mounted. Runs in a thread."""
+        folders = {job.id: os.path.dirname(job.location) or self._roots[job.inbox] for job in jobs}
+        missing = {folder for folder in set(folders.values()) if not _has_entries(folder)}
+        return [job for job in jobs if folders[job.id] in missing]
+
+    def _rest(self, inboxes: set[int]) -> None:
+        for inbox in inboxes - self._resting.keys():
+            folder = os.fsdecode(self._roots[inbox])
+            log.warning("second looks wait for an inbox that cannot be read", look=self.name, inbox=folder)
+        self._resting |= dict.fromkeys(inboxes, time.monotonic() + REST_SECONDS)
 
     async def keep(self, jobs: Sequence[Job]) -> None:
         raise AssertionError("a look has one segment")
@@ -167,8 +215,10 @@ class Desk:
         await self._ask(lambda connection: connection.execute(SQL["blame_look"], row))
 
     async def end(self, endings: list[Ending]) -> set[int]:
-        """Returns the images that are published again: those that are the newest version of their file."""
-        await self._home.hold({(e.job.inbox, e.job.path) for e in endings})
+        """Returns the images that are published again."""
+        files = {(e.job.inbox, e.job.path) for e in endings}
+        await self._home.claims.hold(files)
+        self._holding |= files
 
         def work(connection: sqlite3.Connection) -> list[Record]:
             ended = looks.end(connection, self.name, endings, self._models, self._number, self._damaged)
@@ -180,13 +230,13 @@ class Desk:
         # The next start repairs what is damaged: it is not marked as published.
         self._records |= {record.id: record for record in records if not record.damage}
         for ending in endings:
-            if ending.failure:
+            if (failure := ending.failure) and not failure.away:
                 log.warning(
                     "second look failed" if ending.status is JobStatus.FAILED else "second look not done",
                     look=self.name,
                     image=ending.job.id,
-                    reason=ending.failure.reason.value,
-                    detail=ending.failure.detail,
+                    reason=failure.reason.value,
+                    detail=failure.detail,
                 )
         return {record.id for record in records if not record.damage}
 
@@ -197,10 +247,23 @@ class Desk:
         confirmed = anyio.Event()
         await self._home.note_published(Published([], set(), group.publication, confirmed))
         await confirmed.wait()
-        self._home.release({(e.job.inbox, e.job.path) for e in group.endings})
+        self._release({(e.job.inbox, e.job.path) for e in group.endings})
         self.let_go([ending.job for ending in group.endings])
 
     def let_go(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            del self.in_flight[job.id]
+            self.in_flight.pop(job.id, None)
         self.wake()
+
+    def _release(self, files: Files) -> None:
+        self._holding -= files
+        self._home.claims.release(files)
+        self._home.wake()
+
+
+def _has_entries(folder: bytes) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False

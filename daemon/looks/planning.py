@@ -11,7 +11,17 @@ from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
 from daemon.config.values import GROUP
 from daemon.errors import ConfigError
-from daemon.layout import CPU_BATCH, Layout, choose_dtypes, gpus_of, open_pack, pack_errors, weights_of
+from daemon.layout import (
+    CPU_BATCH,
+    CPU_SLAB,
+    GPU_SLAB,
+    Layout,
+    choose_dtypes,
+    gpus_of,
+    open_pack,
+    pack_errors,
+    weights_of,
+)
 from daemon.ledger.record import Model
 from daemon.placement import Placement, Segment, working_bytes
 from daemon.system.gpus import Gpu
@@ -96,8 +106,10 @@ def resolve_looks(
 def _plan(table: SecondLook, spec: StageSpec, layout: Layout) -> Plan:
     devices = table.devices or layout.devices()
     segment = Segment((table.stage,), tuple(devices) * table.workers_per_device, f"second look {table.name}")
-    # A look always runs its stage; and a GPU has one MPS server, which is that of the first looks.
-    settings = layout.config.pipeline.model_copy(update={"mode": "full", "mps": False})
+    # A look always runs its stage; and a GPU has one MPS server, and first looks use it.
+    slab = layout.config.pipeline.slab_bytes or (GPU_SLAB if "cuda:" in "".join(devices) else CPU_SLAB)
+    changes = {"mode": "full", "mps": False, "slab_bytes": slab}
+    settings = layout.config.pipeline.model_copy(update=changes)
     config = layout.config.model_copy(update={"pipeline": settings})
     placed = Placement((segment,), "")
     return Plan(

@@ -1,4 +1,4 @@
-"""The second looks at work: a desk, a station and its workers for each."""
+"""Runs second looks, each with its own desk, station and workers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 import structlog
+from anyio import to_thread
 
-from daemon.errors import NoWorkersLeft, leaves
-from daemon.layout import CPU_SLAB
+from daemon.errors import ModelsUnusable, NoWorkersLeft, leaves
+from daemon.layout import open_slab
 from daemon.ledger.records import Reader
 from daemon.looks.desk import Desk, Home, LookJudge
 from daemon.looks.planning import Plan
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LookState, StationState
-from daemon.results.destinations import Destination
+from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
 from daemon.stations.station import Station
-from daemon.workers.slab import Slab
 
 log = structlog.get_logger()
 
@@ -29,32 +29,42 @@ class RunningLook:
     def __init__(self, plan: Plan, desk: Desk, station: Station, reader: Reader) -> None:
         self.plan, self.desk, self.station = plan, desk, station
         self._reader = reader
-        self.problem = ""  # why no image gets this look any more
+        self._work = anyio.CancelScope()
+        self.problem = ""  # why this look has stopped
+        self.failure: BaseException | None = None
 
     async def run(self) -> None:
-        """Work until cancelled."""
-        await self.desk.open()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.desk.count, self._reader.second_looks)
-            tasks.start_soon(self.station.run, self.desk)
+        """Work until `drain`."""
+        with self._work:
+            await self.desk.open()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.desk.count, self._reader.count_looks)
+                tasks.start_soon(self.station.run, self.desk)
 
     async def staff(self) -> None:
-        """Run the workers until `stop`. If none is left, first looks go on without this look.
-        Raises ModelsUnusable."""
+        """Run the workers until `stop`. Without them first looks go on."""
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self.station.staff)
-                log.info("second look ready", look=self.desk.name)
-        except* NoWorkersLeft as group:
-            self.problem = f"second look {self.desk.name}: {next(leaves(group))}"
+        except* (NoWorkersLeft, ModelsUnusable) as group:
+            self.failure = next(leaves(group))
+            self.problem = f"second look {self.desk.name}: {self.failure}"
             log.error(
-                "a second look has no workers left; its images wait for the next start", why=self.problem
+                "a second look has stopped; its images wait for the next start",
+                look=self.desk.name,
+                why=str(self.failure),
             )
             self.drain()
 
+    async def count_waiting(self) -> int:
+        """Images that wait for the look now."""
+        tally = await to_thread.run_sync(self._reader.count_looks, self.desk.name)
+        return tally.waiting
+
     def drain(self) -> None:
-        self.desk.drain()
-        self.station.drain()
+        """Stop work; what is in flight begins again at the next start."""
+        self._work.cancel()
+        self.desk.stop()
 
     def stop(self) -> None:
         self.station.stop()
@@ -85,14 +95,18 @@ def open_looks(
     destinations: Mapping[int, Destination],
     metrics: Metrics,
 ) -> list[RunningLook]:
-    """The second looks, not started yet."""
+    """The second looks, not started yet. Raises ConfigError."""
     running = []
     for plan in plans:
-        slab = Slab(plan.layout.config.pipeline.slab_bytes or CPU_SLAB)
+        slab = open_slab(plan.layout.config, plan.layout.gpus)
         stack.callback(slab.close)
         label = plan.segment.name
         lanes = plan.layout.open_lanes(slab, metrics)
-        station = Station(slab, lanes, LookJudge(judge), destinations, LookMetrics(metrics, label))
-        desk = Desk(plan.name, plan.model, plan.table.images_per_second, home)
+        station = Station(
+            slab, lanes, LookJudge(judge), destinations, LookMetrics(metrics, label), publish_sidecars
+        )
+        roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
+        reuse = plan.layout.config.pipeline.reuse_results
+        desk = Desk(plan.name, plan.model, plan.table.images_per_second, home, roots, reuse=reuse)
         running.append(RunningLook(plan, desk, station, reader))
     return running

@@ -257,6 +257,19 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
     return published
 
 
+def publish_sidecars(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
+    """Write only the sidecars of images that were published before: users may have emptied the bins. Runs in a
+    thread."""
+    published = Publication([], {}, set(), [])
+    for record in records:
+        if destination := destinations.get(record.inbox):
+            path = write_sidecar(record, *destination.paths_of(record))
+            published.placed.append(Placed(record.id))
+            published.folders.add(os.path.dirname(path))
+            published.records.append(record)
+    return published
+
+
 def sync_folders(folders: Iterable[bytes]) -> None:
     """Flush the file systems of these folders to the disk. One call for each file system costs a small part
     of a call for each file. Raises NotSynced, and OSError when a folder cannot be opened. Runs in a thread.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,7 +96,9 @@ class Station:
         judge: Judging,
         destinations: Mapping[int, Destination],
         metrics: Metrics | LookMetrics,
+        publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] = publish_records,
     ) -> None:
+        """publish: writes results to files."""
         self.slab = slab
         self.lanes = list(lanes)
         self.retry = Retry()
@@ -104,6 +106,7 @@ class Station:
         self._destinations = destinations
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self._metrics = metrics
+        self._write_results = publish
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
         self._draining = False
@@ -281,5 +284,7 @@ class Station:
         while True:
             endings, ended = await self._durable.get()
             records = self._coordinator.records_of(published_of(endings, ended))
-            publication = await self.retry.in_thread("results", publish_records, records, self._destinations)
+            publication = await self.retry.in_thread(
+                "results", self._write_results, records, self._destinations
+            )
             await self._coordinator.note_published(Published(endings, ended, publication))

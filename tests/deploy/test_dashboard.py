@@ -75,7 +75,12 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         nobody: Any = None
         station = Station(slab, [lane], nobody, {}, metrics)
         pipeline: Any = SimpleNamespace(
-            unfinished=0, blocked=list, stations=[station], states=lambda: [station.state()], outbox=outbox
+            looks=[],
+            unfinished=0,
+            blocked=list,
+            stations=[station],
+            states=lambda: [station.state()],
+            outbox=outbox,
         )
         await Status(pipeline, ledger, metrics).refresh()
     finally:

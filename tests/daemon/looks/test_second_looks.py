@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.daemon_process import Daemon, Place, picture, seeded, wait_for
+from tests.daemon_process import SLACK_SECONDS, Daemon, Place, picture, seeded, wait_for
 
 PAGES: dict[str, Any] = {
     "name": "pages",
@@ -122,12 +123,20 @@ def test_an_error_is_tried_again_and_then_named_in_the_sidecar(make_place: MakeP
     place.assert_kept(DONE=IMAGES)
 
 
-def test_two_looks_at_one_image_both_stand(make_place: MakePlace) -> None:
-    place = make_place({}, {"name": "objects", "stage": "yolo"}, {"name": "rest", "when": "C"})
+def test_several_looks_at_one_image_are_all_kept(make_place: MakePlace) -> None:
+    same = [
+        {"name": "objects", "stage": "yolo"},
+        {"name": "third", "stage": "clip"},
+        {"name": "fourth", "stage": "blip"},
+    ]
+    place = make_place({}, *same, {"name": "rest", "when": "C"})
+    place.drop_many(range(IMAGES, 300))
     assert place.run_once().returncode == 0
-    assert looked(place, "pages") == looked(place, "objects") == of_bin(place, "A")
+    for name in ("pages", "objects", "third", "fourth"):
+        assert looked(place, name) == of_bin(place, "A")
     assert looked(place, "rest") == of_bin(place, "C")
-    place.assert_kept(DONE=IMAGES)
+    place.assert_kept(DONE=300)
+    assert place.command("verify").returncode == 0
 
 
 def test_images_that_were_moved_get_it_where_they_are(make_place: MakePlace) -> None:
@@ -213,3 +222,71 @@ def test_images_from_before_get_it_by_redo_stale(make_place: MakePlace) -> None:
     assert place.command("redo", "--stale").stdout.startswith("0 images")
     set_options(place, salt=8)  # another model
     assert f"{len(of_bin(place, 'A'))} image" in place.command("redo", "--stale").stdout
+
+
+def test_a_look_without_workers_stops_alone_and_the_run_says_so(make_place: MakePlace) -> None:
+    place = make_place({"when": "C", "batch_size": 1, "options": {"fail": {"P6": "lost"}}})
+    run = place.run_once()
+    assert (run.returncode != 0, "No worker is left for second look pages" in run.stderr) == (True, True)
+    place.assert_kept(DONE=IMAGES)
+
+
+def test_a_look_whose_model_cannot_be_used_stops_alone(make_place: MakePlace) -> None:
+    place = make_place({"options": {"unusable": "it has no weights"}})
+    run = place.run_once()
+    assert (run.returncode != 0, "it has no weights" in run.stderr) == (True, True)
+    place.assert_kept(DONE=IMAGES)
+    set_options(place)
+    assert place.run_once().returncode == 0
+    assert looked(place) == of_bin(place, "A")
+
+
+def test_a_stop_does_not_wait_for_second_looks(make_place: MakePlace) -> None:
+    place = make_place({"when": "C", "options": {"latency_per_image_seconds": 600.0}})
+    with Daemon(place) as daemon:
+        wait_for(lambda: len(sidecars(place)) == IMAGES, "all first looks")
+        wait_for(lambda: daemon.status()["second_looks"][0]["in_flight"], "a look at work")
+        started = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - started < 15 + SLACK_SECONDS  # drain_seconds are 30
+    place.assert_kept(DONE=IMAGES)
+
+
+def test_looks_wait_while_their_inbox_is_away(make_place: MakePlace) -> None:
+    place = make_place()
+    set_options(place, latency_per_image_seconds=0.2)
+    inbox, away = place.inbox(), place.folder / "away"
+    with Daemon(place):
+        wait_for(lambda: len(sidecars(place)) == IMAGES, "all first looks")
+        inbox.rename(away)
+        inbox.mkdir()  # as a mount point
+        wait_for(
+            lambda: place.rows("SELECT 1 FROM look WHERE detail LIKE '%folder is missing%'"),
+            "a look that waits",
+        )
+    inbox.rmdir()
+    away.rename(inbox)
+    assert place.run_once().returncode == 0
+    assert looked(place) == of_bin(place, "A") != set()
+
+
+def test_bins_that_a_user_has_emptied_stay_empty(make_place: MakePlace) -> None:
+    place = make_place({"when": "C", "images_per_second": 1.0}, output={"bins": "link"})
+    folder = place.site.bins / "C"
+    with Daemon(place):
+        wait_for(lambda: len(sidecars(place)) == IMAGES, "all first looks")
+        first = looked(place)
+        for link in folder.iterdir():
+            link.unlink()
+        wait_for(lambda: len(looked(place)) > len(first) + 1, "two more looks")
+        assert {link.name for link in folder.iterdir()} <= first
+
+
+def test_a_limit_is_also_one_of_second_looks(make_place: MakePlace) -> None:
+    place = make_place({"when": "C"})
+    place.configure({"second_look": []})
+    assert place.command("run", "--once", "--limit", "50").returncode == 0
+    place.configure({"second_look": [PAGES | {"when": "C"}]})
+    assert place.command("redo", "--stale").returncode == 0
+    assert place.command("run", "--once", "--limit", "5").returncode == 0
+    assert len(looked(place)) <= 5

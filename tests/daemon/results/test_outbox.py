@@ -457,6 +457,7 @@ def test_a_daemon_publishes_everything_while_a_sink_is_broken_and_delivers_the_r
             "behind": 5,
             "succeeded_at": None,
             "problem": "",
+            "configured": True,
         }
         ready, answer = daemon.get("/readyz")
         assert (ready, answer["warnings"]) == (200, status["obstacles"])
@@ -490,7 +491,9 @@ def test_a_sink_on_an_older_ledger_gets_no_record_that_was_published_before(tmp_
     place.drop_many(range(3))
     assert place.run_once().returncode == 0
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection:
-        connection.executescript("DROP TABLE sink; DROP TABLE outbox; PRAGMA user_version = 3;")
+        connection.executescript(
+            "DROP TABLE look; DROP TABLE sink; DROP TABLE outbox; PRAGMA user_version = 3;"
+        )
     assert "3 done" in place.command("status").stdout
     place.configure({"output": {"sinks": ["jsonl"]}})
     place.drop("new.ppm", b"P6\n1 1\n255\nabc")

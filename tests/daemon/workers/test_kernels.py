@@ -342,8 +342,8 @@ async def test_the_daemon_compiles_before_it_starts_workers_and_while_they_load(
     pretend(monkeypatch, SLEEPING)
     service, station = Service(parse({}, tmp_path)), Station(tmp_path / "state" / KERNELS)
     layout: Any = SimpleNamespace(wanted_kernels=lambda: WANTS)
-    pipeline: Any = SimpleNamespace(stations=[station], states=lambda: [])
-    service._layout = layout
+    pipeline: Any = SimpleNamespace(looks=[], stations=[station], states=lambda: [])
+    service._layouts = [layout]
     async with anyio.create_task_group() as tasks:
         await service._load_models(tasks, pipeline)
         tasks.cancel_scope.cancel()
