@@ -2020,7 +2020,7 @@ LOOKS = [
         "daemon/ledger/ledger.sql",
         "UPDATE image SET emitted = 0, not_before = 0 WHERE id IN (:rows);",
         "UPDATE image SET emitted = 1, not_before = 0 WHERE id IN (:rows);",
-        ("daemon/looks/test_second_looks.py::test_a_kill_loses_neither_answer",),
+        ("daemon/ledger/test_looks.py::test_an_answer_is_stored_and_the_image_is_to_be_published_again",),
     ),
     Mutant(
         "look-own-answer",
@@ -2035,12 +2035,11 @@ LOOKS = [
     ),
     Mutant(
         "look-two-models",
-        "two second looks of one image do not publish at the same time",
-        "daemon/looks/desk.py",
-        "await self._home.claims.hold(files)",
-        "pass",
-        ("daemon/looks/test_second_looks.py::test_several_looks_at_one_image_are_all_kept",),
-        within="Desk.end",
+        "a file whose second look is being published is kept from other jobs",
+        "daemon/looks/claims.py",
+        "return file in self.jobs or file in self._held",
+        "return file in self.jobs",
+        ("daemon/looks/test_claims.py::test_looks_that_wait_for_one_file_get_it_one_after_another",),
     ),
     Mutant(
         "look-new-version",
@@ -2074,8 +2073,7 @@ LOOKS = [
         "daemon/looks/claims.py",
         "event, self._released = self._released, anyio.Event()",
         "event = anyio.Event()",
-        ("daemon/looks/test_second_looks.py::test_several_looks_at_one_image_are_all_kept",),
-        within="Claims._wake",
+        ("daemon/looks/test_claims.py::test_looks_that_wait_for_one_file_get_it_one_after_another",),
     ),
     Mutant(
         "look-inbox-away",
