@@ -50,7 +50,7 @@ def configure(folder: Path, inbox: Path, share: float, device: str, budget: floa
 
 def measure(inbox: Path, folder: Path, share: float, device: str, budget: float) -> tuple[float, int]:
     """First looks per second, from the first that ended to the last, and the number of second looks.
-    A budget is not waited for: the daemon gets a signal after the first looks."""
+    It does not wait for second looks: the daemon gets a signal after the first looks."""
     file = configure(folder, inbox, share, device, budget)
     files = sum(1 for _ in os.scandir(inbox))
     daemon = subprocess.Popen([sys.executable, "-P", "-m", "daemon", "run", "--config", file])
@@ -104,7 +104,7 @@ def main() -> None:
         ratio = f", {middle / base:.3f} of none" if base else ""
         print(
             f"{share:4.0%} on {kind}: {middle:,.1f} first looks/s ({min(found):,.1f} to {max(found):,.1f}){ratio}, "
-            f"{looks[share, kind]} second looks meanwhile"
+            f"{looks[share, kind]} second looks in that time"
         )
 
 

@@ -35,7 +35,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 class SecondLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The answer of a second model. `result` has the same form as that of its stage; if it is null, `reason` and
-    `detail` are the error."""
+    `detail` describe the error."""
 
     stage: str
     model: str  # fingerprint

@@ -160,7 +160,7 @@ def print_sinks(snapshot: Snapshot) -> None:
 
 
 def print_looks(snapshot: Snapshot) -> None:
-    """Print how many images wait for each second look, and have had it."""
+    """Print how many images wait for each second look, and how many have had it."""
     print_table(
         ("second look", "stage", "model", "waiting", "done", "failed"),
         (

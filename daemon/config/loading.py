@@ -49,7 +49,7 @@ class Config(Section):
     stages: StageTables = StageTables()
     binning: BinningSection = BinningSection()
     second_look: list[SecondLook] = Field(
-        [], description="A [[second_look]] table for each further model that looks at some images."
+        [], description="A [[second_look]] table for each additional model."
     )
     http: Http = Http()
     log: Log = Log()

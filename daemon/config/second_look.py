@@ -31,8 +31,8 @@ class SecondLook(Section):
         description='Which images get it: those of a bin, for example "A"; or a function, "module:function", which gets the '
         "record as a custom binning rule does and returns true or false.",
     )
-    stage: str = Field(description="The stage that another model does again.")
-    model: str = Field("", description="That model: as in [stages.ocr].")
+    stage: str = Field(description="The stage to run again with another model.")
+    model: str = Field("", description="The model to use, as in [stages.ocr].")
     backend: str = Field("", description='As in [stages.ocr]. "fake" needs no model.')
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="As in [stages.ocr]."
@@ -46,8 +46,8 @@ class SecondLook(Section):
     options: dict[str, Any] = Field({}, description="Options of the backend, as in [stages.ocr.options].")
     share: Ratio = Field(
         1.0,
-        description="Share of these images that get it. The digest of an image decides, so the same bytes are always chosen or "
-        "never.",
+        description="Share of these images that get it. The digest of an image decides, so identical files are always "
+        "treated alike.",
     )
     images_per_second: float = Field(0.0, ge=0, description="At most this many images/s. 0: no limit.")
     devices: list[Place] = Field(
@@ -79,7 +79,7 @@ def misused_looks(looks: Sequence[SecondLook], stages: Sequence[str], *, has_rul
         except UnknownName as error:
             yield f"{where}: {error}"
         if not look.model and not look.backend:
-            yield f'{where}: name the model that looks again, for example model = "…".'
+            yield f'{where}: set its model, for example model = "…".'
         if look.function:
             continue
         if not BIN_NAME.fullmatch(look.when):

@@ -1,4 +1,4 @@
-"""How many images a second look may take at a moment: a token bucket of one second."""
+"""Limits the rate of a second look: a token bucket of one second."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _plan(table: SecondLook, spec: StageSpec, layout: Layout) -> Plan:
 
 
 def room_beside(config: Config, gpus: Sequence[Gpu], looks: Mapping[str, StageSpec]) -> list[Gpu]:
-    """The GPUs with the free memory that the workers of second looks leave to those of first looks."""
+    """The GPUs, with the memory that second looks need subtracted."""
     needs: dict[str, int] = {}
     for table in config.second_look:
         spec = looks[table.name]

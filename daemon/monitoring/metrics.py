@@ -292,7 +292,7 @@ class LookMetrics:
             metric.labels(label)
 
     def fed(self, job: Job) -> None:
-        """It was seen long ago, and counted."""
+        """Already counted in its first look."""
 
     def replied(self, lane: str, device: str, reply: Reply) -> None:
         runs = [msgspec.structs.replace(run, stage=self._label) for run in reply.runs]

@@ -59,7 +59,7 @@ def choose_stale(reader: Reader, config: Config) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The fingerprints of the present models, by stage and by second look."""
+    """The fingerprints of the current models, by stage and by second look."""
 
     stages: dict[str, str]
     looks: dict[str, str]

@@ -161,7 +161,7 @@ class Judge:
         return explain(error, record, os.path.basename(place))
 
     def failed(self, job: Job, failure: Failure, now: float) -> Ending:
-        """Another attempt, or the end."""
+        """Another attempt, or FAILED."""
         if failure.away:  # without a limit
             not_before = self._steady() + self._retry_seconds
             return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=not_before)

@@ -160,12 +160,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stopper(tmp_path: Path) -> Iterator[Place]:
-    """A place with three stations, of which the first that is seen at work is stopped by a signal."""
-    slower = {"blip": {"options": {"latency_per_image_seconds": 0.02}}}
+    """A place with three stations, of which one is stopped by a signal when all have workers, and so jobs: on a busy
+    machine two of them may otherwise do all the work before the third has started."""
+    slower = {"blip": {"options": {"latency_per_image_seconds": 0.04}}}
     place = Place(tmp_path, settings(3, stages=slower))
     place.drop_many(range(600))
 
     def stop_one() -> None:
+        wait_for(lambda: len(children()) == 3 and all(map(workers_of, children())), "all stations at work")
         wait_for(lambda: place.has_ledger() and place.rows("SELECT 1 FROM image WHERE emitted = 1"), "work")
         os.kill(children()[0], signal.SIGSTOP)
 
@@ -173,6 +175,10 @@ def stopper(tmp_path: Path) -> Iterator[Place]:
     thread.start()
     yield place
     thread.join()
+
+
+def workers_of(station: int) -> list[str]:
+    return Path(f"/proc/{station}/task/{station}/children").read_text().split()
 
 
 def children() -> list[int]:
