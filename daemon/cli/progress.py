@@ -73,7 +73,8 @@ class Progress:
         if snapshot.loading:
             self._show_loading(snapshot.left_in_this_run, snapshot.loading_sentence())
         else:
-            self.step(ended, ended + snapshot.left_in_this_run, note=snapshot.some_loading())
+            note = ", ".join(filter(None, (snapshot.some_loading(), snapshot.looks_sentence())))
+            self.step(ended, ended + snapshot.left_in_this_run, note=note)
 
     def _show_loading(self, waiting: int, sentence: str) -> None:
         """In the bar, or as a line for each step: loading takes seconds to minutes."""

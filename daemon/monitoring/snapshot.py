@@ -151,6 +151,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         states = [worker.state for worker in self.workers]
         return self._count_ready() if "loading" in states and not self.loading else ""
 
+    def looks_sentence(self) -> str:
+        """How many images wait for second looks; empty if none do."""
+        waiting = sum(look.waiting for look in self.second_looks)
+        return f"{waiting:,} second look{'s' * (waiting != 1)} to do" if waiting else ""
+
     def _count_ready(self) -> str:
         return (
             f"{sum(worker.state == 'ready' for worker in self.workers)} of {len(self.workers)} workers ready"
@@ -167,6 +172,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if self.running:
             parts.append(self.loading_sentence() if self.loading else f"{self.images_per_second:g} images/s")
             parts += [count] if (count := self.some_loading()) else []
+        parts += [looks] if (looks := self.looks_sentence()) else []
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from daemon.cli.progress import Progress
-from daemon.monitoring.snapshot import Snapshot, WorkerState
+from daemon.monitoring.snapshot import LookState, Snapshot, WorkerState
 
 STAGES = ["ocr", "yolo", "clip", "blip"]
 
@@ -54,3 +54,10 @@ def test_without_a_terminal_each_step_of_the_loading_is_a_line_once(
         "loading models: ocr, yolo, clip, blip to go",
         "loading models: ocr loaded; yolo, clip, blip to go",
     ]
+
+
+def test_images_that_wait_for_second_looks_are_counted() -> None:
+    looks = [LookState(name=name, waiting=2, done=1, failed=0) for name in ("a", "b")]
+    state = snapshot(worker("ready", 4))
+    assert "4 second looks to do" in msgspec.structs.replace(state, second_looks=looks).sentence()
+    assert "second look" not in state.sentence()
