@@ -44,7 +44,7 @@ from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, NotPulled, PackError, list_files
-from stages.registry import UnknownName, check_options, find_backend, find_stage
+from stages.registry import UnknownName, check_options, find_backend
 from stages.weights import packs
 
 CPU_BATCH = 8
@@ -185,7 +185,7 @@ def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     for name in config.stage_names:
         section = getattr(config.stages, name).model_dump()
         section["batch_size"] = section["batch_size"] or batch
-        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else natural_dtype(name, gpus)
+        section["dtype"] = section["dtype"] if section["dtype"] != "auto" else natural_dtype(gpus)
         overrides[name] = section
     with pack_errors():
         specs = packs.resolve_all(open_pack(config, overrides.values()), config.stage_names, overrides)
@@ -217,12 +217,12 @@ def use_batch(spec: StageSpec, config: Config) -> StageSpec:
     return msgspec.structs.replace(spec, batch_size=size)
 
 
-def natural_dtype(stage: str, gpus: Sequence[Gpu]) -> str:
-    """float32 on a CPU; on GPUs the stage's own half precision if all have bfloat16 (compute capability 8.0,
-    Ampere)."""
+def natural_dtype(gpus: Sequence[Gpu]) -> str:
+    """float32 on a CPU; on GPUs the backend's own half precision ("half") if all have bfloat16 (compute capability
+    8.0, Ampere)."""
     if not gpus:
         return "float32"
-    return find_stage(stage).half if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
+    return "half" if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
 
 
 def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:

@@ -71,7 +71,7 @@ def list_attentions(config: Any) -> set[str]:
 def load_known(models: Sequence[Known], folder: str, dtype: torch.dtype, device: str) -> Any:
     """A model of the class that the folder's config.json names, which must be one of these. Raises StageUnusable."""
     model_type, _ = name_model(Path(folder))
-    names = {model.type: model.name for model in models}
+    names = {model.type: model.loaded_as or model.name for model in models}
     if model_type not in names:
         raise StageUnusable(
             f'{folder} holds a model of the type "{model_type}", not one of {", ".join(names)}; name another model.'

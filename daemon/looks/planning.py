@@ -77,7 +77,7 @@ def resolve_looks(
             include={"backend", "model", "dtype", "batch_size", "options"}
         )
         section["batch_size"] = table.batch_size or (GPU_BATCH if on else CPU_BATCH)
-        section["dtype"] = table.dtype if table.dtype != "auto" else natural_dtype(table.stage, on)
+        section["dtype"] = table.dtype if table.dtype != "auto" else natural_dtype(on)
         with pack_errors():
             pack = open_pack(config, [section])
             spec = packs.resolve_beside(pack, table.stage, section, specs)

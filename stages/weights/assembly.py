@@ -163,7 +163,7 @@ def convert_weights(model: Model, folder: Path) -> None:
     from stages.checkpoints import convert_pickle
 
     with loader_errors():
-        convert_pickle(getattr(transformers, model.name), folder)
+        convert_pickle(getattr(transformers, model.loaded_as or model.name), folder)
     (folder / recognition.PICKLE).unlink()
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from stages import registry
 from stages.manifest import MANIFEST, PackError, read_manifest
 from stages.weights import catalog
-from stages.weights.catalog import CATALOG, Entry
+from stages.weights.catalog import CATALOG
+from stages.weights.families import Entry
 
 PART = r"[A-Za-z0-9][\w.-]*"
 REPOSITORY = re.compile(rf"({PART}/{PART})(?:/({PART}\.pt))?")

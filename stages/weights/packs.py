@@ -229,7 +229,8 @@ def resolve(
     """A stage with its verified files, its fingerprint and the notice of its weights.
 
     overrides: backend, model (another pack or folder of weights for this stage), dtype, batch_size and
-        options, as in [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto".
+        options, as in [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto". The dtype
+        "half" is the half precision of the backend.
     files: role → path, instead of the pack's.
     notice: of those files, shown where the pack has none.
     Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, changed or not
@@ -249,6 +250,10 @@ def resolve(
     backend = registry.find_backend(stage, name)
     if not backend.needs_weights:
         entry = StageEntry(name)
+    if "model" in wanted and backend.bundled and "backend" not in wanted and len(pack.manifest.stages) == 1:
+        other = next(iter(pack.manifest.stages))
+        if other != stage:  # it would be ignored without a word
+            raise PackError(f"{wanted['model']} is a model for the stage {other}, not for {stage}.")
     options = {**entry.options, **wanted.get("options", {})}
     paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
     digests = {role: check_files(pack, path, stage, name) for role, path in paths.items()}
@@ -256,6 +261,8 @@ def resolve(
         if role not in paths and options.get(role) is None and (words := find_words(configured, stage, role)):
             paths[role], digests[role] = words, check_files(configured, words)
     dtype = wanted.get("dtype") or entry.dtype or "float32"
+    if dtype == "half":
+        dtype = backend.half or registry.find_stage(stage).half
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
     return StageSpec(
