@@ -54,7 +54,6 @@ OTHER_CLASSES = {
     "SiglipForImageClassification": "SigLIP for classes",
     "Siglip2ForImageClassification": "SigLIP 2 for classes",
     "Mistral3ForConditionalGeneration": "Mistral 3",
-    "DeepseekOCR2ForCausalLM": "DeepSeek-OCR 2 in a form that needs remote code",
 }
 YOLO_TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
 YOLO_CLASSES = {

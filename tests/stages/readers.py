@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import transformers
 
@@ -18,6 +19,10 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
 )
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def change(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def make_lighton(folder: Path) -> None:
@@ -47,12 +52,10 @@ def make_lighton(folder: Path) -> None:
 def make_published_lighton(folder: Path) -> None:
     """LightOnOCR as its authors publish it: other names in config.json and processor_config.json."""
     make_lighton(folder)
-    for name, change in (
-        ("config.json", {"model_type": "mistral3", "architectures": ["LightOnOCRForConditionalGeneration"]}),
-        ("processor_config.json", {"processor_class": "LightOnOCRProcessor"}),
-    ):
-        config = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(config | change))
+    change(
+        folder / "config.json", model_type="mistral3", architectures=["LightOnOCRForConditionalGeneration"]
+    )
+    change(folder / "processor_config.json", processor_class="LightOnOCRProcessor")
 
 
 def make_paddle(folder: Path) -> None:
@@ -81,6 +84,13 @@ def make_paddle(folder: Path) -> None:
     template = TEMPLATE.replace("IMAGE", f"{start}<|IMAGE_PLACEHOLDER|>{end}")
     processor = transformers.PaddleOCRVLProcessor(images, tokenizer, chat_template=template)
     save(folder, make_captioner("PaddleOCRVL", config), processor)
+    # Its authors' files also name code of the hub, which is not there, and which nothing may ask for.
+    code = "modeling_paddleocr_vl.PaddleOCRVLForConditionalGeneration"
+    change(folder / "config.json", auto_map={"AutoModel": code, "AutoModelForCausalLM": code})
+    change(
+        folder / "processor_config.json",
+        auto_map={"AutoProcessor": "processing_paddleocr_vl.PaddleOCRVLProcessor"},
+    )
 
 
 def make_glm(folder: Path) -> None:
