@@ -192,7 +192,7 @@ def show_record(record: Record) -> None:
         print_table(("text", "score", ""), rows)
     if text := document.get("ocr", {}).get("text"):  # by a page reader
         cut = "cut at max_new_tokens" if document["ocr"].get("cut") else ""
-        print_table(("text",), ([line] for line in text.splitlines() if line.strip()), title=cut)
+        print_table(("text",), ([line] for line in text.splitlines() if line.strip()), title=cut or None)
     if found := document.get("objects", {}).get("detections"):
         print_table(
             ("object", "score", "box"),
