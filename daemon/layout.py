@@ -45,7 +45,7 @@ from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.manifest import Manifest, NotPulled, PackError, list_files
-from stages.registry import UnknownName, check_options, find_backend, find_stage
+from stages.registry import UnknownName, check_options, find_backend
 from stages.weights import packs
 
 CPU_BATCH = 8
@@ -246,12 +246,12 @@ def choose_dtypes(config: Config, gpus: Sequence[Gpu]) -> Config:
     named = used_gpus(selected, gpus)
     sections = {name: getattr(config.stages, name) for name in config.stage_names}
     chosen = {
-        name: section.model_copy(update={"dtype": natural_dtype(name, named)})
+        name: section.model_copy(update={"dtype": natural_dtype(named)})
         for name, section in sections.items()
         if section.dtype == "auto"
     }
     looks = [
-        table.model_copy(update={"dtype": natural_dtype(table.stage, gpus_of(found, selected, gpus))})
+        table.model_copy(update={"dtype": natural_dtype(gpus_of(found, selected, gpus))})
         if table.dtype == "auto"
         else table
         for table, found in zip(config.second_look, selected.second_look, strict=True)
@@ -283,12 +283,12 @@ def use_batch(spec: StageSpec, config: Config) -> StageSpec:
     return msgspec.structs.replace(spec, batch_size=size)
 
 
-def natural_dtype(stage: str, gpus: Sequence[Gpu]) -> str:
-    """float32 on a CPU; on GPUs the stage's own half precision if all have bfloat16 (compute capability 8.0,
-    Ampere)."""
+def natural_dtype(gpus: Sequence[Gpu]) -> str:
+    """float32 on a CPU; on GPUs the backend's own half precision ("half") if all have bfloat16 (compute capability
+    8.0, Ampere)."""
     if not gpus:
         return "float32"
-    return find_stage(stage).half if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
+    return "half" if all(float(gpu.compute_capability) >= 8.0 for gpu in gpus) else "float16"
 
 
 def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:

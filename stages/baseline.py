@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPImageProcessor, CLIPModel
 
 from stages.base import Image, StageSpec
-from stages.checkpoints import load_model, load_tokenizer
 from stages.clip.embeddings import TextTower
 from stages.ocr.stage import OcrStage
+from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.yolo.network import load_network
 
 

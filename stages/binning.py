@@ -7,7 +7,8 @@ comparisons are strict.
 
 A text box is a line with a high score and at least two letters or digits. A recognizer also reads shapes (a
 wheel as "O", a star as "★", a house as "合"), mostly as a single character with a low score. Such lines are in
-the results, but do not count here.
+the results, but do not count here. A page reader writes text without boxes and scores: each of its lines with at
+least two letters or digits counts, and the area of text is not known.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """A measured value and its threshold; value and passed are None if the stage did not run."""
+    """A measured value and its threshold; value and passed are None if the stage did not run, or did not measure it."""
 
     value: float | None
     threshold: float
@@ -56,13 +57,14 @@ class _Line(msgspec.Struct, frozen=True):
 class _Ocr(msgspec.Struct, frozen=True):
     lines: list[_Line]
     area_ratio: float
+    text: str | None = None
 
 
 class _Text(msgspec.Struct, frozen=True):
     """The text of an image that counts."""
 
     count: int
-    area_ratio: float
+    area_ratio: float | None
 
 
 class _Objects(msgspec.Struct, frozen=True):
@@ -162,6 +164,8 @@ def apply_rule(rule: Rule, record: dict[str, Any]) -> str:
 
 
 def _find_text(ocr: _Ocr, least_score: float) -> _Text:
+    if ocr.text is not None:
+        return _Text(sum(1 for line in ocr.text.splitlines() if _HAS_TWO_CHARACTERS.search(line)), None)
     counted = [
         line for line in ocr.lines if line.score > least_score and _HAS_TWO_CHARACTERS.search(line.text)
     ]

@@ -38,6 +38,7 @@ class Model:
     foreign: prefixes of weights that only another class of the same family has, and that class: a config.json
         may have no class, or a wrong one.
     parts: what it needs in addition to its weights: an "image processor", a "tokenizer".
+    loaded_as: the class of transformers that loads it, if that has another name.
     """
 
     type: str
@@ -45,6 +46,7 @@ class Model:
     description: str
     foreign: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ("image processor", "tokenizer")
+    loaded_as: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class Backend:
         configured pack; an option of the same name replaces them.
     can_spread: whether the layers of its model can lie on several devices, as StageSpec.spread names them.
     license: of the library that it uses, if that asks something of those who offer its answers as a service.
+    half: the half precision with which its answers are good enough on a GPU, if not that of the stage.
     """
 
     place: str
@@ -84,6 +87,7 @@ class Backend:
     vocabulary: tuple[str, ...] = ()
     can_spread: bool = False
     license: str = ""
+    half: Literal["float16", "bfloat16"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

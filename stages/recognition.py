@@ -53,6 +53,7 @@ OTHER_CLASSES = {
     "CLIPForImageClassification": "CLIP for classes",
     "SiglipForImageClassification": "SigLIP for classes",
     "Siglip2ForImageClassification": "SigLIP 2 for classes",
+    "Mistral3ForConditionalGeneration": "Mistral 3",
 }
 YOLO_TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
 YOLO_CLASSES = {

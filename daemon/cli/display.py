@@ -197,6 +197,9 @@ def show_record(record: Record) -> None:
     if lines := document.get("ocr", {}).get("lines"):
         rows = ((line["text"], line["score"], "guessed" if line.get("guessed") else "") for line in lines)
         print_table(("text", "score", ""), rows)
+    if text := document.get("ocr", {}).get("text"):  # by a page reader
+        cut = "cut at max_new_tokens" if document["ocr"].get("cut") else ""
+        print_table(("text",), ([line] for line in text.splitlines() if line.strip()), title=cut or None)
     if found := document.get("objects", {}).get("detections"):
         print_table(
             ("object", "score", "box"),

@@ -14,7 +14,7 @@ from daemon.hints import quantity
 from daemon.layout import pack_errors
 from stages import registry
 from stages.weights import catalog, names, packs
-from stages.weights.catalog import Entry
+from stages.weights.families import Entry
 from stages.weights.packs import Pack
 
 

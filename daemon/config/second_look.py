@@ -34,7 +34,7 @@ class SecondLook(Section):
     stage: str = Field(description="The stage to run again with another model.")
     model: str = Field("", description="The model to use, as in [stages.ocr].")
     backend: str = Field("", description='As in [stages.ocr]. "fake" needs no model.')
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["auto", "float32", "half", "bfloat16", "float16"] = Field(
         "auto", description="As in [stages.ocr]."
     )
     batch_size: int = Field(

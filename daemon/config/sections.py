@@ -297,11 +297,11 @@ class StageSection(Section):
         "such as org/name or org/name@revision, both after `visiond models pull NAME`; a pack; or the path of a folder, "
         "with a slash. Empty: the weights of the pack.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["auto", "float32", "half", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto: bfloat16 on GPUs since Ampere (ocr and yolo: float16), float16 on older GPUs, float32 on a CPU, "
-        "where all others are slower, for ocr many times. The oldest of the GPUs in `[pipeline] devices` decides, also if "
-        "min_free_gpu_bytes leaves it out.",
+        description="half: bfloat16 or float16, as suits the model. auto: half on GPUs since Ampere, float16 on older ones, "
+        "float32 on a CPU, where all others are slower, for ocr many times. The oldest of the GPUs in `[pipeline] devices` "
+        "decides, also if min_free_gpu_bytes leaves it out.",
     )
     batch_size: int = Field(
         0,
@@ -329,7 +329,8 @@ class BinningSection(Section):
     text_area_threshold: Ratio = Field(0.2, description="A: text over more of the image's area.")
     text_score_threshold: Ratio = Field(
         0.7,
-        description="A: only lines with a higher score count as text boxes; a single letter or sign never counts.",
+        description="A: only lines with a higher score count as text boxes; a single letter or sign never counts. Lines of "
+        "a page reader have no score, and count.",
     )
     object_count_threshold: int = Field(5, ge=0, le=1_000_000_000, description="B: more objects than this.")
     unique_objects_threshold: int = Field(

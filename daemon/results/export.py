@@ -207,7 +207,7 @@ def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
         "pages": record.pages,
         "bytes": source["bytes"],
         "digest": source["digest"],
-        "text": "\n".join(line["text"] for line in ocr["lines"]) if ocr else None,
+        "text": ocr.get("text", "\n".join(line["text"] for line in ocr["lines"])) if ocr else None,
         "text_boxes": None if text_boxes is None else int(text_boxes),
         "text_area_ratio": text_area,
         "objects": [found["label"] for found in objects["detections"]] if objects else None,

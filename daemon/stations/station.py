@@ -96,9 +96,9 @@ class Station:
         judge: Judging,
         destinations: Mapping[int, Destination],
         metrics: Metrics | LookMetrics,
-        publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] = publish_records,
+        publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] | None = None,
     ) -> None:
-        """publish: writes results to files."""
+        """publish: writes results to files; None: `publish_records`."""
         self.slab = slab
         self.lanes = list(lanes)
         self.retry = Retry()
@@ -106,7 +106,7 @@ class Station:
         self._destinations = destinations
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self._metrics = metrics
-        self._write_results = publish
+        self._write_results = publish or publish_records
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
         self._draining = False

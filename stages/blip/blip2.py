@@ -16,7 +16,7 @@ from stages.blip.descriptor import BLIP2, Blip2Options
 from stages.blip.generation import GenerateStage
 from stages.devices import hold_device
 from stages.options import read_options
-from stages.vision import speed_up_patches
+from stages.pretrained.vision import speed_up_patches
 
 
 class Blip2Stage(GenerateStage):

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from stages.base import Image, ImageError, Reason, Result
 from stages.blip.descriptor import Caption
-from stages.checkpoints import load_known
 from stages.clip.descriptor import TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device
-from stages.vision import VisionStage
+from stages.pretrained.checkpoints import load_known
+from stages.pretrained.vision import VisionStage
 
 
 class CaptionStage(VisionStage[Tensor]):

@@ -14,9 +14,9 @@ from transformers import AutoProcessor
 
 from stages.blip.descriptor import FLORENCE, FlorenceOptions
 from stages.blip.generation import GenerateStage
-from stages.checkpoints import load_part
 from stages.devices import hold_device
 from stages.options import read_options
+from stages.pretrained.checkpoints import load_part
 
 TASKS = {
     "caption": "<CAPTION>",

@@ -17,10 +17,10 @@ from stages.blip.captioner import Captioner
 from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import MODELS, BlipOptions
 from stages.blip.vision import embed_image, speed_up_attention, speed_up_mlp
-from stages.checkpoints import load_part, load_tokenizer
 from stages.devices import dtype_of, hold_device
 from stages.options import read_options
-from stages.vision import speed_up_patches
+from stages.pretrained.checkpoints import load_part, load_tokenizer
+from stages.pretrained.vision import speed_up_patches
 
 
 class BlipStage(CaptionStage):

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.checkpoints import load_tokenizer
 from stages.clip.descriptor import Embedding
 from stages.devices import split_batches
+from stages.pretrained.checkpoints import load_tokenizer
 
 TEXTS_AT_ONCE = 256
 TOKENS_ALIGNED_TO = 16  # a GPU plans its attention again for each length of text, which takes 50 ms

@@ -21,7 +21,7 @@ from stages.clip.embeddings import TextTower, encode_embedding, is_sigmoid
 from stages.descriptor import Model
 from stages.devices import hold_device
 from stages.options import read_options
-from stages.vision import VisionStage, speed_up_patches
+from stages.pretrained.vision import VisionStage, speed_up_patches
 
 TEMPLATE, SIGMOID_TEMPLATE = "a photo of a {}", "This is a photo of {}."
 

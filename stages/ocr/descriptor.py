@@ -8,9 +8,27 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages.descriptor import Backend, Descriptor
+from stages.descriptor import Backend, Descriptor, Model
 from stages.manifest import PackError
 from stages.options import Fraction, Side
+from stages.recognition import make_backend
+
+READERS = (
+    Model("lighton_ocr", "LightOnOcrForConditionalGeneration", "LightOnOCR"),
+    Model(
+        "mistral3",
+        "LightOnOCRForConditionalGeneration",
+        "LightOnOCR as its authors publish it",
+        loaded_as="LightOnOcrForConditionalGeneration",
+    ),
+    Model("paddleocr_vl", "PaddleOCRVLForConditionalGeneration", "PaddleOCR-VL"),
+    Model("glm_ocr", "GlmOcrForConditionalGeneration", "GLM-OCR"),
+    Model(
+        "deepseek_ocr2",
+        "DeepseekOcr2ForConditionalGeneration",
+        "DeepSeek-OCR 2, as in deepseek-community/DeepSeek-OCR-2",
+    ),
+)
 
 Point = tuple[float, float]
 
@@ -25,12 +43,17 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     guessed: bool = False
 
 
-class Ocr(msgspec.Struct, frozen=True):
-    """The text of an image."""
+class Ocr(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The text of an image: as lines, each with its box; or, from a page reader, which finds no boxes, as `text`, without
+    lines. `cut` if that text ends at max_new_tokens."""
 
+    # A reader measures neither boxes nor scores, and a line without them would break whoever reads lines. So a
+    # reader's text is not made into lines.
     lines: list[Line]
-    count: int
+    count: int  # of lines
     area_ratio: float  # area of all boxes / area of the image
+    text: str | None = None
+    cut: bool = False
 
 
 class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +102,27 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
 
 
+class ReaderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Texts of pages by vision-language models."""
+
+    prompt: Annotated[
+        str,
+        Meta(
+            description="What the model is asked about each page; empty: what transformers' documentation of the model asks "
+            "for text."
+        ),
+    ] = ""
+    max_new_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Most tokens (words or parts of words) of a text. A text that is longer is cut, and has "
+            "`cut` in the result.",
+        ),
+    ] = 1024
+
+
 def bundled_weights() -> dict[str, str]:
     """The PP-OCRv6 small weights in the rapidocr package. Raises PackError if it is not installed."""
     # It imports numpy, which most commands do not need.
@@ -117,6 +161,9 @@ OCR = Descriptor(
         "ppocr": Backend(
             place="stages.ocr.stage:OcrStage", options=OcrOptions, version=2, bundled=bundled_weights
         ),
+        "reader": make_backend(
+            "stages.reading.stage:ReaderStage", ReaderOptions, READERS, half="bfloat16"
+        ),  # in float16, language models overflow
     },
     # bfloat16 has 8 bits of precision: boxes would move by up to three pixels, which changes some texts
     half="float16",

@@ -217,7 +217,7 @@ def pack_models(options: Options) -> None:
     import torch
     from transformers import BlipForConditionalGeneration, CLIPModel
 
-    from stages.checkpoints import load_model
+    from stages.pretrained.checkpoints import load_model
     from stages.training import mini
     from stages.training.detector import LAST
     from stages.yolo import network as yolonet

@@ -306,8 +306,8 @@ def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
     """The first caption of each scene, and its unit embedding by the pack's CLIP."""
     from transformers import CLIPModel
 
-    from stages.checkpoints import load_model
     from stages.clip.embeddings import TextTower
+    from stages.pretrained.checkpoints import load_model
 
     tower = TextTower(load_model(CLIPModel, str(pack / "clip"), torch.float32, "cpu"), str(pack / "clip"))
     captions = list(dict.fromkeys(truth.captions[0] for truth in truths))

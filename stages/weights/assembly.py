@@ -160,10 +160,10 @@ def add_transformers(
 def convert_weights(model: Model, folder: Path) -> None:
     import transformers
 
-    from stages.checkpoints import convert_pickle
+    from stages.pretrained.checkpoints import convert_pickle
 
     with loader_errors():
-        convert_pickle(getattr(transformers, model.name), folder)
+        convert_pickle(getattr(transformers, model.loaded_as or model.name), folder)
     (folder / recognition.PICKLE).unlink()
 
 

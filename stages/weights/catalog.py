@@ -6,11 +6,9 @@ only if a backend of this installation takes the model. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from stages import registry
 from stages.descriptor import Backend
+from stages.weights.families import Entry, Family
 
 ULTRALYTICS = "ultralytics"  # instead of a model_type: a .pt file of this library
 
@@ -19,57 +17,6 @@ COCO = "COCO AP {}"  # detection on val2017, mean over IoU 0.50 to 0.95
 IMAGENET = "ImageNet zero-shot {} %"
 CVQA = "CVQA-LOCAL zero-shot {} %"
 CIDER = "COCO CIDEr {}"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A published model.
-
-    name: for the configuration and `visiond models pull`. type: its model_type, or ULTRALYTICS.
-    parameters: their number. quality: what was measured, and the value. source: of license, parameters and quality.
-    file: of the repository, if it has several models.
-    """
-
-    name: str
-    stage: str
-    family: str
-    type: str
-    repository: str
-    license: str = ""
-    parameters: int | None = None
-    quality: str = ""
-    source: str = ""
-    file: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What the models of a family have in common.
-    rows: of each model its name, its repository or file, millions of parameters, and the figure for `measure`."""
-
-    stage: str
-    name: str
-    type: str
-    license: str
-    measure: str
-    source: str
-    rows: tuple[tuple[str, str, float | None, float | None], ...]
-    repository: str = ""  # if all models are files of one
-
-    def entries(self) -> Iterator[Entry]:
-        for name, place, millions, figure in self.rows:
-            yield Entry(
-                name,
-                self.stage,
-                self.name,
-                self.type,
-                self.repository or place,
-                self.license,
-                None if millions is None else round(millions * 1_000_000),
-                "" if figure is None else self.measure.format(figure),
-                self.source,
-                place if self.repository else "",
-            )
 
 
 DETECTORS = (
@@ -345,9 +292,57 @@ CAPTIONERS = (
         (("qwen3-vl-2b", "Qwen/Qwen3-VL-2B-Instruct", 2000, None),),
     ),
 )
+# Published scores are left out: most are of a pipeline that cuts a page into parts before the model reads them, which
+# visiond does not do.
+READERS = (
+    # config.json: https://github.com/sgl-project/sglang/pull/17806 (model_type mistral3). Parameters: as their names say.
+    Family(
+        "ocr",
+        "LightOnOCR",
+        "mistral3",
+        "Apache-2.0",
+        "",
+        "https://huggingface.co/lightonai/LightOnOCR-2-1B",
+        (
+            ("lighton-ocr-2-1b", "lightonai/LightOnOCR-2-1B", 1000, None),
+            ("lighton-ocr-1b", "lightonai/LightOnOCR-1B-1025", 1000, None),
+        ),
+    ),
+    # License: https://huggingface.co/zai-org/GLM-OCR (mit).
+    Family(
+        "ocr",
+        "GLM-OCR",
+        "glm_ocr",
+        "MIT",
+        "",
+        "https://huggingface.co/docs/transformers/model_doc/glm_ocr",
+        (("glm-ocr", "zai-org/GLM-OCR", 900, None),),
+    ),
+    # License: https://huggingface.co/PaddlePaddle/PaddleOCR-VL (apache-2.0).
+    Family(
+        "ocr",
+        "PaddleOCR-VL",
+        "paddleocr_vl",
+        "Apache-2.0",
+        "",
+        "https://huggingface.co/docs/transformers/model_doc/paddleocr_vl",
+        (("paddleocr-vl", "PaddlePaddle/PaddleOCR-VL", 900, None),),
+    ),
+    # The authors' own repository needs code from the hub, and the documentation of transformers names this one. License
+    # and parameters: of the authors' weights (https://huggingface.co/deepseek-ai/DeepSeek-OCR-2, apache-2.0, 3B).
+    Family(
+        "ocr",
+        "DeepSeek-OCR 2",
+        "deepseek_ocr2",
+        "Apache-2.0",
+        "",
+        "https://huggingface.co/docs/transformers/model_doc/deepseek_ocr2",
+        (("deepseek-ocr2", "deepseek-community/DeepSeek-OCR-2", 3000, None),),
+    ),
+)
 CATALOG = {
     entry.name: entry
-    for family in (*DETECTORS, *TOWERS, *MULTILINGUAL, *CAPTIONERS)
+    for family in (*DETECTORS, *TOWERS, *MULTILINGUAL, *CAPTIONERS, *READERS)
     for entry in family.entries()
 }
 

@@ -245,7 +245,7 @@ def convert(folder: Path, progress: Callable[[str], None]) -> None:
     Raises ValueError if one is not plain weights."""
     from transformers import BlipForConditionalGeneration, CLIPModel
 
-    from stages.checkpoints import convert_pickle
+    from stages.pretrained.checkpoints import convert_pickle
     from stages.yolo.network import convert_checkpoint
 
     for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):

@@ -3,14 +3,17 @@ either with a revision."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from stages import registry
-from stages.manifest import MANIFEST, PackError, read_manifest
+from stages.manifest import MANIFEST, NotPulled, PackError, read_manifest
 from stages.weights import catalog
-from stages.weights.catalog import CATALOG, Entry
+from stages.weights.catalog import CATALOG
+from stages.weights.families import Entry
 
 PART = r"[A-Za-z0-9][\w.-]*"
 REPOSITORY = re.compile(rf"({PART}/{PART})(?:/({PART}\.pt))?")
@@ -84,3 +87,34 @@ def find_pulled(text: str, models_folder: Path) -> Path | None:
         commit = read_manifest(newest / MANIFEST).revision.get(reference.repository, "")
         return newest if commit.startswith(reference.revision) else None
     return None
+
+
+def explain_missing(
+    name: str, path: Path, known: Iterable[str], models_folder: Path, stage: str
+) -> Exception:
+    """The error for a name of which there is no pack, model or folder. path: the folder that was looked for.
+    known: the names of packs. stage: that the model is for, if it is for one."""
+    reference = parse(name)
+    if reference is None:
+        if "/" in name:
+            return PackError(
+                f"there is no folder {os.path.abspath(path)}; name a pack, a model or a folder with weights."
+            )
+        otherwise = ", or a model that `visiond models list` shows; a folder must have a slash in its path"
+        return registry.UnknownName("pack or model", name, known, otherwise, catalog.offered())
+    try:
+        read_reference(name)
+    except PackError as error:
+        return error
+    if stage and reference.entry and reference.entry.stage != stage:
+        return PackError(f"{name} is a model for the stage {reference.entry.stage}, not for {stage}.")
+    missing = f"the model {reference.typed} is not in {models_folder}; "
+    if "/" in name and not reference.entry:  # may be a folder with a typing error
+        missing = (
+            f"there is no folder {os.path.abspath(path)}, and no model {reference.typed} in {models_folder}. "
+            "If you mean a model of the hub, "
+        )
+    return NotPulled(
+        f"{missing}pull it, or copy the folder {models_folder / reference.folder} from a machine that has it.",
+        reference.typed,
+    )

@@ -9,7 +9,6 @@ the models folder when it is used for the first time.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
-from stages.weights import catalog, names, pulling
+from stages.weights import names, pulling
 from stages.weights.hub import Hub, pull
 from stages.weights.layouts import plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
@@ -102,7 +101,7 @@ def open_pack(
             f'the pack "standard" is not in {models_folder}; pull it, or copy the folder {path} from a machine that has it.'
         )
     if not path.exists():
-        raise explain_missing(name, path, known, models_folder, stage)
+        raise names.explain_missing(name, path, known, models_folder, stage)
     path = path.absolute()
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder, base=base)
@@ -110,37 +109,6 @@ def open_pack(
         stage = backend = ""  # whichever backend can use it
     plain = open_plain(path, models_folder, record=record, stage=stage, backend=backend)
     return replace(plain, base=base)
-
-
-def explain_missing(
-    name: str, path: Path, known: Iterable[str], models_folder: Path, stage: str
-) -> Exception:
-    """The error for a name of which there is no pack, model or folder. path: the folder that was looked for.
-    known: the names of packs. stage: that the model is for, if it is for one."""
-    reference = names.parse(name)
-    if reference is None:
-        if "/" in name:
-            return PackError(
-                f"there is no folder {os.path.abspath(path)}; name a pack, a model or a folder with weights."
-            )
-        otherwise = ", or a model that `visiond models list` shows; a folder must have a slash in its path"
-        return registry.UnknownName("pack or model", name, known, otherwise, catalog.offered())
-    try:
-        names.read_reference(name)
-    except PackError as error:
-        return error
-    if stage and reference.entry and reference.entry.stage != stage:
-        return PackError(f"{name} is a model for the stage {reference.entry.stage}, not for {stage}.")
-    missing = f"the model {reference.typed} is not in {models_folder}; "
-    if "/" in name and not reference.entry:  # may be a folder with a typing error
-        missing = (
-            f"there is no folder {os.path.abspath(path)}, and no model {reference.typed} in {models_folder}. "
-            "If you mean a model of the hub, "
-        )
-    return NotPulled(
-        f"{missing}pull it, or copy the folder {models_folder / reference.folder} from a machine that has it.",
-        reference.typed,
-    )
 
 
 def list_packs(models_folder: Path) -> list[str]:
@@ -244,7 +212,8 @@ def resolve(
     """A stage with its verified files, its fingerprint and the notice of its weights.
 
     overrides: backend, model (another pack or folder of weights for this stage), dtype, batch_size and
-        options, as in [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto".
+        options, as in [stages.*]; the pack's value is used for one that is missing, empty, 0 or "auto". The dtype
+        "half" is the half precision of the backend.
     files: role → path, instead of the pack's.
     notice: of those files, shown where the pack has none.
     Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, changed or not
@@ -263,6 +232,10 @@ def resolve(
     backend = registry.find_backend(stage, name)
     if not backend.needs_weights:
         entry = StageEntry(name)
+    if "model" in wanted and backend.bundled and "backend" not in wanted and len(pack.manifest.stages) == 1:
+        other = next(iter(pack.manifest.stages))
+        if other != stage:  # it would be ignored without a word
+            raise PackError(f"{wanted['model']} is a model for the stage {other}, not for {stage}.")
     options = {**entry.options, **wanted.get("options", {})}
     paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
     digests = {role: check_files(pack, path, stage, name) for role, path in paths.items()}
@@ -270,6 +243,8 @@ def resolve(
         if role not in paths and options.get(role) is None and (words := find_words(configured, stage, role)):
             paths[role], digests[role] = words, check_files(configured, words)
     dtype = wanted.get("dtype") or entry.dtype or "float32"
+    if dtype == "half":
+        dtype = backend.half or registry.find_stage(stage).half
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
     return StageSpec(

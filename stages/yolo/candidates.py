@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stages.base import Image, ImageError, Result
-from stages.vision import VisionStage
+from stages.pretrained.vision import VisionStage
 from stages.yolo.descriptor import Objects
 
 # Of each image: scores [images, n], numbers of labels [images, n], and corners of boxes as shares [images, n, 4].

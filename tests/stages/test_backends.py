@@ -9,15 +9,17 @@ import pytest
 
 from stages import registry
 from stages.descriptor import Backend
-from tests.stages import captioners, checkpoints
+from tests.stages import captioners, checkpoints, readers
 from tests.stages.blip import test_captions
 from tests.stages.clip import test_families
+from tests.stages.reading import test_reading
 from tests.stages.yolo import test_detr, test_owlv2
 
 SMALL = {
     "yolo": {**checkpoints.DETECTORS, "owlv2": checkpoints.save_owlv2},
     "clip": checkpoints.TOWERS,
     "blip": captioners.CAPTIONERS,
+    "ocr": readers.READERS,
 }
 # By stage and backend, where a backend has a test of its own.
 EQUAL: dict[str, Callable[..., None]] = {
@@ -25,6 +27,7 @@ EQUAL: dict[str, Callable[..., None]] = {
     "yolo-owlv2": test_owlv2.test_answers_are_those_of_transformers,
     "clip": test_families.test_embeddings_and_tags_are_those_of_transformers,
     "blip": test_captions.test_tokens_are_those_of_transformers,
+    "ocr": test_reading.test_tokens_are_those_of_transformers,
 }
 
 

@@ -100,6 +100,22 @@ def test_two_letters_or_digits_of_any_script_are_text(text: str) -> None:
     assert judge({"ocr": msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.1})}, T).name == "A"
 
 
+def test_of_a_page_readers_text_the_lines_count_and_the_area_is_unknown() -> None:
+    def judge_text(text: str) -> Bin:
+        return judge(
+            {"ocr": msgspec.json.encode({"lines": [], "count": 0, "area_ratio": 0.0, "text": text})}, T
+        )
+
+    page = judge_text("# Invoice\n\n| a | b |\n| --- | --- |\nTotal 5\n★\n")
+    assert page.name == "A"
+    assert page.criteria["A"] == {
+        "text_boxes": Criterion(3, 2, True),
+        "text_area": Criterion(None, 0.2, None),
+    }
+    assert judge_text("Invoice\nTotal 5").name == "C"
+    assert judge_text("").criteria["A"]["text_boxes"] == Criterion(0, 2, False)
+
+
 def test_only_lines_with_a_high_score_count() -> None:
     lines = [write("sure"), write("doubtful", 0.7), write("O", height=2)]
     answers = {"ocr": msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.8})}

@@ -15,8 +15,8 @@ from ultralytics.nn import tasks
 
 from stages.base import StageUnusable
 from stages.blip.descriptor import MODELS
-from stages.checkpoints import load_model, load_tokenizer
 from stages.manifest import PackError
+from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.recognition import check_transformers, list_classes
 from stages.weights.packs import Pack, open_pack, resolve
 from stages.yolo.network import convert_checkpoint, load_network, read_structure

@@ -45,7 +45,7 @@ def test_a_stage_is_built_from_its_spec() -> None:
             "ultralytic",
             'there is no backend for yolo called "ultralytic"; did you mean "ultralytics"?',
         ),
-        ("ocr", "zzz", 'there is no backend for ocr called "zzz"; choose one of fake, ppocr.'),
+        ("ocr", "zzz", 'there is no backend for ocr called "zzz"; choose one of fake, ppocr, reader.'),
         ("clipp", "fake", 'there is no stage "clipp"; did you mean "clip"?'),
     ],
 )

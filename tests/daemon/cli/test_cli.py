@@ -22,9 +22,11 @@ import pytest
 
 from daemon.cli import commands
 from daemon.cli.commands import app
-from daemon.cli.display import StandardError
+from daemon.cli.display import StandardError, show_record
+from daemon.messages import Output
 from stages.weights.packs import MINI
 from tests.daemon_process import Daemon, Place, counts_of, picture
+from tests.makers import make_outputs, make_record
 
 ESCAPE, OVERRIDE = "\x1b", "\u202e"
 EVIL = f"evil{ESCAPE}[2J{OVERRIDE}[bold]\n.ppm"
@@ -83,6 +85,15 @@ def test_show_prints_every_criterion_and_every_stages_time(place: Place) -> None
     ):
         assert word in told
     assert json.loads(say(place, "show", "00003.ppm", "--json")) == place.sidecar("00003.ppm")
+
+
+def test_show_prints_the_text_of_a_page_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    payload = b'{"lines":[],"count":0,"area_ratio":0.0,"text":"# Bill\\n\\nTotal [5]","cut":true}'
+    show_record(make_record(tmp_path, outputs=make_outputs() | {"ocr": Output(payload, 0.25)}))
+    told = capsys.readouterr().out
+    assert "# Bill" in told
+    assert "Total [5]" in told
+    assert "cut at max_new_tokens" in told
 
 
 def test_show_prints_why_an_image_failed_and_accepts_its_number(place: Place) -> None:

@@ -556,6 +556,6 @@ def test_every_unknown_backend_is_named_with_its_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         parse(tables, tmp_path)
     assert refused.value.problems == [
-        'stages.ocr.backend: there is no backend for ocr called "onnx"; choose one of fake, ppocr.',
+        'stages.ocr.backend: there is no backend for ocr called "onnx"; choose one of fake, ppocr, reader.',
         'stages.yolo.backend: there is no backend for yolo called "fakes"; did you mean "fake"?',
     ]

@@ -26,7 +26,7 @@ def problems_of(look: dict[str, Any], **document: Any) -> list[str]:
             {"stage": "ocrr"},
             'second_look pages: there is no stage "ocrr" in the pipeline; choose one of ocr, yolo',
         ),
-        ({"model": ""}, "second_look pages: name the model that looks again"),
+        ({"model": ""}, "second_look pages: set its model"),
         ({"backend": "none"}, 'second_look pages: there is no backend for ocr called "none"'),
         ({"when": "D"}, 'second_look pages: there is no bin "D"; choose A, B, C, or set binning.rules'),
         ({"when": "every image"}, 'when = "every image" is neither a bin nor "module:function"'),

@@ -123,6 +123,12 @@ def test_text_is_measured_as_for_the_bin_and_written_whole() -> None:
     assert row["text"] == "Total\nTqtcl\nO"
 
 
+def test_a_page_readers_text_is_in_the_column_of_text() -> None:
+    payload = b'{"lines":[],"count":0,"area_ratio":0.0,"text":"# Bill\\n\\nTotal 5","cut":true}'
+    row = row_of(make_record(INBOX, outputs=make_outputs() | {"ocr": Output(payload, 0.25)}))
+    assert (row["text"], row["text_boxes"], row["text_area_ratio"]) == ("# Bill\n\nTotal 5", 2, None)
+
+
 def test_a_name_that_is_not_utf_8_also_has_its_bytes() -> None:
     row = row_of(make_record(INBOX, b"latin\xe9.jpg"))
     assert (row["path"], base64.b64decode(row["path_base64"])) == ("latin\ufffd.jpg", b"latin\xe9.jpg")

@@ -12,10 +12,10 @@ from transformers import CLIPModel
 
 from stages.base import Image
 from stages.blip.descriptor import BLIP
-from stages.checkpoints import load_model
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.clip.stage import ClipStage
 from stages.manifest import PackError
+from stages.pretrained.checkpoints import load_model
 from stages.weights.packs import Pack, open_pack, resolve
 from tests.stages.blip.stock import NEW_TOKENS, Stock, make_stage, run, write
 

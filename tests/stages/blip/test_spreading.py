@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, SmolVLMForConditionalGeneration
 
-from stages import spreading
 from stages.base import Image, OutOfMemory, StageUnusable
 from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import BLIP
 from stages.descriptor import Backend
-from stages.spreading import map_layers
+from stages.pretrained import spreading
+from stages.pretrained.spreading import map_layers
 from tests.stages.blip.stock import make_stage, write
 from tests.stages.captioners import T5, make_blip2
 

@@ -13,11 +13,11 @@ from stages.blip.captioner import Captioner, GraphedStep
 from stages.blip.descriptor import Caption
 from stages.blip.stage import BlipStage
 from stages.blip.vision import speed_up_attention, speed_up_mlp
-from stages.checkpoints import load_model, load_tokenizer
 from stages.clip.descriptor import Clip, Embedding
 from stages.clip.embeddings import TextTower, decode_embedding, encode_embedding
 from stages.clip.stage import ClipStage
 from stages.devices import pixels_of
+from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.weights.packs import Pack, resolve
 from tests.stages.pictures import draw_image
 

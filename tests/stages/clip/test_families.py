@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from stages.base import Image
-from stages.checkpoints import load_known
 from stages.clip.descriptor import CLIP, TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
+from stages.pretrained.checkpoints import load_known
 from stages.registry import build
 from stages.weights.packs import open_pack, resolve
 from tests.stages import checkpoints

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from stages.base import Image, StageSpec, StageUnusable
-from stages.checkpoints import load_model, load_tokenizer
 from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding, encode_embedding
 from stages.clip.stage import ClipStage
+from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.weights.packs import Pack, resolve
 from tests.stages.pictures import draw_image
 

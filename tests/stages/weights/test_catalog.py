@@ -25,7 +25,7 @@ def test_each_model_has_one_name_and_each_place_one_model() -> None:
         )
 
 
-FAMILIES = (*catalog.DETECTORS, *catalog.TOWERS, *catalog.MULTILINGUAL, *catalog.CAPTIONERS)
+FAMILIES = (*catalog.DETECTORS, *catalog.TOWERS, *catalog.MULTILINGUAL, *catalog.CAPTIONERS, *catalog.READERS)
 
 
 def test_every_fact_has_a_source() -> None:
@@ -46,6 +46,8 @@ def test_models_of_ultralytics_are_under_its_license() -> None:
         ("siglip2-b16-224", "clip", "transformers"),
         ("siglip2-b16-naflex", "clip", "naflex"),
         ("blip-large", "blip", "transformers"),
+        ("lighton-ocr-2-1b", "ocr", "reader"),
+        ("deepseek-ocr2", "ocr", "reader"),
     ],
 )
 def test_the_backend_follows_from_the_model(name: str, stage: str, backend: str) -> None:

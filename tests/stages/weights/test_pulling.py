@@ -18,7 +18,7 @@ from stages.clip.descriptor import Clip
 from stages.manifest import MANIFEST, PackError
 from stages.registry import UnknownName, build
 from stages.weights.packs import Pack, list_packs, open_pack, pull_model, resolve, resolve_all, verify
-from tests.stages import checkpoints
+from tests.stages import checkpoints, readers
 from tests.stages.pictures import draw_image
 from tests.stages.weights.hubs import FolderHub
 from tests.stages.yolo.test_stage import write_checkpoint
@@ -85,6 +85,21 @@ def test_a_model_is_pulled_pinned_and_used_by_its_name(
     (pack.folder / "tokenizer.json").write_text("{}")
     with pytest.raises(PackError, match=r"tokenizer\.json is altered"):
         resolve(open_pack("mini", models), "clip", {"model": name})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "repository"),
+    [
+        ("lighton-ocr-2-1b", "mistral3", "lightonai/LightOnOCR-2-1B"),
+        ("deepseek-ocr2", "deepseek_ocr2", "deepseek-community/DeepSeek-OCR-2"),
+    ],
+)
+def test_a_page_reader_is_pulled_and_used_by_its_name(
+    hub: FolderHub, models: Path, name: str, kind: str, repository: str
+) -> None:
+    readers.READERS[kind](hub.root / repository)
+    assert list(pull(name, models, hub).manifest.stages) == ["ocr"]
+    assert resolve(open_pack("mini", models), "ocr", {"model": name}).backend == "reader"
 
 
 def test_a_detector_takes_the_stage_that_its_config_names(hub: FolderHub, models: Path) -> None:
@@ -186,6 +201,14 @@ def test_only_the_files_that_are_needed_are_downloaded(hub: FolderHub, models: P
         (
             {"model_type": "rf_detr", "architectures": ["RfDetrForInstanceSegmentation"]},
             r"by its config\.json, me/x holds a RfDetrForInstanceSegmentation .*visiond takes RfDetrForObjectDetection",
+        ),
+        (
+            {"model_type": "deepseek_vl_v2", "architectures": ["DeepseekOCR2ForCausalLM"]},
+            "me/x holds DeepseekOCR2ForCausalLM .* no backend takes; the nearest .* is DeepSeek-OCR 2, .* deepseek-ocr2",
+        ),
+        (
+            {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]},
+            r"me/x holds a Mistral3ForConditionalGeneration \(Mistral 3\) .*takes LightOnOCRForConditionalGeneration",
         ),
         ({"model_type": "clip", "architectures": ["CLIPModel"]}, "me/x has no image processor: none of"),
         ({}, r'me/x holds a model \(model_type ""'),

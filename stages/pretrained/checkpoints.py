@@ -16,8 +16,13 @@ from transformers.utils import logging
 from stages.base import StageUnusable
 from stages.descriptor import Model as Known
 from stages.devices import device_errors
+from stages.pretrained.spreading import (
+    finish_spreading,
+    map_layers,
+    name_for_transformers,
+    quiet_about_parameters,
+)
 from stages.recognition import name_model, read_config
-from stages.spreading import finish_spreading, map_layers, name_for_transformers, quiet_about_parameters
 
 # No progress bars and configurations in a worker's log; real problems are raised below.
 logging.set_verbosity_error()
@@ -83,7 +88,7 @@ def load_known(
     """A model of the class that the folder's config.json names, which must be one of these. spread and errors: as
     of load_model."""
     model_type, _ = name_model(Path(folder))
-    names = {model.type: model.name for model in models}
+    names = {model.type: model.loaded_as or model.name for model in models}
     if model_type not in names:
         raise StageUnusable(
             f'{folder} holds a model of the type "{model_type}", not one of {", ".join(names)}; name another model.'

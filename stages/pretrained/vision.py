@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
 from stages.base import Image, Stage, StageSpec, StageUnusable
-from stages.checkpoints import load_known, load_part
 from stages.descriptor import Model
 from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
+from stages.pretrained.checkpoints import load_known, load_part
 from stages.resizing.resize import ImageProcessor
 
 Output = TypeVar("Output")

@@ -1,0 +1,1 @@
+"""What stages share whose models are classes of transformers."""

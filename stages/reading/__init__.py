@@ -1,0 +1,1 @@
+"""Page readers: vision-language models that write the text of a page."""
