@@ -279,7 +279,13 @@ def fetch(control: Path, method: str, path: str, body: object = None) -> bytes:
             raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
         try:
             connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
-            return connection.getresponse().read()
-        except OSError as error:
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
             busy = "The daemon did not answer in time; it may be compacting its ledger"
             raise NotAnswering(f"{busy}. Try again in a minute; the request may be done by then.") from error
+        if answer.status == http.HTTPStatus.INTERNAL_SERVER_ERROR:  # it is stopping: requests are cancelled
+            raise NotAnswering(
+                "The daemon stopped before it could answer, or failed to; its log has the reason."
+            )
+        return content

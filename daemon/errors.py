@@ -128,7 +128,7 @@ class NotRunning(VisiondError):
 
 
 class NotAnswering(NotRunning):
-    """A daemon took the request but did not answer in time; it may still execute it."""
+    """A daemon took the request but did not answer, or not in time; it may have executed it, or still do so."""
 
     exit_status = os.EX_TEMPFAIL
 
