@@ -162,8 +162,12 @@ OCR = Descriptor(
             place="stages.ocr.stage:OcrStage", options=OcrOptions, version=2, bundled=bundled_weights
         ),
         "reader": make_backend(
-            "stages.reading.stage:ReaderStage", ReaderOptions, READERS, half="bfloat16"
-        ),  # in float16, language models overflow
+            "stages.reading.stage:ReaderStage",
+            ReaderOptions,
+            READERS,
+            can_spread=True,
+            half="bfloat16",  # in float16, language models overflow
+        ),
     },
     # bfloat16 has 8 bits of precision: boxes would move by up to three pixels, which changes some texts
     half="float16",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -31,14 +32,17 @@ def make_stage(
     batch_size: int = 10,
     dtype: str = "float32",
     device: str = "cpu",
+    spread: Sequence[str] = (),
     **options: Any,
 ) -> ReaderStage:
+    """spread: as in the stage's spec."""
     settings = {
         "batch_size": batch_size,
         "dtype": dtype,
         "options": {"max_new_tokens": NEW_TOKENS, **options},
     }
-    stage = registry.build(resolve(open_pack(folder, models), "ocr", settings), device)
+    spec = resolve(open_pack(folder, models), "ocr", settings)
+    stage = registry.build(msgspec.structs.replace(spec, spread=list(spread)), device)
     assert isinstance(stage, ReaderStage)
     stage.load()
     return stage

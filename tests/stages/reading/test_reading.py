@@ -126,6 +126,29 @@ def test_half_precision_reads_pages(kind: str, make_reader: Make, tmp_path: Path
     assert len({answer.text for answer in run(stage, pages)}) > 1
 
 
+@each_kind
+def test_a_spread_reader_writes_the_same_tokens(
+    kind: str, make_reader: Make, tmp_path: Path, pages: list[Image]
+) -> None:
+    folder, group = make_reader(kind), ["cpu:0", "cpu:1"]
+    whole, spread = (make_stage(folder, tmp_path, spread=devices) for devices in ([], group))
+    assert set(spread.model.hf_device_map.values()) == set(group)
+    assert not hasattr(whole.model, "hf_device_map")
+    assert write(spread, pages) == write(whole, pages)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@each_kind
+def test_two_gpus_write_the_same_tokens_as_one(
+    kind: str, make_reader: Make, tmp_path: Path, pages: list[Image]
+) -> None:
+    folder, gpus = make_reader(kind), ["cuda:0", "cuda:1"]
+    whole, spread = (make_stage(folder, tmp_path, device="cuda:0", spread=devices) for devices in ([], gpus))
+    assert {str(weight.device) for weight in spread.model.parameters()} == set(gpus)
+    assert write(spread, pages) == write(whole, pages)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @each_kind
