@@ -139,8 +139,8 @@ def test_a_segment_without_a_model_that_can_be_spread_is_refused(stages: list[st
         Layout.of(parse({"pipeline": {"stages": stages, "segment": tables}}, tmp_path))
     assert caught.value.problems == [
         f'pipeline.segment[0].devices: "cpu:0+cpu:1" is a group, but no model of this segment ({", ".join(stages)}) can be '
-        "spread over several devices; stages with backends that can: ocr (reader), blip (blip2, chat). Write each device by itself: "
-        '["cpu:0", "cpu:1"].'
+        "spread over several devices; stages with backends that can: ocr (reader), blip (blip2, chat). "
+        'Write each device by itself: ["cpu:0", "cpu:1"].'
     ]
 
 
