@@ -31,10 +31,11 @@ from stages.base import Stage
 from stages.baseline import OneAtATime, Task, open_image
 from stages.blip.descriptor import BlipOptions
 from stages.clip.embeddings import decode_embedding
+from stages.descriptor import SMALL
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH
 from stages.training.score import UNSEEN_SEED, load_stages, read_batches, run_batch
-from stages.weights.packs import open_pack
+from stages.weights.packs import Pack, open_pack, resolve
 from stages.yolo.descriptor import Objects
 
 Answers = Mapping[str, Any]  # by stage
@@ -72,7 +73,8 @@ def main() -> None:
     parser.add_argument(
         "--dtype",
         default="float32",
-        help="dtype of all stages; half: the half precision of each stage, as the daemon chooses",
+        help="dtype of all stages; half: the half precision of each stage, as the daemon chooses; int8, float8, int4: "
+        "the weights of the stages that can have them, all else in float32",
     )
     options = parser.parse_args()
     files = make_scenes(options.folder, options.count)
@@ -99,11 +101,18 @@ def make_scenes(folder: Path, count: int) -> list[Path]:
 
 
 def load(pack: str, dtype: str, batch_size: int, device: str) -> list[Stage]:
+    opened = open_pack(pack, Path("models"))
     overrides = {
-        name: {"dtype": kind.half if dtype == "half" else dtype, "batch_size": batch_size}
-        for name, kind in registry.STAGES.items()
+        name: {"dtype": choose_dtype(opened, name, dtype), "batch_size": batch_size}
+        for name in registry.STAGES
     }
-    return load_stages(open_pack(pack, Path("models")), overrides, device)
+    return load_stages(opened, overrides, device)
+
+
+def choose_dtype(pack: Pack, stage: str, dtype: str) -> str:
+    """Stages whose models cannot have weights in int8, float8 or int4 stay in float32."""
+    backend = registry.find_backend(stage, resolve(pack, stage).backend)
+    return "float32" if dtype in SMALL and dtype not in backend.small else dtype
 
 
 def answer(stages: Sequence[Stage], files: Sequence[Path], size: int, device: str) -> Iterator[Answers]:

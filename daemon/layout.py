@@ -44,6 +44,7 @@ from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
+from stages.descriptor import SHARES
 from stages.manifest import Manifest, NotPulled, PackError, list_files
 from stages.registry import UnknownName, check_options, find_backend
 from stages.weights import packs
@@ -292,11 +293,12 @@ def natural_dtype(gpus: Sequence[Gpu]) -> str:
 
 
 def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
-    """Bytes of weights by stage: the sizes of their files."""
-    files = {
-        spec.name: [file for path in spec.files.values() for file in list_files(Path(path))] for spec in specs
-    }
-    return {name: sum(file.stat().st_size for file in found) for name, found in files.items()}
+    """Bytes of weights by stage: the sizes of their files, which are in half precision if weights are made smaller."""
+
+    def measure(spec: StageSpec) -> int:
+        return sum(file.stat().st_size for path in spec.files.values() for file in list_files(Path(path)))
+
+    return {spec.name: int(measure(spec) * SHARES.get(spec.dtype, 1)) for spec in specs}
 
 
 def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:

@@ -1,2 +1,8 @@
 """The models: the stages, their weights, and the bin that follows from their answers.
 Imports nothing of the daemon."""
+
+import logging
+
+# torchao, which transformers imports where it is installed, uses a deprecated function of torch: two lines in each
+# worker's log.
+logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)

@@ -83,7 +83,8 @@ class StageSpec(msgspec.Struct, frozen=True):
     backend: str  # one of those in its descriptor
     files: dict[str, str] = {}  # role → path of a verified file or folder; {} for fake backends
     fingerprint: str = ""  # changes whenever the answers may change
-    dtype: str = "float32"  # "float32", "bfloat16" or "float16"
+    # "float32", "bfloat16" or "float16"; or of smaller weights, "int8", "float8" or "int4": then the rest is bfloat16
+    dtype: str = "float32"
     batch_size: int = 16  # most images of one forward pass
     options: dict[str, Any] = {}  # the backend's own settings
     notice: str = ""  # about its weights, to be shown with its answers

@@ -15,6 +15,11 @@ from typing import Literal
 
 import msgspec
 
+# dtypes of weights alone, with a weight's share of the bytes that it has in half precision
+SHARES = {"int8": 0.5, "float8": 0.5, "int4": 0.3}
+SMALL = tuple(SHARES)
+BYTES = ("int8", "float8")
+
 Files = Mapping[str, Path]  # by role
 # Makes the result of a fake from a number below 64, the image's width and height in pixels,
 # and the earlier stages that it may use.
@@ -69,6 +74,7 @@ class Backend:
     models: the models of transformers that it takes.
     vocabulary: roles whose files are not weights but words, so that a model without them uses those of the
         configured pack; an option of the same name replaces them.
+    small: the dtypes of smaller weights that it can have: some of int8, float8 and int4.
     can_spread: whether the layers of its model can lie on several devices, as StageSpec.spread names them.
     license: of the library that it uses, if that asks something of those who offer its answers as a service.
     half: the half precision with which its answers are good enough on a GPU, if not that of the stage.
@@ -85,6 +91,7 @@ class Backend:
     shares: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     models: tuple[Model, ...] = ()
     vocabulary: tuple[str, ...] = ()
+    small: tuple[str, ...] = ()
     can_spread: bool = False
     license: str = ""
     half: Literal["float16", "bfloat16"] | None = None

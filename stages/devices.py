@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
+from stages.descriptor import SMALL
 from stages.kernels.cache import OLDEST_GPU, wait_for_compiler
 
 Item = TypeVar("Item")
@@ -36,8 +37,12 @@ _DEVICE_LOST = (
 
 
 def dtype_of(spec: StageSpec) -> torch.dtype:
+    """The dtype of what layers exchange."""
+    if spec.dtype in SMALL:
+        return torch.bfloat16
     if spec.dtype not in DTYPES:
-        raise ValueError(f'{spec.name}: there is no dtype "{spec.dtype}"; choose one of {", ".join(DTYPES)}.')
+        names = ", ".join([*DTYPES, *SMALL])
+        raise ValueError(f'{spec.name}: there is no dtype "{spec.dtype}"; choose one of {names}.')
     return DTYPES[spec.dtype]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr, ValidationError
 
+from daemon.config.models import ModelsSection, StageSection, StageTables
 from daemon.config.refusal import explain, explain_missing_stage
 from daemon.config.second_look import SecondLook, misused_looks
 from daemon.config.sections import (
@@ -21,12 +22,9 @@ from daemon.config.sections import (
     Http,
     Inbox,
     Log,
-    ModelsSection,
     OutputSection,
     PipelineSection,
     Section,
-    StageSection,
-    StageTables,
     StateSection,
     UpkeepSection,
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from daemon.config.sections import Section
-from daemon.config.values import Place, Ratio
+from daemon.config.values import Dtype, Place, Ratio
 from stages.binning import BIN_NAME, BINS
 from stages.registry import UnknownName, find_backend
 
@@ -34,9 +34,7 @@ class SecondLook(Section):
     stage: str = Field(description="The stage to run again with another model.")
     model: str = Field("", description="The model to use, as in [stages.ocr].")
     backend: str = Field("", description='As in [stages.ocr]. "fake" needs no model.')
-    dtype: Literal["auto", "float32", "half", "bfloat16", "float16"] = Field(
-        "auto", description="As in [stages.ocr]."
-    )
+    dtype: Dtype = Field("auto", description="As in [stages.ocr].")
     batch_size: int = Field(
         0,
         ge=0,

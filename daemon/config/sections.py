@@ -1,6 +1,6 @@
 """The tables of daemon.toml: every key with its default, its limits and its description.
 
-docs/configuration.md and daemon.toml are generated from this file.
+docs/configuration.md and daemon.toml are generated from this file, models.py and second_look.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationInfo,
-    create_model,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -34,7 +33,7 @@ from daemon.config.values import (
 )
 from stages.base import Limits
 from stages.binning import Thresholds
-from stages.registry import BUILT_IN, STAGES
+from stages.registry import BUILT_IN
 
 # Names of temporary and partial files of programs for upload and editing.
 IGNORED = [
@@ -275,53 +274,6 @@ class PipelineSection(Section):
 
     def limits(self) -> Limits:
         return Limits(self.max_pixels, self.max_aspect_ratio, self.decode_seconds, self.decode_bytes)
-
-
-class ModelsSection(Section):
-    pack: str = Field(
-        "mini",
-        description='Pack to use: "mini" (inside the package), "standard" (after `visiond models pull`), or the path of a '
-        "folder, with a slash.",
-    )
-    folder: Path = Field(Path("models"), description="Folder for downloaded packs.")
-
-
-class StageSection(Section):
-    backend: str = Field(
-        "",
-        description='Empty: the backend that the pack names. "fake": invented results without a model, for tests.',
-    )
-    model: str = Field(
-        "",
-        description="Weights for this stage only: a name that `visiond models list` shows, a repository of the model hub "
-        "such as org/name or org/name@revision, both after `visiond models pull NAME`; a pack; or the path of a folder, "
-        "with a slash. Empty: the weights of the pack.",
-    )
-    dtype: Literal["auto", "float32", "half", "bfloat16", "float16"] = Field(
-        "auto",
-        description="half: bfloat16 or float16, as suits the model. auto: half on GPUs since Ampere, float16 on older ones, "
-        "float32 on a CPU, where all others are slower, for ocr many times. The oldest of the GPUs in `[pipeline] devices` "
-        "decides, also if min_free_gpu_bytes leaves it out.",
-    )
-    batch_size: int = Field(
-        0,
-        ge=0,
-        le=65_536,
-        description="Largest number of images in a forward pass. 0: as `visiond tune` measured; without that, 8 on a CPU, "
-        "up to 128 on a GPU, by its free memory.",
-    )
-    options: dict[str, Any] = Field(
-        {}, description="Options of the backend; docs/configuration.md lists them."
-    )
-
-
-if TYPE_CHECKING:
-
-    class StageTables(Section): ...
-else:  # a table for each stage, including those of plug-ins
-    StageTables = create_model(
-        "StageTables", __base__=Section, **{name: (StageSection, StageSection()) for name in STAGES}
-    )
 
 
 class BinningSection(Section):

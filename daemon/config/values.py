@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -13,6 +13,8 @@ NUMBERED = r"cuda:(\d{1,6})(?::(\d{1,6}))?"  # a GPU, or a MIG device of it
 UUID = r"(?i:GPU|MIG)-[0-9A-Za-z/-]*"  # or the start of one
 OUT_OF_RANGE = "out_of_range"  # error type, for refusal.py
 MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # largest value, by suffix of the key
+
+Dtype = Literal["auto", "float32", "half", "bfloat16", "float16", "int8", "float8", "int4"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from stages import recognition
 from stages.clip import descriptor as clip
-from stages.descriptor import Backend, Descriptor, Files, Model
+from stages.descriptor import BYTES, SMALL, Backend, Descriptor, Files, Model
 from stages.invented import VARIANTS
 
 MODELS = (
@@ -126,6 +126,7 @@ def make_captioner(
     models: tuple[Model, ...],
     version: int = 1,
     *,
+    small: tuple[str, ...] = (),
     can_spread: bool = False,
 ) -> Backend:
     """A backend whose captions are compared with the images by the model of the stage CLIP."""
@@ -143,6 +144,7 @@ def make_captioner(
         version=version,
         check=check,
         shares={"clip": ("clip", "model")},
+        small=small,
         can_spread=can_spread,
     )
 
@@ -159,9 +161,13 @@ BLIP = Descriptor(
     uses=("clip",),
     backends={
         "transformers": make_captioner("stages.blip.stage:BlipStage", BlipOptions, MODELS, version=2),
-        "blip2": make_captioner("stages.blip.blip2:Blip2Stage", Blip2Options, BLIP2, can_spread=True),
-        "florence": make_captioner("stages.blip.florence:FlorenceStage", FlorenceOptions, FLORENCE),
-        "chat": make_captioner("stages.blip.chat:ChatStage", ChatOptions, CHAT, can_spread=True),
+        "blip2": make_captioner(
+            "stages.blip.blip2:Blip2Stage", Blip2Options, BLIP2, small=SMALL, can_spread=True
+        ),
+        "florence": make_captioner(
+            "stages.blip.florence:FlorenceStage", FlorenceOptions, FLORENCE, small=BYTES
+        ),
+        "chat": make_captioner("stages.blip.chat:ChatStage", ChatOptions, CHAT, small=SMALL, can_spread=True),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for captions
     cost=0.29,

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from stages import invented, recognition
-from stages.descriptor import Descriptor, Model
+from stages.descriptor import BYTES, Descriptor, Model
 
 LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
 CLASSIFIER = {"classifier.": "a model of this family for classes"}
@@ -102,6 +102,7 @@ CLIP = Descriptor(
             version=2,
             find=partial(find, MODELS),
             vocabulary=("labels",),
+            small=BYTES,
         ),
         "naflex": recognition.make_backend(
             "stages.clip.naflex:NaflexStage",

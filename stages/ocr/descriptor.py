@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages.descriptor import Backend, Descriptor, Model
+from stages.descriptor import SMALL, Backend, Descriptor, Model
 from stages.manifest import PackError
 from stages.options import Fraction, Side
 from stages.recognition import make_backend
@@ -165,6 +165,7 @@ OCR = Descriptor(
             "stages.reading.stage:ReaderStage",
             ReaderOptions,
             READERS,
+            small=SMALL,
             can_spread=True,
             half="bfloat16",  # in float16, language models overflow
         ),

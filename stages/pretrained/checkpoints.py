@@ -16,6 +16,7 @@ from transformers.utils import logging
 from stages.base import StageUnusable
 from stages.descriptor import Model as Known
 from stages.devices import device_errors
+from stages.pretrained.quantizing import check_small, make_smaller, refuse_quantized
 from stages.pretrained.spreading import (
     finish_spreading,
     map_layers,
@@ -34,11 +35,17 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def load_model(
-    kind: type[Model], folder: str, dtype: torch.dtype, device: str, spread: Sequence[str] = ()
+    kind: type[Model],
+    folder: str,
+    dtype: torch.dtype,
+    device: str,
+    spread: Sequence[str] = (),
+    small: str = "",
 ) -> Model:
     """A model in eval mode. Reads safetensors only: no pickle, no remote code, no network.
 
     spread: the devices on which its layers are to lie, instead of all on one device; `device` is the first.
+    small: the dtype of its linear layers' weights: "int8", "float8" or "int4"; empty: as all else.
     Raises StageUnusable if the folder has no weights, or those of another model; OutOfMemory and DeviceLost.
     """
     model: Model
@@ -47,6 +54,9 @@ def load_model(
             f"{folder}/config.json asks for the attention {min(strange)}, which may be code of the model hub; remove "
             "attn_implementation from it."
         )
+    refuse_quantized(folder)
+    if small:
+        check_small(small, device)
     try:
         places = map_layers(kind, folder, dtype, spread) if spread else {}
         with device_errors(), quiet_about_parameters():
@@ -67,9 +77,11 @@ def load_model(
             f"{folder} does not hold a {kind.__name__}: {len(wrong)} of its weights are missing or of another shape, "
             f"{wrong[0]} first. Copy the whole folder again, or name another model."
         )
-    if places:
-        return finish_spreading(model, places)
     with device_errors():
+        if small:
+            make_smaller(model, small, None if places else device)
+        if places:
+            return finish_spreading(model, places)
         model.eval().to(device)
     return model
 
@@ -83,17 +95,22 @@ def list_attentions(config: Any) -> set[str]:
 
 
 def load_known(
-    models: Sequence[Known], folder: str, dtype: torch.dtype, device: str, spread: Sequence[str] = ()
+    models: Sequence[Known],
+    folder: str,
+    dtype: torch.dtype,
+    device: str,
+    spread: Sequence[str] = (),
+    small: str = "",
 ) -> Any:
-    """A model of the class that the folder's config.json names, which must be one of these. spread and errors: as
-    of load_model."""
+    """A model of the class that the folder's config.json names, which must be one of these. The rest is as of
+    load_model."""
     model_type, _ = name_model(Path(folder))
     names = {model.type: model.loaded_as or model.name for model in models}
     if model_type not in names:
         raise StageUnusable(
             f'{folder} holds a model of the type "{model_type}", not one of {", ".join(names)}; name another model.'
         )
-    return load_model(getattr(transformers, names[model_type]), folder, dtype, device, spread)
+    return load_model(getattr(transformers, names[model_type]), folder, dtype, device, spread, small)
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
 from stages.base import Image, Stage, StageSpec, StageUnusable
-from stages.descriptor import Model
+from stages.descriptor import SMALL, Model
 from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
 from stages.pretrained.checkpoints import load_known, load_part
 from stages.resizing.resize import ImageProcessor
@@ -52,7 +52,8 @@ class VisionStage(Stage, Generic[Output]):
         """The model in the stage's folder; self.prepare becomes its preprocessing. Raises StageUnusable."""
         self.prepare = self.load_processor(self.spec, self.device)
         spec = self.spec
-        return load_known(self.models, spec.files["model"], dtype_of(spec), self.device, spec.spread)
+        small = spec.dtype if spec.dtype in SMALL else ""
+        return load_known(self.models, spec.files["model"], dtype_of(spec), self.device, spec.spread, small)
 
     def warm_up(self) -> None:
         """Run one full batch of black images. Call it while the device is held."""

@@ -18,7 +18,7 @@ import msgspec
 
 from stages import registry
 from stages.base import StageSpec
-from stages.descriptor import find_nothing
+from stages.descriptor import SMALL, find_nothing
 from stages.manifest import (
     LATER,
     MANIFEST,
@@ -245,6 +245,11 @@ def resolve(
     dtype = wanted.get("dtype") or entry.dtype or "float32"
     if dtype == "half":
         dtype = backend.half or registry.find_stage(stage).half
+    if dtype in SMALL and dtype not in backend.small:
+        able = f"; it has {', '.join(backend.small)}" if backend.small else ""
+        raise PackError(
+            f'stages.{stage}.dtype: the backend {name} has no weights in "{dtype}"{able}. Set dtype = "auto".'
+        )
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
     return StageSpec(

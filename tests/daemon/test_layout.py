@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
-from daemon.layout import resolve_models
+from daemon.layout import resolve_models, weights_of
 from daemon.looks.planning import resolve_looks
 from daemon.system.gpus import Gpu
+from stages.base import StageSpec
 from tests.stages import readers
 
 GIB = 1 << 30
@@ -53,3 +54,14 @@ def test_a_configured_precision_is_kept(reader: Path, tmp_path: Path) -> None:
     table = {"model": str(reader), "dtype": "float32"}
     found = find_dtypes([make_gpu("9.0")], tmp_path, stages={"ocr": table})
     assert (found["ocr"], found["yolo"]) == ("float32", "float16")
+
+
+def test_smaller_weights_count_as_a_part_of_their_files(reader: Path) -> None:
+    """Otherwise a model that fits would be spread over GPUs."""
+    files = {"model": str(reader)}
+    specs = [
+        StageSpec(name=dtype, backend="reader", files=files, dtype=dtype)
+        for dtype in ("bfloat16", "int8", "int4")
+    ]
+    whole, *small = weights_of(specs).values()
+    assert [size / whole for size in small] == pytest.approx([0.5, 0.3], rel=1e-4)

@@ -47,8 +47,8 @@ def test_the_lock_is_free_again_after_an_error() -> None:
 
 
 def test_the_refusal_of_an_unknown_dtype_lists_all_dtypes() -> None:
-    with pytest.raises(ValueError, match="float32, bfloat16, float16"):
-        dtype_of(StageSpec(name="clip", backend="transformers", dtype="int8"))
+    with pytest.raises(ValueError, match="float32, bfloat16, float16, int8, float8, int4"):
+        dtype_of(StageSpec(name="clip", backend="transformers", dtype="int3"))
 
 
 def test_an_image_without_pixels_is_refused() -> None:

@@ -1,0 +1,59 @@
+"""The tables of daemon.toml about models: the pack, and each stage's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, create_model
+
+from daemon.config.sections import Section
+from daemon.config.values import Dtype
+from stages.registry import STAGES
+
+
+class ModelsSection(Section):
+    pack: str = Field(
+        "mini",
+        description='Pack to use: "mini" (inside the package), "standard" (after `visiond models pull`), or the path of a '
+        "folder, with a slash.",
+    )
+    folder: Path = Field(Path("models"), description="Folder for downloaded packs.")
+
+
+class StageSection(Section):
+    backend: str = Field(
+        "",
+        description='Empty: the backend that the pack names. "fake": invented results without a model, for tests.',
+    )
+    model: str = Field(
+        "",
+        description="Weights for this stage only: a name that `visiond models list` shows, a repository of the model hub "
+        "such as org/name or org/name@revision, both after `visiond models pull NAME`; a pack; or the path of a folder, "
+        "with a slash. Empty: the weights of the pack.",
+    )
+    dtype: Dtype = Field(
+        "auto",
+        description="half: bfloat16 or float16, as suits the model. auto: half on GPUs since Ampere, float16 on older ones, "
+        "float32 on a CPU, where all others are slower, for ocr many times. The oldest of the GPUs in `[pipeline] devices` "
+        "decides, also if min_free_gpu_bytes leaves it out. int8, float8, int4: smaller weights; see docs/models.md.",
+    )
+    batch_size: int = Field(
+        0,
+        ge=0,
+        le=65_536,
+        description="Largest number of images in a forward pass. 0: as `visiond tune` measured; without that, 8 on a CPU, "
+        "up to 128 on a GPU, by its free memory.",
+    )
+    options: dict[str, Any] = Field(
+        {}, description="Options of the backend; docs/configuration.md lists them."
+    )
+
+
+if TYPE_CHECKING:
+
+    class StageTables(Section): ...
+else:  # a table for each stage, including those of plug-ins
+    StageTables = create_model(
+        "StageTables", __base__=Section, **{name: (StageSection, StageSection()) for name in STAGES}
+    )
