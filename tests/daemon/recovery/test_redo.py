@@ -285,7 +285,9 @@ def test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_anot
                 with listener.accept()[0] as connection:
                     if answer:
                         asked = b""
-                        while not asked.endswith(b"[1]"):  # closed with bytes unread, the answer would be lost
+                        while not asked.endswith(
+                            b"[1]"
+                        ):  # closed with bytes unread, the answer would be lost
                             asked += connection.recv(1 << 16)
                         connection.sendall(answer)
 
