@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from daemon.bench.job import Machine, Percentiles, Report, Run
+    from daemon.bench.models import ModelsReport
     from daemon.bench.scaling import Scaling
 
 
@@ -60,6 +61,15 @@ GpusOption = Annotated[
         panel=RUNS,
     ),
 ]
+ModelsOption = Annotated[
+    str,
+    option(
+        "--models",
+        metavar="NAME,NAME",
+        help="Measure each of these models alone instead; all: those that are here.",
+        panel=JOB,
+    ),
+]
 
 
 def number(*names: str, least: int, help: str, panel: str = RUNS) -> Any:
@@ -91,6 +101,7 @@ def bench(
     ] = 100,
     memory: MemoryOption = 0,
     gpus: GpusOption = "",
+    models: ModelsOption = "",
     json: Annotated[
         Path | None, option("--json", metavar="FILE", help="Write all figures to FILE.", panel=OUTPUT)
     ] = None,
@@ -108,6 +119,7 @@ def bench(
       visiond bench --count 2000 --memory 10 --json bench.json --plot bench.png
       visiond bench --pack mini --count 20 --sample 2 --single 10
       visiond bench --gpus 1,2,4,8 --count 1000 --repeat 6 --plot gpus.png
+      visiond bench --models rf-detr-small,./my-clip
     """
     from daemon.bench.job import Place, run_bench
 
@@ -116,6 +128,9 @@ def bench(
     refuse_lost_reports(json, plot)
     with written_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    if models:
+        bench_models(folder, [name.strip() for name in models.split(",") if name.strip()], json)
+        return
     if numbers:
         scale(folder, pack, pipeline or (), numbers, (count, repeat, cold, warm, sample), json, plot)
         return
@@ -133,6 +148,31 @@ def bench(
     )
     print_report(report)
     write_report(folder, report, json, plot, lambda picture: draw_run(report.runs[-1], picture))
+
+
+def bench_models(folder: Path, names: list[str], json: Path | None) -> None:
+    from daemon.bench.job import Place
+    from daemon.bench.models import measure_models
+
+    report = measure_models(Place(folder), names, Path("models").absolute(), progress=errors.print)
+    print_models(report)
+    write_report(folder, report, json, None, lambda _: None)
+
+
+def print_models(report: ModelsReport) -> None:
+    console.print(f"{describe_machine(report.machine)}; each model alone on {report.device}")
+    columns = ("model", "stage", "dtype", "batch", "images/s", "files MB", "memory MB", "loads in s")
+    rows = []
+    for model in report.models:
+        best, found = model.measurement.best, model.measurement
+        memory = f"{found.memory_bytes / 1e6:,.0f}" if best else "-"
+        rate = (str(best.batch_size), f"{best.images_per_second:,.1f}") if best else ("-", "-")
+        size = f"{model.file_bytes / 1e6:,.0f}"
+        rows.append((model.name, model.stage, model.dtype, *rate, size, memory, f"{found.load_seconds:.1f}"))
+    print_table(columns, rows)
+    for model in report.models:
+        if model.measurement.problem:
+            errors.print(printable(f"{model.name}, {model.stage}: {model.measurement.problem}"))
 
 
 def scale(
@@ -166,7 +206,7 @@ def scale(
 
 def write_report(
     folder: Path,
-    report: Report | Scaling,
+    report: Report | Scaling | ModelsReport,
     json: Path | None,
     plot: Path | None,
     draw: Callable[[Path], None],
