@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,9 +42,15 @@ def test_no_larger_batch_is_tried_once_one_is_hardly_faster(
 
 
 def test_a_rate_is_that_of_images_and_not_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = [rate.images_per_second for rate in measure_fake(monkeypatch, latency_seconds=0.1).rates]
-    assert rates[0] <= 10
-    assert 10 < rates[1] <= 20, "two images in each call of 0.1 s"
+    now = [0.0]
+
+    def run(images: Sequence[Image]) -> list[None]:
+        now[0] += 0.5
+        return [None] * len(images)
+
+    monkeypatch.setattr(alone, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    stage: Any = SimpleNamespace(run=run)
+    assert alone.time_stage(stage, [draw_image(8, 8, 0)] * 3, seconds=2.0) == 6.0
 
 
 def test_a_model_that_cannot_be_loaded_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
