@@ -127,6 +127,7 @@ class Job(msgspec.Struct, array_like=True):
     failure: Failure | None = None
     gone: bool = False
     waits: int = 0  # for memory of its GPU, while other images fitted into it
+    had_room: bool = False  # it was tried after nobody else used its GPU's memory
 
 
 class Ending(msgspec.Struct, frozen=True):

@@ -161,6 +161,10 @@ class Lane:
         most = self.batch_size * USUAL_PIXELS
         usual = any(outcomes[n].width * outcomes[n].height <= most for n in short)
         fits_later = await self.pool.make_room(worker, usual=usual)
+        if not fits_later and not all(job.had_room for job in left):  # others may have left the GPU only now
+            fits_later = True
+            for job in left:
+                job.had_room = True
         for job in left:
             job.waits += self._fitted > fitted
         return ([], _part_of(reply, []), left) if fits_later else (left, _part_of(reply, short), [])

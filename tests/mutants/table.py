@@ -1974,6 +1974,14 @@ GPUS = [
         ),
     ),
     Mutant(
+        "room-found",
+        "an image that did not fit beside a neighbor who has left is tried again",
+        "daemon/workers/lane.py",
+        "not all(job.had_room for job in left)",
+        "False",
+        ("daemon/workers/test_room.py::test_a_neighbor_that_leaves_before_anyone_looks_fails_no_image",),
+    ),
+    Mutant(
         "room-bounded",
         "an image that fits on no GPU fails instead of waiting forever",
         "daemon/workers/pool.py",

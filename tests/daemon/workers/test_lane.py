@@ -178,7 +178,7 @@ class FullPool(FakePool):
         self.batches.append(len(items))
         await anyio.lowlevel.checkpoint()
         widths = [self._widths[item.offset] for item in items]
-        full = [not self.rooms and width >= self._too_wide for width in widths]
+        full = [not any(self.rooms) and width >= self._too_wide for width in widths]
         outcomes = [
             Outcome("JPEG", width, 1000, {}, "memory" if each else "")
             for width, each in zip(widths, full, strict=True)
@@ -195,7 +195,7 @@ class FullPool(FakePool):
     [
         ([1000, 3000, 1000], [True], []),
         # More pixels than a batch of usual images
-        ([1000, 1_000_000, 1000], [False], [1_000_000]),
+        ([1000, 1_000_000, 1000], [False, False], [1_000_000]),
         ([1000, 1_000_000, 3000], [True], []),
     ],
 )

@@ -177,6 +177,24 @@ async def statuses_of(service: Service, *pages: str) -> list[int]:
     return [await to_thread.run_sync(status_of, page) for page in pages]
 
 
+async def test_a_neighbor_that_leaves_before_anyone_looks_fails_no_image(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave_first(seats: Room) -> int:
+        card.clear()
+        return await measure_taken(seats)
+
+    measure_taken = Room.measure_taken
+    monkeypatch.setattr(Room, "measure_taken", leave_first)
+    place = open_place(tmp_path, card, workers=1)
+    place.settings["pipeline"]["max_attempts"] = 1
+    async with running(place):
+        card.fill(15)
+        place.drop_many(range(1))
+        await until(lambda: count_published(place) == 1)
+    place.assert_kept(DONE=1)
+
+
 async def test_for_a_huge_image_no_worker_leaves_but_it_waits_for_a_neighbor_too(
     tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
