@@ -44,6 +44,7 @@ class Model:
         may have no class, or a wrong one.
     parts: what it needs in addition to its weights: an "image processor", a "tokenizer".
     loaded_as: the class of transformers that loads it, if that has another name.
+    role: of its folder among the files of its stage.
     """
 
     type: str
@@ -52,6 +53,7 @@ class Model:
     foreign: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ("image processor", "tokenizer")
     loaded_as: str = ""
+    role: str = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class Backend:
     needs_weights: whether a pack or a folder must have files for it.
     bundled: if a library contains the weights: returns their absolute paths by role. Raises PackError if it
         is not installed.
+    roles: of the files that it needs, where a folder may have only some of them: `bundled` has the others.
     find: returns the files of the backend's weights in a folder, or in the file that was named, by role and
         relative to the folder; {} if there are none.
     check: raises PackError if files are damaged, or of another model than the backend takes. allow_pickle:
@@ -86,6 +89,7 @@ class Backend:
     version: int = 1
     needs_weights: bool = True
     bundled: Callable[[], dict[str, str]] | None = None
+    roles: tuple[str, ...] = ()
     find: Callable[[Path], dict[str, str]] = find_nothing
     check: Callable[..., None] = check_nothing
     shares: Mapping[str, tuple[str, str]] = field(default_factory=dict)

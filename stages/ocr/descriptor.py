@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from stages.descriptor import SMALL, Backend, Descriptor, Model
 from stages.manifest import PackError
+from stages.ocr import files
 from stages.options import Fraction, Side
 from stages.recognition import make_backend
 
@@ -159,7 +160,14 @@ OCR = Descriptor(
     result=Ocr,
     backends={
         "ppocr": Backend(
-            place="stages.ocr.stage:OcrStage", options=OcrOptions, version=2, bundled=bundled_weights
+            place="stages.ocr.stage:OcrStage",
+            options=OcrOptions,
+            version=2,
+            bundled=bundled_weights,
+            roles=("det", "rec"),
+            models=files.MODELS,
+            find=files.find,
+            check=files.check,
         ),
         "reader": make_backend(
             "stages.reading.stage:ReaderStage",

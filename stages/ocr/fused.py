@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,15 +23,12 @@ from stages.kernels.layers import (
     PointwiseMlp,
     SqueezeExcitation,
 )
-from stages.ocr.ppocr import (
-    BLANK,
-    LINE_HEIGHT,
-    Detector,
-    Recognizer,
-    count_steps,
-    load_detector,
-    load_recognizer,
-)
+from stages.ocr.levels import PLAIN
+from stages.ocr.loading import load_networks
+from stages.ocr.ppocr import BLANK, LINE_HEIGHT, Detector, Recognizer, count_steps, list_shapes
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 ENCODER_SLOPE, NECK_SLOPE = 1 / 6, 0.2  # of their hard sigmoids
 PADDING_LOGIT = -6e4  # of a class that does not exist; float16 goes to -65504
@@ -146,6 +143,8 @@ class FusedDetector:
 class FusedRecognizer:
     """Text recognition."""
 
+    shares_tensors = True
+
     def __init__(self, network: Recognizer) -> None:
         self.encoder = Encoder(network.encoder)
         self.svtr = copy.deepcopy(network.svtr).half()
@@ -210,11 +209,24 @@ def size_of(pixels: Tensor) -> tuple[int, int]:
     return pixels.shape[1], pixels.shape[2]
 
 
+def is_known(network: nn.Module) -> TypeIs[Detector | Recognizer]:
+    """Whether the kernels run a network: one with the layers of PP-OCRv6 small, and any number of characters. The
+    kernels were tried with no other sizes."""
+    if not isinstance(network, Detector | Recognizer) or network.levels != PLAIN:
+        return False
+    with torch.device("meta"):
+        small = Detector() if isinstance(network, Detector) else Recognizer.small(network.head.out_features)
+    return list_shapes(network) == list_shapes(small)
+
+
 def launch_kernels(files: Mapping[str, str]) -> None:
     """Launch each kernel of both networks once, as stages.base.Stage.launch_kernels describes.
     Kernels are the same for all sizes, unless a map has one row: no page is that flat."""
     widths = torch.tensor([64])
+    detector, recognizer, _ = load_networks(files)
     with torch.inference_mode():
-        FusedDetector(load_detector(files["det"])).infer(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
-        recognizer = FusedRecognizer(load_recognizer(files["rec"])[0])
-        recognizer.infer(torch.zeros(1, LINE_HEIGHT, 64, 3, dtype=torch.uint8), widths, widths)
+        if is_known(detector):
+            FusedDetector(detector).infer(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
+        if is_known(recognizer):
+            lines = torch.zeros(1, LINE_HEIGHT, 64, 3, dtype=torch.uint8)
+            FusedRecognizer(recognizer).infer(lines, widths, widths)

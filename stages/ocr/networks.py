@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -29,20 +29,26 @@ from stages.devices import (
     warn_unfused,
 )
 from stages.kernels.cache import mark_of
-from stages.ocr.ppocr import Detector, Recognizer, group_depthwise, load_detector, load_recognizer
+from stages.ocr.direction import reads_right_to_left
+from stages.ocr.generic import GenericDetector, GenericRecognizer
+from stages.ocr.loading import load_networks
+from stages.ocr.ppocr import Detector, Recognizer, group_depthwise
 
 if TYPE_CHECKING:
     from stages.ocr.fused import FusedDetector, FusedRecognizer
 
+
+Network = TypeVar("Network", bound=torch.nn.Module)
 
 RETRY_SECONDS = 60.0  # after the GPU was out of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    detector: Detector | FusedDetector
-    recognizer: Recognizer | FusedRecognizer
+    detector: Detector | FusedDetector | GenericDetector
+    recognizer: Recognizer | FusedRecognizer | GenericRecognizer
     characters: Sequence[str]  # of the recognizer's classes
+    leftwards: bool = False  # whether some of them are of a right-to-left script
 
 
 class NetworkLoader:
@@ -51,7 +57,7 @@ class NetworkLoader:
     def __init__(
         self, spec: StageSpec, files: Mapping[str, str], device: str, try_out: Callable[[Networks], object]
     ) -> None:
-        """files: paths of "det" and "rec". try_out: runs networks once, with all their kernels."""
+        """files: as of load_networks. try_out: runs networks once, with all their kernels."""
         self.spec, self.files, self.device, self.try_out = spec, files, torch.device(device), try_out
         self.dtype = dtype_of(spec)
         self._lock = threading.Lock()
@@ -111,15 +117,19 @@ class NetworkLoader:
         return mark_of(Path(knobs.cache.dir), self.spec, f"{major}.{minor}")
 
     def _load_fused(self) -> Networks:
-        from stages.ocr.fused import FusedDetector, FusedRecognizer
+        """Those networks that the kernels know are fused, and the others are plain."""
+        from stages.ocr.fused import FusedDetector, FusedRecognizer, is_known
 
-        detector, (recognizer, characters) = (
-            load_detector(self.files["det"]),
-            load_recognizer(self.files["rec"]),
-        )
+        detector, recognizer, characters = load_networks(self.files)
         with torch.inference_mode(), device_errors():
-            fused = FusedDetector(detector.to(self.device)), FusedRecognizer(recognizer.to(self.device))
-            networks = Networks(*fused, characters)
+            networks = Networks(
+                FusedDetector(detector.to(self.device)) if is_known(detector) else self._place(detector),
+                FusedRecognizer(recognizer.to(self.device))
+                if is_known(recognizer)
+                else self._place(recognizer),
+                characters,
+                reads_right_to_left(characters),
+            )
             self.try_out(networks)
             synchronize(str(self.device))
         with suppress(OSError):  # then the next start compiles again
@@ -127,20 +137,19 @@ class NetworkLoader:
         return networks
 
     def _load_plain(self) -> Networks:
-        detector, (recognizer, characters) = (
-            load_detector(self.files["det"]),
-            load_recognizer(self.files["rec"]),
-        )
-        if self.device.type != "cpu" and self.dtype != torch.float32:
-            group_depthwise(detector)
-        elif self.device.type != "cpu":
+        detector, recognizer, characters = load_networks(self.files)
+        if self.device.type != "cpu" and self.dtype == torch.float32:
             torch.backends.cudnn.allow_tf32 = False  # TF32 keeps 10 of the 23 bits of a float32's mantissa
         with torch.inference_mode(), device_errors():
             networks = Networks(
-                detector.to(self.device, self.dtype).to(memory_format=torch.channels_last),
-                recognizer.to(self.device, self.dtype).to(memory_format=torch.channels_last),
-                characters,
+                self._place(detector), self._place(recognizer), characters, reads_right_to_left(characters)
             )
             self.try_out(networks)
             synchronize(str(self.device))
         return networks
+
+    def _place(self, network: Network) -> Network:
+        """A plain network on the device, in the stage's precision."""
+        if self.device.type != "cpu" and self.dtype != torch.float32 and isinstance(network, Detector):
+            group_depthwise(network)
+        return network.to(self.device, self.dtype).to(memory_format=torch.channels_last)

@@ -1,4 +1,5 @@
-"""The ONNX files with the PP-OCRv6 weights: where they are, and their layers in order. Imports no torch."""
+"""ONNX files with PP-OCR's weights: where PP-OCRv6 small's are, what a file holds, and its layers in order.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WHEEL = "rapidocr"
+# A recognizer has a class for each character. A classifier of lines, which is in the same folders, has 2 or 4.
+FEWEST_CLASSES = 10
 WHEEL_FILES = {"det": "PP-OCRv6_det_small.onnx", "rec": "PP-OCRv6_rec_small.onnx"}
 
 
@@ -49,8 +52,20 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
-    layers: list[Layer]  # in the order of the file's nodes
+    """layers: in the order of the file's nodes. graph: onnx's own."""
+
+    layers: list[Layer]
     metadata: dict[str, str]
+    graph: Any
+
+    @property
+    def role(self) -> str:
+        """What the file does: "det" finds text, "rec" reads a line; "" for anything else."""
+        end = find_end(self.graph)
+        if end == "Softmax" and count_classes(self.graph) >= FEWEST_CLASSES:
+            return "rec"
+        kinds = {node.op_type for node in self.graph.node}
+        return "det" if end != "Softmax" and {"ConvTranspose", "Sigmoid"} <= kinds else ""
 
 
 def read_onnx(path: Path | str) -> OnnxFile:
@@ -62,15 +77,78 @@ def read_onnx(path: Path | str) -> OnnxFile:
         model = onnx.load(str(path))
     except Exception as error:  # the type of protobuf's error depends on its version
         raise WeightsError(f"{path} cannot be read as ONNX: {error}") from error
-    return OnnxFile(
-        list(walk_layers(model.graph)), {entry.key: entry.value for entry in model.metadata_props}
-    )
+    if not model.graph.node:
+        raise WeightsError(f"{path} cannot be read as ONNX: it has no operations.")
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    return OnnxFile(list(walk_layers(model.graph)), metadata, model.graph)
+
+
+def find_end(graph: Any) -> str:
+    """The operation that makes the output of a graph."""
+    makers = {name: node for node in graph.node for name in node.output}
+    node = makers.get(graph.output[0].name)
+    while node is not None and node.op_type in ("Identity", "Cast"):
+        node = makers.get(node.input[0])
+    return "" if node is None else str(node.op_type)
+
+
+def count_classes(graph: Any) -> int:
+    """The width of the last matrix of weights."""
+    widths = {tensor.name: tensor.dims[-1] for tensor in graph.initializer if len(tensor.dims) == 2}
+    for node in graph.node:
+        if node.op_type == "Identity" and node.input[0] in widths:
+            widths[node.output[0]] = widths[node.input[0]]
+        if node.op_type == "Constant" and len(node.attribute[0].t.dims) == 2:
+            widths[node.output[0]] = node.attribute[0].t.dims[-1]
+    used = [
+        widths[name]
+        for node in graph.node
+        if node.op_type == "MatMul"
+        for name in node.input
+        if name in widths
+    ]
+    return int(used[-1]) if used else 0
+
+
+def read_characters(file: OnnxFile, path: Path | str, dictionary: Path | str | None = None) -> list[str]:
+    """The text of each class of a recognizer: the blank, the characters, and mostly a space.
+
+    dictionary: a file with a character on each line; without it, the characters are in the file's metadata, as in
+    rapidocr's files. Raises WeightsError if their number is not that of the classes.
+    """
+    characters = file.metadata.get("character", "").split("\n")
+    if dictionary is not None:
+        characters = read_dictionary(dictionary)
+    elif "character" not in file.metadata:
+        raise WeightsError(
+            f"{path} has no \"character\" entry in its metadata, as rapidocr's text recognizers have. Put the model's "
+            "dictionary beside it: a .txt file with a character on each line."
+        )
+    classes = count_classes(file.graph)
+    if classes not in (len(characters) + 1, len(characters) + 2):
+        raise WeightsError(
+            f"{path} has {classes} classes, but {dictionary or 'its metadata'} has {len(characters)} characters: a blank and "
+            "a space more are right. It is the dictionary of another model."
+        )
+    return ["", *characters, " "][:classes]
+
+
+def read_dictionary(path: Path | str) -> list[str]:
+    """The characters of a dictionary, one on each line. Some are spaces of other widths, so lines are not stripped."""
+    try:
+        lines = Path(path).read_bytes().decode().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{path} cannot be read as a dictionary in UTF-8: {error}") from error
+    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
 
 
 def walk_layers(graph: Any) -> Iterator[Layer]:
     from onnx import numpy_helper
 
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Identity" and node.input[0] in constants:
+            constants[node.output[0]] = constants[node.input[0]]
     nodes = [node for node in graph.node if node.op_type != "Identity"]
     for node, after in zip(nodes, [*nodes[1:], None], strict=True):
         operands = [constants[name] for name in node.input if name in constants]
@@ -95,7 +173,7 @@ def is_scale_and_shift(operands: list[Any], after: Any, following: list[Any]) ->
 def fold(kind: str, weight: Any, after: Any, following: list[Any]) -> Layer:
     """The layer with the bias or batch norm (epsilon 1e-5) that follows it folded in."""
     weight = weight.T if kind == "MatMul" else weight
-    if after is not None and after.op_type == "BatchNormalization":
+    if after is not None and after.op_type == "BatchNormalization" and len(following) == 4:
         scale, shift, mean, variance = following
         epsilon = next((attribute.f for attribute in after.attribute if attribute.name == "epsilon"), 1e-5)
         gain = scale / np.sqrt(variance + epsilon)

@@ -4,6 +4,7 @@ transformers' modules filled from the rapidocr wheel's ONNX files.
 Both networks take RGB. The published ones take BGR, so the input channels of their first convolution are
 reversed here. Batch norms are folded into their convolutions. The forward passes are written here: the
 recognizer's masks what is to the right of a line, and both work in place where that saves a pass over memory.
+They also run networks of other widths and depths that have the same modules, such as PP-OCRv6 medium's recognizer.
 
 Reference: PaddleOCR's PP-OCRv6; transformers' pp_lcnet_v4, pp_ocrv6_small_det and pp_ocrv6_small_rec.
 """
@@ -27,7 +28,8 @@ from transformers import (
     PPOCRV6SmallRecForTextRecognition,
 )
 
-from stages.ocr.onnxfile import OnnxFile, WeightsError, read_onnx
+from stages.ocr.levels import PLAIN, Levels, blank_right
+from stages.ocr.onnxfile import OnnxFile, WeightsError, read_characters, read_onnx
 
 # The published weights where they differ from transformers' defaults.
 DETECTOR_STEM = [3, 24, 48]
@@ -45,6 +47,11 @@ LINE_HEIGHT = 48  # rows of the recognizer's input
 BLANK = 0  # CTC's blank class
 GROUP_CHANNELS = 32  # in a group, for a depthwise convolution that is run as a grouped one
 
+
+class OtherLayers(WeightsError):
+    """A file has the weights of a network with other layers."""
+
+
 KINDS = {
     "Conv": nn.Conv2d,
     "ConvTranspose": nn.ConvTranspose2d,
@@ -56,17 +63,21 @@ KINDS = {
 class Detector(nn.Module):
     """Text detection: where there is text."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: Any = None, levels: Levels = PLAIN) -> None:
+        """network: transformers' PPOCRV6SmallDetForObjectDetection, instead of one with the sizes of PP-OCRv6 small."""
         super().__init__()
-        backbone = PPLCNetV4Config(stem_channels=DETECTOR_STEM, block_configs=DETECTOR_BLOCKS)
-        config = PPOCRV6SmallDetConfig(backbone_config=backbone, layer_list_out_channels=DETECTOR_CHANNELS)
-        network = PPOCRV6SmallDetForObjectDetection(config)
+        if network is None:
+            backbone = PPLCNetV4Config(stem_channels=DETECTOR_STEM, block_configs=DETECTOR_BLOCKS)
+            network = PPOCRV6SmallDetForObjectDetection(
+                PPOCRV6SmallDetConfig(backbone_config=backbone, layer_list_out_channels=DETECTOR_CHANNELS)
+            )
         self.encoder, self.neck, self.head = network.model.backbone.encoder, network.model.neck, network.head
+        self.levels = levels
 
     def infer(self, pages: Tensor) -> Tensor:
         """`forward` on pages, uint8 [N, H, W, 3]."""
         probabilities: Tensor = self(
-            normalize(pages, self.encoder.convolution.stem4.convolution.weight.dtype)
+            self.levels.normalize(pages, self.encoder.convolution.stem4.convolution.weight.dtype)
         )
         return probabilities
 
@@ -107,26 +118,32 @@ class Recognizer(nn.Module):
     exactly that width.
     """
 
-    def __init__(self, classes: int) -> None:
+    shares_tensors = True  # between lines of different padded widths
+
+    def __init__(self, network: Any, levels: Levels = PLAIN) -> None:
+        """network: transformers' PPOCRV6SmallRecForTextRecognition."""
         super().__init__()
-        config = PPOCRV6SmallRecConfig(backbone_config=PPLCNetV4Config(), head_out_channels=classes)
-        network = PPOCRV6SmallRecForTextRecognition(config)
         self.encoder, self.svtr, self.head = (
             network.model.backbone.encoder,
             network.head.encoder,
             network.head.head,
         )
-        for block in self.svtr.svtr_block:
+        self.levels = levels
+
+    @classmethod
+    def small(cls, classes: int) -> Recognizer:
+        """With the sizes of PP-OCRv6 small."""
+        config = PPOCRV6SmallRecConfig(backbone_config=PPLCNetV4Config(), head_out_channels=classes)
+        network = cls(PPOCRV6SmallRecForTextRecognition(config))
+        for block in network.svtr.svtr_block:
             block.layer_norm1.eps = block.layer_norm2.eps = SVTR_EPSILON
+        return network
 
     def infer(self, lines: Tensor, resized: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
         """`forward` on lines, uint8 [N, 48, W, 3]. resized, padded: int64 [N],
         columns without and with padding."""
-        pixels = normalize(lines, self.head.weight.dtype)
-        columns = torch.arange(lines.shape[2], device=lines.device)
-        answers: tuple[Tensor, Tensor] = self(
-            pixels.masked_fill_(columns >= resized[:, None, None, None], 0), padded
-        )
+        pixels = self.levels.normalize(lines, self.head.weight.dtype)
+        answers: tuple[Tensor, Tensor] = self(blank_right(pixels, resized), padded)
         return answers
 
     def forward(self, pixels: Tensor, widths: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -174,11 +191,6 @@ class Recognizer(nn.Module):
             yield from (block.layer_norm2, block.mlp.fc1, block.mlp.fc2)
         yield self.svtr.norm
         yield self.head
-
-
-def normalize(levels: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 [N, height, width, 3] to -1..1, [N, 3, height, width], channels last in memory."""
-    return levels.float().mul_(2 / 255).sub_(1).to(dtype).permute(0, 3, 1, 2)
 
 
 def count_steps(widths: Tensor) -> Tensor:
@@ -287,24 +299,28 @@ def excitation_layers(module: Any) -> Iterator[nn.Module]:
 def load_detector(path: Path | str) -> Detector:
     """The network with a file's weights, in float32 on the CPU.
     Raises WeightsError if they are not those of PP-OCRv6 small."""
+    return fill_detector(read_onnx(path), path)
+
+
+def fill_detector(file: OnnxFile, path: Path | str) -> Detector:
     with torch.device("meta"):
         network = Detector()
-    fill(network, read_onnx(path), path)
+    fill(network, file, path)
     return network
 
 
 def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
     """The network with a file's weights, and the text of each of its classes. Raises WeightsError."""
     file = read_onnx(path)
-    if "character" not in file.metadata:
-        raise WeightsError(
-            f'{path} has no "character" entry in its metadata: it is not one of rapidocr\'s text recognizers.'
-        )
-    characters = ["", *file.metadata["character"].split("\n"), " "]
+    characters = read_characters(file, path)
+    return fill_recognizer(file, path, len(characters)), characters
+
+
+def fill_recognizer(file: OnnxFile, path: Path | str, classes: int) -> Recognizer:
     with torch.device("meta"):
-        network = Recognizer(len(characters))
+        network = Recognizer.small(classes)
     fill(network, file, path)
-    return network, characters
+    return network
 
 
 def group_depthwise(network: Detector) -> None:
@@ -331,16 +347,19 @@ def fill(network: Detector | Recognizer, file: OnnxFile, path: Path | str) -> No
     """Copy the file's layers into the network's modules, in order,
     and remove the batch norms that are folded into them."""
     modules: list[Any] = list(network.layers())
-    if [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers] != [
-        (type(m), m.weight.shape) for m in modules
-    ]:
-        raise WeightsError(
+    if [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers] != list_shapes(network):
+        raise OtherLayers(
             f"{path} does not hold the {type(network).__name__.lower()} of PP-OCRv6 small: its layers are different."
         )
     for module, layer in zip(modules, file.layers, strict=True):
         module.weight = freeze(layer.weight)
         module.bias = None if layer.bias is None else freeze(layer.bias)
     modules[0].weight = freeze(file.layers[0].weight[:, ::-1])  # BGR to RGB
+    finish(network)
+
+
+def finish(network: Detector | Recognizer) -> None:
+    """Remove the batch norms, which are folded, and let activations work in place."""
     for module in list(network.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
@@ -348,6 +367,12 @@ def fill(network: Detector | Recognizer, file: OnnxFile, path: Path | str) -> No
             elif isinstance(child, nn.ReLU):
                 child.inplace = True
     network.eval()
+
+
+def list_shapes(network: Detector | Recognizer) -> list[tuple[type[nn.Module], torch.Size]]:
+    """What identifies a network: the kind and the shape of each layer, in order."""
+    layers: Iterator[Any] = network.layers()
+    return [(type(layer), layer.weight.shape) for layer in layers]
 
 
 def freeze(array: NDArray[np.float32]) -> nn.Parameter:

@@ -29,6 +29,7 @@ from stages.base import FULL_BATCH, Image, ImageError, Result, Stage, StageSpec
 from stages.devices import dtype_of, group_places, hold_device, pixels_of, split_batches
 from stages.ocr.dbpost import Quads, area, find_boxes
 from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
+from stages.ocr.direction import put_in_order
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT
@@ -205,16 +206,19 @@ class OcrStage(Stage):
 
     def _read(self, networks: Networks, pages: Sequence[Tensor], lines: Lines) -> list[Reading]:
         readings = [Reading("", 0.0, False)] * len(lines)
-        for places, columns in self._batch_lines(lines):
+        for places, columns in self._batch_lines(networks, lines):
             with hold_device(self.lock):
                 classes, probabilities = self._recognize(networks, pages, lines[places], columns)
             for i, reading in zip(places, decode(classes, probabilities, networks.characters), strict=True):
-                readings[i] = reading
+                readings[i] = (
+                    reading._replace(text=put_in_order(reading.text)) if networks.leftwards else reading
+                )
         return readings
 
-    def _batch_lines(self, lines: Lines) -> Iterator[tuple[Sequence[int], int]]:
+    def _batch_lines(self, networks: Networks, lines: Lines) -> Iterator[tuple[Sequence[int], int]]:
         """Batches for the recognizer: indices of lines, and the width of their tensor."""
-        columns = lines.padded if self.on_cpu else bucket(lines.padded)
+        shares = networks.recognizer.shares_tensors and not self.on_cpu
+        columns = bucket(lines.padded) if shares else lines.padded
         for width in np.unique(columns).tolist():
             most = max((LINE_COLUMNS_CPU if self.on_cpu else LINE_COLUMNS) // width, 1)
             for places in split_batches(np.flatnonzero(columns == width).tolist(), most):
@@ -255,9 +259,9 @@ class OcrStage(Stage):
 
 
 def find_files(spec: StageSpec) -> dict[str, str]:
-    """The paths of det and rec. Raises WeightsError."""
+    """The paths of det and rec, and of rec's dictionary if it is a separate file. Raises WeightsError."""
     files = spec.files or {role: str(path) for role, path in weight_files().items()}
-    if set(files) != {"det", "rec"}:
+    if set(files) - {"dict"} != {"det", "rec"}:
         raise WeightsError(f"ocr: the weights must be det and rec, but these are given: {', '.join(files)}.")
     return files
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from stages.resizing.kernel import bilinear_tap, round_half_even
+
 
 @triton.jit(do_not_specialize=["out_height", "out_width", "count"])
 def crop_lines_kernel(
@@ -118,29 +120,6 @@ def warp_kernel(table_ptr, matrices_ptr, out_ptr, count, BLOCK_M: tl.constexpr):
         values.to(tl.uint8),
         mask=(offs_m < crop_width * crop_height)[:, None] & (offs_c < 3)[None, :],
     )
-
-
-@triton.jit
-def bilinear_tap(index, source_size, scale, WEIGHT_UNIT: tl.constexpr, CLAMP: tl.constexpr):
-    """The first of the two inputs that a bilinear resize blends for an output, and both int32 weights;
-    see warp.py."""
-    position = ((index.to(tl.float64) + 0.5) * scale - 0.5).to(tl.float32)
-    first = tl.floor(position)
-    fraction = position - first
-    if CLAMP:
-        fraction = tl.where((first < 0) | (first >= source_size - 1), 0.0, fraction)
-    # Ties are rounded to even, as torch and cv2 do.
-    return (
-        first.to(tl.int32),
-        round_half_even((1.0 - fraction) * WEIGHT_UNIT),
-        round_half_even(fraction * WEIGHT_UNIT),
-    )
-
-
-@triton.jit
-def round_half_even(value):
-    """round(value) as int32, for 0 ≤ value < 2²²: a float32 from 2²³ on has no fraction."""
-    return (value + 8388608.0 - 8388608.0).to(tl.int32)
 
 
 @triton.jit

@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stages.ocr.warpkernel import bilinear_tap
-
 
 @triton.jit(do_not_specialize=["count", "height", "width"])
 def letterbox_kernel(
@@ -189,3 +187,26 @@ def resize_height_kernel(
     normalized = tl.div_rn(values - tl.load(mean_ptr + channel), tl.load(std_ptr + channel))
     offs = (tl.program_id(1).to(tl.int64) * HEIGHT + offs_h)[:, None] * WIDTH + offs_w[None, :]
     tl.store(out_ptr + offs, normalized.to(out_ptr.dtype.element_ty), mask=(offs_h < HEIGHT)[:, None] & mask)
+
+
+@triton.jit
+def bilinear_tap(index, source_size, scale, WEIGHT_UNIT: tl.constexpr, CLAMP: tl.constexpr):
+    """The first of the two inputs that a bilinear resize blends for an output, and both int32 weights;
+    see warp.py."""
+    position = ((index.to(tl.float64) + 0.5) * scale - 0.5).to(tl.float32)
+    first = tl.floor(position)
+    fraction = position - first
+    if CLAMP:
+        fraction = tl.where((first < 0) | (first >= source_size - 1), 0.0, fraction)
+    # Ties are rounded to even, as torch and cv2 do.
+    return (
+        first.to(tl.int32),
+        round_half_even((1.0 - fraction) * WEIGHT_UNIT),
+        round_half_even(fraction * WEIGHT_UNIT),
+    )
+
+
+@triton.jit
+def round_half_even(value):
+    """round(value) as int32, for 0 ≤ value < 2²²: a float32 from 2²³ on has no fraction."""
+    return (value + 8388608.0 - 8388608.0).to(tl.int32)

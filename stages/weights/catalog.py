@@ -9,6 +9,7 @@ from __future__ import annotations
 from stages import registry
 from stages.descriptor import Backend
 from stages.weights.families import Entry, Family
+from stages.weights.ppocr import RECOGNIZERS
 
 ULTRALYTICS = "ultralytics"  # instead of a model_type: a .pt file of this library
 
@@ -342,7 +343,7 @@ READERS = (
 )
 CATALOG = {
     entry.name: entry
-    for family in (*DETECTORS, *TOWERS, *MULTILINGUAL, *CAPTIONERS, *READERS)
+    for family in (*DETECTORS, *TOWERS, *MULTILINGUAL, *CAPTIONERS, *READERS, *RECOGNIZERS)
     for entry in family.entries()
 }
 

@@ -12,7 +12,8 @@ class Entry:
 
     name: for the configuration and `visiond models pull`. type: its model_type, or the catalog's ULTRALYTICS.
     parameters: their number. quality: what was measured, and the value. source: of license, parameters and quality.
-    file: of the repository, if it has several models.
+    file: of the repository, if it has several models. detector: the repository of the text detector that is pulled
+    together with a text recognizer.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Entry:
     quality: str = ""
     source: str = ""
     file: str = ""
+    detector: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Family:
     source: str
     rows: tuple[tuple[str, str, float | None, float | None], ...]
     repository: str = ""  # if all models are files of one
+    detector: str = ""  # as of Entry
 
     def entries(self) -> Iterator[Entry]:
         for name, place, millions, figure in self.rows:
@@ -54,4 +57,5 @@ class Family:
                 "" if figure is None else self.measure.format(figure),
                 self.source,
                 place if self.repository else "",
+                self.detector,
             )

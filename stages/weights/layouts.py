@@ -96,6 +96,6 @@ def describe_unknown(path: Path) -> str:
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
     return (
-        f"{path} has no weights that visiond knows: it must have a {MANIFEST}, or clip/, blip/ or yolo.safetensors with "
-        "yolo.json."
+        f"{path} has no weights that visiond knows: it must have a {MANIFEST}, or clip/, blip/, yolo.safetensors with "
+        "yolo.json, or det/ and rec/ of PP-OCR."
     )

@@ -238,6 +238,9 @@ def resolve(
             raise PackError(f"{wanted['model']} is a model for the stage {other}, not for {stage}.")
     options = {**entry.options, **wanted.get("options", {})}
     paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
+    if backend.bundled and (missing := [role for role in backend.roles if role not in paths]):
+        bundled = backend.bundled()
+        paths |= {role: Path(bundled[role]) for role in missing}
     digests = {role: check_files(pack, path, stage, name) for role, path in paths.items()}
     for role in backend.vocabulary:
         if role not in paths and options.get(role) is None and (words := find_words(configured, stage, role)):

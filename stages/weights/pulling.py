@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from stages import recognition, registry
 from stages.descriptor import Model
 from stages.manifest import (
@@ -33,6 +35,7 @@ from stages.weights.names import Reference
 from stages.yolo.descriptor import FILES as YOLO_FILES
 
 CONFIG = "config.json"
+DETECTOR = "det"  # the folder of a text detector that is pulled together with a text recognizer
 COMMIT = ".commit"  # in a folder that is not complete: the commit of its files
 # How ultralytics names the files of its other models.
 TASKS = {
@@ -65,6 +68,16 @@ class Order:
     model: Model | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A repository of a model. place: its folder in the pack."""
+
+    repository: str
+    listing: Listing
+    order: Order
+    place: str
+
+
 def pull(
     reference: Reference,
     models_folder: Path,
@@ -85,31 +98,50 @@ def pull(
     if folder.exists():
         raise PackError(f"{folder} exists without a {MANIFEST}; delete it, or name it as a path.")
     source = hub or HuggingFaceHub()
-    listing = source.describe(reference.repository, reference.revision)
-    order = plan(source, reference, listing, allow_pickle=allow_pickle)
-    partial = begin(models_folder / f".{reference.folder}.partial", listing.commit)
-    progress(f"{reference.repository} at {listing.commit}: {', '.join(order.files)}")
-    source.download(reference.repository, listing.commit, order.files, partial)
-    try:
-        finish(order, partial, progress)
-    except PackError as error:
-        raise rename(error, partial, reference.repository) from error
+    parts = [plan_part(source, reference, allow_pickle=allow_pickle)]
+    if reference.entry and reference.entry.detector:
+        detector = Reference(reference.entry.detector)
+        parts.append(plan_part(source, detector, DETECTOR, allow_pickle=allow_pickle))
+    partial = begin(models_folder / f".{reference.folder}.partial", parts[0].listing.commit)
+    for part in parts:
+        fetch(source, part, partial, progress)
     for file in list_files(partial):
         file.chmod(0o644)  # safetensors makes files that only their owner can read
+    order, listing = parts[0].order, parts[0].listing
+    files = {role: part.place for part in parts for role in part.order.entry.files} if parts[1:] else None
     manifest = Manifest(
         name=reference.typed,
         description=f"Pulled from {reference.repository} by `visiond models pull`.",
-        stages={order.stage: order.entry},
+        stages={order.stage: msgspec.structs.replace(order.entry, files=files) if files else order.entry},
         digests=digest_folder(partial),
-        revision={reference.repository: listing.commit},
+        revision={part.repository: part.listing.commit for part in parts},
         license=(reference.entry and reference.entry.license) or listing.license,
     )
     write_manifest(partial / MANIFEST, manifest)
-    (partial / COMMIT).unlink()
-    shutil.rmtree(partial / ".cache", ignore_errors=True)  # the hub's library's
+    for part in parts:
+        (partial / part.place / COMMIT).unlink()
+        shutil.rmtree(partial / part.place / ".cache", ignore_errors=True)  # the hub's library's
     os.rename(partial, folder)
     progress(f"{folder} is ready.")
     return folder
+
+
+def plan_part(source: Hub, reference: Reference, place: str = ".", *, allow_pickle: bool) -> Part:
+    listing = source.describe(reference.repository, reference.revision)
+    order = plan(source, reference, listing, allow_pickle=allow_pickle)
+    return Part(reference.repository, listing, order, place)
+
+
+def fetch(source: Hub, part: Part, partial: Path, progress: Print) -> None:
+    """Download a part of a model, and check it."""
+    commit = part.listing.commit
+    folder = begin(partial / part.place, commit)
+    progress(f"{part.repository} at {commit}: {', '.join(part.order.files)}")
+    source.download(part.repository, commit, part.order.files, folder)
+    try:
+        finish(part.order, folder, progress)
+    except PackError as error:
+        raise rename(error, folder, part.repository) from error
 
 
 def begin(partial: Path, commit: str) -> Path:
@@ -145,7 +177,7 @@ def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool
     if weights == [PICKLE]:
         check_pickle(f"{repository}/{PICKLE}", allow_pickle=allow_pickle)
     files = sorted({*choose_support(listing.files), *weights})
-    return Order(files, stage, StageEntry(backend, {"model": "."}), model)
+    return Order(files, stage, StageEntry(backend, {model.role: "."}), model)
 
 
 def plan_checkpoint(reference: Reference, listing: Listing, *, allow_pickle: bool) -> Order:

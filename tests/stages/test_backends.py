@@ -12,6 +12,7 @@ from stages.descriptor import Backend
 from tests.stages import captioners, checkpoints, readers
 from tests.stages.blip import test_captions
 from tests.stages.clip import test_families
+from tests.stages.ocr import test_sizes, textnets
 from tests.stages.reading import test_reading
 from tests.stages.yolo import test_detr, test_owlv2
 
@@ -19,7 +20,7 @@ SMALL = {
     "yolo": {**checkpoints.DETECTORS, "owlv2": checkpoints.save_owlv2},
     "clip": checkpoints.TOWERS,
     "blip": captioners.CAPTIONERS,
-    "ocr": readers.READERS,
+    "ocr": readers.READERS | textnets.TEXTNETS,
 }
 # By stage and backend, where a backend has a test of its own.
 EQUAL: dict[str, Callable[..., None]] = {
@@ -28,6 +29,7 @@ EQUAL: dict[str, Callable[..., None]] = {
     "clip": test_families.test_embeddings_and_tags_are_those_of_transformers,
     "blip": test_captions.test_tokens_are_those_of_transformers,
     "ocr": test_reading.test_tokens_are_those_of_transformers,
+    "ocr-ppocr": test_sizes.test_answers_are_those_of_transformers,
 }
 
 

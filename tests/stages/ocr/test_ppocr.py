@@ -97,7 +97,7 @@ def test_every_class_has_its_character() -> None:
 def test_swapped_files_are_refused() -> None:
     with pytest.raises(WeightsError, match="does not hold the detector of PP-OCRv6 small"):
         load_detector(FILES["rec"])
-    with pytest.raises(WeightsError, match="not one of rapidocr"):
+    with pytest.raises(WeightsError, match="as rapidocr's text recognizers have"):
         load_recognizer(FILES["det"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from stages import registry
 from stages.descriptor import Model
 from stages.recognition import make_backend
-from stages.weights import catalog
+from stages.weights import catalog, ppocr
 from stages.weights.catalog import CATALOG, ULTRALYTICS, find_backend, find_published, offered
 from stages.weights.names import parse
 
@@ -25,7 +25,14 @@ def test_each_model_has_one_name_and_each_place_one_model() -> None:
         )
 
 
-FAMILIES = (*catalog.DETECTORS, *catalog.TOWERS, *catalog.MULTILINGUAL, *catalog.CAPTIONERS, *catalog.READERS)
+FAMILIES = (
+    *catalog.DETECTORS,
+    *catalog.TOWERS,
+    *catalog.MULTILINGUAL,
+    *catalog.CAPTIONERS,
+    *catalog.READERS,
+    *ppocr.RECOGNIZERS,
+)
 
 
 def test_every_fact_has_a_source() -> None:
@@ -48,6 +55,8 @@ def test_models_of_ultralytics_are_under_its_license() -> None:
         ("blip-large", "blip", "transformers"),
         ("lighton-ocr-2-1b", "ocr", "reader"),
         ("deepseek-ocr2", "ocr", "reader"),
+        ("pp-ocrv6-medium", "ocr", "ppocr"),
+        ("pp-ocrv5-arabic", "ocr", "ppocr"),
     ],
 )
 def test_the_backend_follows_from_the_model(name: str, stage: str, backend: str) -> None:

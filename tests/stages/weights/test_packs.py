@@ -460,7 +460,9 @@ def test_a_model_without_its_processor_is_refused_before_anything_is_loaded(pack
 
 
 def test_the_refusal_of_a_folder_without_weights_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"manifest.json, or clip/, blip/ or yolo.safetensors"):
+    with pytest.raises(
+        PackError, match=r"manifest.json, or clip/, blip/, yolo.safetensors .* or det/ and rec/ of PP-OCR"
+    ):
         open_pack(tmp_path, tmp_path / "models")
 
 

@@ -16,9 +16,11 @@ from transformers import CLIPModel
 
 from stages.clip.descriptor import Clip
 from stages.manifest import MANIFEST, PackError
+from stages.ocr.descriptor import bundled_weights
 from stages.registry import UnknownName, build
 from stages.weights.packs import Pack, list_packs, open_pack, pull_model, resolve, resolve_all, verify
 from tests.stages import checkpoints, readers
+from tests.stages.ocr import textnets
 from tests.stages.pictures import draw_image
 from tests.stages.weights.hubs import FolderHub
 from tests.stages.yolo.test_stage import write_checkpoint
@@ -100,6 +102,30 @@ def test_a_page_reader_is_pulled_and_used_by_its_name(
     readers.READERS[kind](hub.root / repository)
     assert list(pull(name, models, hub).manifest.stages) == ["ocr"]
     assert resolve(open_pack("mini", models), "ocr", {"model": name}).backend == "reader"
+
+
+def test_a_text_recognizer_is_pulled_with_its_detector_and_used_by_its_name(
+    hub: FolderHub, models: Path
+) -> None:
+    reading, finding = (f"PaddlePaddle/PP-OCRv5_server_{role}_safetensors" for role in ("rec", "det"))
+    textnets.RECOGNIZERS["pp_ocrv5_server_rec"](hub.root / reading)
+    textnets.DETECTORS["pp_ocrv5_server_det"](hub.root / finding)
+    pack = pull("pp-ocrv5-server", models, hub)
+    assert pack.manifest.revision == {name: f"commit of {name}" for name in (reading, finding)}
+    verify(pack)
+    spec = resolve(open_pack("mini", models), "ocr", {"model": "pp-ocrv5-server"})
+    assert (spec.backend, spec.files) == ("ppocr", {"rec": str(pack.folder), "det": str(pack.folder / "det")})
+    build(spec, "cpu").load()
+
+
+def test_a_language_is_pulled_alone_and_uses_the_detector_of_the_rapidocr_package(
+    hub: FolderHub, models: Path
+) -> None:
+    repository = "PaddlePaddle/arabic_PP-OCRv5_mobile_rec_safetensors"
+    textnets.RECOGNIZERS["pp_ocrv5_mobile_rec"](hub.root / repository)
+    pack = pull("pp-ocrv5-arabic", models, hub)
+    spec = resolve(open_pack("mini", models), "ocr", {"model": "pp-ocrv5-arabic"})
+    assert spec.files == bundled_weights() | {"rec": str(pack.folder)}
 
 
 def test_a_detector_takes_the_stage_that_its_config_names(hub: FolderHub, models: Path) -> None:
