@@ -71,7 +71,7 @@ class Familiarity:
 
     def __init__(self, files: Mapping[str, str], device: str, lock: threading.Lock, batch_size: int) -> None:
         """lock: of the stage, held while the device is used. Raises StageUnusable."""
-        self.lock, self.batch_size = lock, batch_size
+        self.file, self.lock, self.batch_size = files["familiarity"], lock, batch_size
         self.features = Features(files["familiarity_model"], device)
         self.weight, self.bias = read_classifier(files["familiarity"], device)
         with hold_device(lock):  # once, so that it is warm for the first batch
@@ -84,12 +84,15 @@ class Familiarity:
             )
 
     def find_unfamiliar(self, images: Sequence[Image]) -> list[bool]:
-        answers: list[bool] = []
-        for batch in split_batches(images, self.batch_size):
+        """Images that another stage of this process has asked about with the same classifier are not judged again."""
+        new = [image for image in images if image.unfamiliar is None or image.unfamiliar[0] != self.file]
+        for batch in split_batches(new, self.batch_size):
             with hold_device(self.lock):
                 scores = self.features(pixels_of(batch)) @ self.weight + self.bias
-                answers += (scores > 0).tolist()
-        return answers
+                answers = (scores > 0).tolist()
+            for image, answer in zip(batch, answers, strict=True):
+                image.unfamiliar = self.file, answer
+        return [image.unfamiliar == (self.file, True) for image in images]
 
 
 def read_classifier(file: str, device: str) -> tuple[Tensor, Tensor]:

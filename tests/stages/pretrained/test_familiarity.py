@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 from stages import registry
 from stages.base import Image, ImageError, Result, StageSpec, StageUnusable
-from stages.pretrained.familiarity import ROLES, UNFAMILIAR, KnowsAll, load_familiarity
+from stages.pretrained.familiarity import ROLES, UNFAMILIAR, Familiarity, KnowsAll, load_familiarity
 from stages.scenes.generator import make_scene
 from stages.scenes.strange import draw_strange, find_photographs
 from stages.training.familiarity import add_classifier
@@ -121,10 +122,25 @@ def test_every_stage_and_precision_gives_the_same_verdict(
     stage: int, specs: list[StageSpec], photographs: list[Image], scenes: list[Image]
 ) -> None:
     images = [*photographs, *scenes[:20]]
+    again = [replace(image, unfamiliar=None) for image in images]
     verdict = load_familiarity(specs[0], "cpu", threading.Lock()).find_unfamiliar(images)
     spec = msgspec.structs.replace(specs[stage], dtype="bfloat16", batch_size=3)
-    assert load_familiarity(spec, "cpu", threading.Lock()).find_unfamiliar(images) == verdict
+    assert load_familiarity(spec, "cpu", threading.Lock()).find_unfamiliar(again) == verdict
     assert {True, False} == set(verdict)
+
+
+def test_stages_of_one_pack_in_one_process_judge_an_image_once(
+    specs: list[StageSpec], photographs: list[Image], scenes: list[Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [replace(image, unfamiliar=None) for image in (photographs[0], scenes[0])]
+    judges = [load_familiarity(spec, "cpu", threading.Lock()) for spec in specs[:2]]
+    assert isinstance(judges[1], Familiarity)
+    verdict = judges[0].find_unfamiliar(images)
+    monkeypatch.setattr(judges[1], "features", None)
+    assert judges[1].find_unfamiliar(images) == verdict == [True, False]
+    monkeypatch.setattr(judges[1], "file", "of another pack")
+    with pytest.raises(TypeError):
+        judges[1].find_unfamiliar(images)
 
 
 def test_a_clip_without_labels_still_has_no_tags(specs: list[StageSpec], photographs: list[Image]) -> None:
