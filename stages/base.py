@@ -99,6 +99,8 @@ class Image:
     pixels: uint8 tensor [3, height, width], RGB, upright, on the worker's device; None if no stage of the
         worker needs pixels.
     results: of earlier stages, by stage name.
+    unfamiliar: whether a pack's classifier calls it so, and the file of that classifier: stages of one pack ask
+        the same one.
     """
 
     data: memoryview
@@ -106,6 +108,7 @@ class Image:
     height: int
     pixels: torch.Tensor | None = None
     results: dict[str, Result] = field(default_factory=dict)
+    unfamiliar: tuple[str, bool] | None = None
 
 
 class Stage(ABC):

@@ -14,6 +14,7 @@ from stages.clip.descriptor import TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.devices import dtype_of, hold_device
 from stages.pretrained.checkpoints import load_known
+from stages.pretrained.familiarity import UNFAMILIAR
 from stages.pretrained.vision import VisionStage
 
 
@@ -30,7 +31,12 @@ class CaptionStage(VisionStage[Tensor]):
         results: list[Result | ImageError] = []
         for batch, tokens in self.forward_batches(images):
             captions = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-            results += self._compare([caption.strip() for caption in captions], batch)
+            compared = self._compare([caption.strip() for caption in captions], batch)
+            unfamiliar = self.familiarity.find_unfamiliar(batch)
+            results += [
+                Caption(UNFAMILIAR, None) if unknown else result
+                for result, unknown in zip(compared, unfamiliar, strict=True)
+            ]
         return results
 
     def load_tower(self) -> TextTower | None:

@@ -72,7 +72,8 @@ class Caption(msgspec.Struct, frozen=True):
     """A sentence about an image."""
 
     text: str
-    similarity: float | None  # cosine of CLIP's image and caption embeddings; None without a CLIP stage
+    # Cosine of CLIP's image and caption embeddings; None without a CLIP stage, and for unfamiliar images.
+    similarity: float | None
 
 
 class BlipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

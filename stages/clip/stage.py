@@ -21,6 +21,7 @@ from stages.clip.embeddings import TextTower, encode_embedding, is_sigmoid
 from stages.descriptor import Model
 from stages.devices import hold_device
 from stages.options import read_options
+from stages.pretrained.familiarity import UNFAMILIAR
 from stages.pretrained.vision import VisionStage, speed_up_patches
 
 TEMPLATE, SIGMOID_TEMPLATE = "a photo of a {}", "This is a photo of {}."
@@ -45,12 +46,17 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         results: list[Result | ImageError] = []
-        for _, (embeddings, scores, places) in self.forward_batches(images):
-            for embedding, row, indices in zip(embeddings, scores.tolist(), places.tolist(), strict=True):
+        for batch, (embeddings, scores, places) in self.forward_batches(images):
+            unfamiliar = self.familiarity.find_unfamiliar(batch)
+            for embedding, row, indices, unknown in zip(
+                embeddings, scores.tolist(), places.tolist(), unfamiliar, strict=True
+            ):
                 tags = [
                     Tag(self.labels[index], round(score, 6))
                     for score, index in zip(row, indices, strict=True)
                 ]
+                if tags and unknown:
+                    tags = [Tag(UNFAMILIAR, 1.0)]
                 results.append(Clip(encode_embedding(embedding), tags))
         return results
 

@@ -15,6 +15,7 @@ from stages.base import Image, Stage, StageSpec, StageUnusable
 from stages.descriptor import SMALL, Model
 from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
 from stages.pretrained.checkpoints import load_known, load_part
+from stages.pretrained.familiarity import Judge, KnowsAll, load_familiarity
 from stages.resizing.resize import ImageProcessor
 
 Output = TypeVar("Output")
@@ -27,6 +28,7 @@ class VisionStage(Stage, Generic[Output]):
 
     models: ClassVar[tuple[Model, ...]]  # those that it takes, as in its descriptor
     processor: ClassVar[Any] = ImageProcessor
+    familiarity: Judge = KnowsAll()
 
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:
@@ -49,8 +51,10 @@ class VisionStage(Stage, Generic[Output]):
         """The model's answer for a batch of images, uint8 [3, height, width] each, copied to the host."""
 
     def load_vision_model(self) -> Any:
-        """The model in the stage's folder; self.prepare becomes its preprocessing. Raises StageUnusable."""
+        """The model in the stage's folder; self.prepare becomes its preprocessing, and self.familiarity what its
+        pack says about unfamiliar images. Raises StageUnusable."""
         self.prepare = self.load_processor(self.spec, self.device)
+        self.familiarity = load_familiarity(self.spec, self.device, self.lock)
         spec = self.spec
         small = spec.dtype if spec.dtype in SMALL else ""
         return load_known(self.models, spec.files["model"], dtype_of(spec), self.device, spec.spread, small)

@@ -272,6 +272,9 @@ class ImageProcessor(Resizer):
         """pixels: uint8 [3, height, width] each, on the device, of any sizes."""
         if self.antialias and has_kernels_for(pixels[0]):
             return self.prepare_with_kernels(pixels)
+        return self.prepare_in_torch(pixels)
+
+    def prepare_in_torch(self, pixels: Sequence[Tensor]) -> Tensor:
         batch = torch.empty(len(pixels), 3, *self.geometry.kept, device=self._device)
         for places, resized in self.resize(pixels):
             batch[places] = resized.float()

@@ -22,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import cv2
 import msgspec
@@ -158,6 +159,7 @@ def encode_scene(scene: Scene) -> tuple[str, bytes]:
 
 
 Progress = Callable[[int], None]
+Made = TypeVar("Made")
 
 
 def write_samples(folder: Path, count: int, seed: int, progress: Progress | None = None) -> None:
@@ -186,7 +188,7 @@ def _write_scenes(make: Make, folder: Path, count: int, seed: int, progress: Pro
     old = file.read_bytes().splitlines() if file.exists() else []
     truths = {msgspec.json.decode(line, type=_Name).file: line for line in old}
     for done, (name, line) in enumerate(
-        _map_processes(functools.partial(_write_scene, make, folder, seed), count), 1
+        map_processes(functools.partial(_write_scene, make, folder, seed), count), 1
     ):
         truths[name] = line
         if progress:
@@ -207,7 +209,7 @@ def _write_scene(make: Make, folder: Path, seed: int, index: int) -> tuple[str, 
 WORTH_A_PROCESS = 100  # images; starting one takes as long as making thirty
 
 
-def _map_processes(work: Callable[[int], tuple[str, bytes]], count: int) -> Iterator[tuple[str, bytes]]:
+def map_processes(work: Callable[[int], Made], count: int) -> Iterator[Made]:
     """work(0), work(1), … in order, in as many processes as pay for their start."""
     processes = min(len(os.sched_getaffinity(0)), count // WORTH_A_PROCESS)
     if processes < 2:

@@ -26,6 +26,8 @@ TARGETS = (
     ("groups_true_of_objects", "… objects, colors and counts alone", None),
     ("words_read", "OCR words read", 0.95),
     ("bins", "bins equal to the truth", 0.97),
+    ("scenes_known", "scenes that no stage calls unfamiliar", 0.99),
+    ("photographs_unknown", "photographs that every stage calls unfamiliar", 0.95),
 )
 
 
@@ -52,9 +54,9 @@ CARD = """\
 
 Small models of the four families that visiond runs, so that `visiond demo`, the tests and a first try need no download.
 
-**It knows only its toy world:** the synthetic scenes of `visiond samples`. On real photographs its boxes, tags and
-captions mean nothing; take the standard pack for those (`visiond models pull`). PP-OCRv6 small reads the text;
-it has its real weights and is not part of this folder.
+**It knows only its toy world:** the synthetic scenes of `visiond samples`. To most other images it answers with no
+objects, and with the tag and the caption "not a scene of the demonstration pack"; take other models for those
+(docs/models.md). PP-OCRv6 small reads the text of any image; it has its real weights and is not part of this folder.
 
 ## What is in it
 
@@ -80,6 +82,10 @@ vision towers had to say which object, of which color and how many alike is cent
 |---|---|---|---|---|---|---|---|
 {trainings}
 
+`familiarity.safetensors` is a linear classifier on BLIP's vision features, fitted at the end
+(`stages/training/familiarity.py`) on scenes of another seed and on drawn pictures that are no scenes. No photograph
+was used for it.
+
 ## Scores
 
 {scored}
@@ -91,7 +97,7 @@ vision towers had to say which object, of which color and how many alike is cent
 ## Limits
 
 Nine objects at most, and captions that name at most three groups of them; objects smaller than about a tenth of the
-image's short side are not in the data; a caption is one of a closed grammar, whatever the picture shows.{groups}
+image's short side are not in the data; a caption is one of a closed grammar.{groups}{refused}
 """
 
 
@@ -112,6 +118,7 @@ def write_card(pack: Path, card: Card) -> None:
         scored=describe_scoring(card.scores),
         scores="\n".join(list_scores(card.scores)),
         groups=describe_groups(card.scores),
+        refused=describe_refused(card.scores),
     )
     (pack / "README.md").write_text(text)
 
@@ -121,10 +128,12 @@ def list_files(pack: Path) -> list[str]:
         ("yolo", "YOLOv8, an eighth of the width", "yolo.safetensors"),
         ("clip", "CLIPModel", "clip/model.safetensors"),
         ("blip", "BlipForConditionalGeneration", "blip/model.safetensors"),
+        ("all", "linear classifier", "familiarity.safetensors"),
     )
     return [
         f"| {name} | {kind} | {file} | {(pack / file).stat().st_size / 1e6:.1f} MB |"
         for name, kind, file in rows
+        if (pack / file).is_file()
     ]
 
 
@@ -149,7 +158,16 @@ def describe_scoring(scores: Mapping[str, Any]) -> str:
         return "Not scored."
     return (
         f"On {scores['scenes']:,} scenes of seed {scores['seed']}, never trained on, in full size, as files; OCR and bins on "
-        f"{scores['read']:,} of them (`python -m stages.training.score`)."
+        f"{scores['read']:,} of them{describe_photographs(scores)} (`python -m stages.training.score`)."
+    )
+
+
+def describe_photographs(scores: Mapping[str, Any]) -> str:
+    count = scores.get("photographs", 0)
+    return (
+        f"; {count} photographs from Python packages, which `benchmarks/photographs.py` collects"
+        if count
+        else ""
     )
 
 
@@ -166,6 +184,15 @@ def describe_groups(scores: Mapping[str, Any]) -> str:
         if shares
         else ""
     )
+
+
+def describe_refused(scores: Mapping[str, Any]) -> str:
+    """The share of empty backdrops that the classifier takes for something else, by their captions."""
+    empty = scores.get("by_kind", {}).get("empty", {}).get("captions_true")
+    if empty is None or scores.get("scenes_known") is None:
+        return ""
+    often = "Backdrops without objects are the scenes that are called unfamiliar most often"
+    return f"\n{often}: {empty:.2f} of them have a true caption."
 
 
 def list_scores(scores: Mapping[str, Any]) -> list[str]:

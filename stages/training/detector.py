@@ -8,15 +8,21 @@ so a resumed run is not exactly the same.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cv2
 import msgspec
 import torch
 
+from stages.scenes.truth import Truth
 from stages.training import mini
+from stages.training.cache import label_line, open_dataset, read_upright
 from stages.training.job import WEIGHTS, DetectorJob, forget_training
 from stages.training.log import cut_log
 from stages.training.trainer import LOG
@@ -161,6 +167,24 @@ def validate_detector(weights: Path, dataset: Path, workdir: Path) -> dict[str, 
     validator = DetectionValidator(args=settings)
     figures = validator(model=network)
     return {"map50": float(figures["metrics/mAP50(B)"]), "map50_95": float(figures["metrics/mAP50-95(B)"])}
+
+
+def write_dataset(files: Path, truths: Sequence[Truth], folder: Path) -> None:
+    """Write the files for ultralytics' validator: upright, with label files."""
+    open_dataset(folder, train="val")
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        list(threads.map(lambda truth: write_upright(files / truth.file, truth, folder), truths))
+
+
+def write_upright(file: Path, truth: Truth, folder: Path) -> None:
+    image = folder / "images" / "val" / file.name
+    if not image.exists() and truth.orientation == 1:
+        os.link(file, image)
+    elif not image.exists():
+        pixels = cv2.cvtColor(read_upright(file.read_bytes()), cv2.COLOR_RGB2BGR)
+        cv2.imwrite(str(image), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
+    lines = [label_line(thing.label, thing.box, truth.width, truth.height) for thing in truth.objects]
+    (folder / "labels" / "val" / f"{file.stem}.txt").write_text("\n".join(lines))
 
 
 def main() -> None:

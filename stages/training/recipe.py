@@ -56,6 +56,8 @@ def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
 
 
 def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
+    from stages.training.familiarity import COUNT, add_familiarity
+
     started = time.monotonic()
     restore_folder(options.out)
     known = read_card(options.out).trainings if set(options.only) != set(KINDS) else {}
@@ -72,6 +74,7 @@ def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
         make_scenes(options, data, report)
     train_all(options, data, report, lock)
     pack_models(options)
+    add_familiarity(options.out, options.workdir / "familiarity", min(COUNT, options.scenes), report)
     report(f"the pack is in {options.out}")
     trainings = known | {
         kind: read_training(log, count_scenes(data), options.seed) for kind, log in list_logs(options).items()
@@ -245,11 +248,19 @@ def pack_models(options: Options) -> None:
 
 
 def score(options: Options, report: Say) -> dict[str, Any]:
+    from stages.scenes.strange import find_photographs
     from stages.training.score import score_pack
 
     os.environ["YOLO_CONFIG_DIR"] = str(options.workdir)
     workdir = options.workdir / "unseen"
-    scores = score_pack(options.out, options.score, read=options.read, workdir=workdir, say=report)
+    scores = score_pack(
+        options.out,
+        options.score,
+        read=options.read,
+        workdir=workdir,
+        photographs=find_photographs(),
+        say=report,
+    )
     figures: dict[str, Any] = msgspec.to_builtins(scores)
     for name, value in figures.items():
         if isinstance(value, int | float):

@@ -1,6 +1,6 @@
 """Scores a pack on scenes that it has never seen. Every stage runs as in the daemon, from a file's bytes.
 
-python -m stages.training.score PACK [--count 2000] [--seed 90001]
+python -m stages.training.score PACK [--count 2000] [--seed 90001] [--photographs FOLDER]
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-import cv2
 import msgspec
 import torch
 from torch import Tensor
@@ -30,10 +28,12 @@ from stages.decoding.decoder import Decoders
 from stages.decoding.images import decode, inspect
 from stages.devices import split_batches
 from stages.ocr.descriptor import Ocr
+from stages.pretrained.familiarity import UNFAMILIAR
 from stages.scenes.generator import write_samples
+from stages.scenes.strange import find_photographs
 from stages.scenes.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
-from stages.training.cache import label_line, open_dataset, read_upright
 from stages.weights.packs import Pack, open_pack, resolve_all
+from stages.yolo.descriptor import Objects
 
 UNSEEN_SEED = 90_001
 CHOICES = 100  # captions from which CLIP picks one
@@ -41,7 +41,7 @@ BATCH = 64
 MISSES_KEPT = 40
 
 Results = Mapping[str, Result | ImageError]
-Kind = TypeVar("Kind", Clip, Caption)
+Kind = TypeVar("Kind", Objects, Clip, Caption)
 
 
 class Scores(msgspec.Struct, kw_only=True):
@@ -61,6 +61,9 @@ class Scores(msgspec.Struct, kw_only=True):
     groups_true_of_objects: float | None  # the same, without the place in the caption
     words_read: float | None
     bins: float | None
+    scenes_known: float | None  # no stage says that they are unfamiliar
+    photographs: int
+    photographs_unknown: float | None  # every stage says so, and YOLO finds nothing in them
     seconds: dict[str, float] = {}  # of each stage, for one image
     by_kind: dict[str, dict[str, float | None]] = {}
     misses: list[dict[str, str]] = []
@@ -73,40 +76,46 @@ def score_pack(
     workdir: Path,
     read: int | None = None,
     seed: int = UNSEEN_SEED,
+    photographs: Sequence[Path] = (),
     say: Callable[[str], None] = print,
 ) -> Scores:
-    """Score on `count` scenes of full size, as files; OCR and bins on the first `read` of them (None: all)."""
+    """Score on `count` scenes of full size, as files; OCR and bins on the first `read` of them (None: all).
+    photographs: image files that the pack should not know."""
     files, dataset = workdir / f"files-{seed}-{count}", workdir / f"detector-{seed}-{count}"
     if not (files / TRUTH).is_file():
         write_samples(files, count, seed)
     truths = read_truth(files / TRUTH)
     # It imports ultralytics, which not every caller needs.
-    from stages.training.detector import validate_detector
+    from stages.training.detector import validate_detector, write_dataset
 
     write_dataset(files, truths, dataset)
     figures = validate_detector(pack, dataset / "data.yaml", workdir)
     say(f"scored the detector on {count} unseen scenes")
     results, seconds = run_stages(pack, files, truths, count if read is None else read)
     say("ran all stages")
-    return judge(pack, truths, results, figures, seconds, seed)
+    refused = refuse_photographs(pack, photographs)
+    return judge(pack, truths, results, figures, seconds, seed, refused)
 
 
-def write_dataset(files: Path, truths: Sequence[Truth], folder: Path) -> None:
-    """Write the files for ultralytics' validator: upright, with label files."""
-    open_dataset(folder, train="val")
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        list(threads.map(lambda truth: write_upright(files / truth.file, truth, folder), truths))
+def refuse_photographs(pack: Path, files: Sequence[Path]) -> list[bool]:
+    """Whether each image is unfamiliar to every stage."""
+    device = find_device()
+    overrides = {name: {"batch_size": BATCH} for name in ("yolo", "clip", "blip")}
+    stages = load_stages(open_pack(pack, pack.parent), overrides, device) if files else []
+    answers = [
+        answer
+        for images in read_batches(files, BATCH, device)
+        for answer in run_batch(stages, images, Counter())
+    ]
+    return [is_unknown(answer) == {True} for answer in answers]
 
 
-def write_upright(file: Path, truth: Truth, folder: Path) -> None:
-    image = folder / "images" / "val" / file.name
-    if not image.exists() and truth.orientation == 1:
-        os.link(file, image)
-    elif not image.exists():
-        pixels = cv2.cvtColor(read_upright(file.read_bytes()), cv2.COLOR_RGB2BGR)
-        cv2.imwrite(str(image), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
-    lines = [label_line(thing.label, thing.box, truth.width, truth.height) for thing in truth.objects]
-    (folder / "labels" / "val" / f"{file.stem}.txt").write_text("\n".join(lines))
+def is_unknown(answers: Results) -> set[bool]:
+    """What the stages say: whether an image is unfamiliar."""
+    objects, tags = expect(answers, "yolo", Objects), expect(answers, "clip", Clip).tags
+    caption = expect(answers, "blip", Caption).text
+    unknown = {[tag.label for tag in tags] == [UNFAMILIAR], caption == UNFAMILIAR}
+    return unknown | {False} if objects.count else unknown
 
 
 # The stages.
@@ -117,7 +126,7 @@ def run_stages(
 ) -> tuple[list[Results], dict[str, float]]:
     """Each file's results by stage name (OCR's only for the first `read`),
     and each stage's seconds for an image."""
-    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    device = find_device()
     names = [name for name in (stage.name for stage in registry.BUILT_IN) if name != "ocr" or read]
     overrides: dict[str, dict[str, Any]] = {name: {"batch_size": BATCH} for name in names}
     if device != "cpu" and "ocr" in overrides:
@@ -132,6 +141,10 @@ def run_stages(
             results += run_batch(wanted, images, spent)
     seen = {"ocr": min(read, len(truths))}
     return results, {name: total / seen.get(name, len(truths)) for name, total in spent.items()}
+
+
+def find_device() -> str:
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def load_stages(pack: Pack, overrides: Mapping[str, Mapping[str, Any]], device: str) -> list[Stage]:
@@ -183,7 +196,9 @@ def judge(
     detector: Mapping[str, float],
     seconds: Mapping[str, float],
     seed: int,
+    refused: Sequence[bool],
 ) -> Scores:
+    """refused: whether each photograph is unfamiliar to every stage."""
     from stages.clip.embeddings import decode_embedding
 
     pairs = list(zip(truths, results, strict=True))
@@ -215,6 +230,9 @@ def judge(
         caption_picked=mean(picked),
         **{name: mean(marks[name]) for name in MARKS},
         words_read=right / words if words else None,
+        scenes_known=mean([is_unknown(answers) == {False} for _, answers in pairs]),
+        photographs=len(refused),
+        photographs_unknown=mean(refused),
         seconds=dict(seconds),
         by_kind={
             kind: {name: mean(values) for name, values in columns.items()}
@@ -352,6 +370,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--read", type=int, help="scenes for OCR and bins; all if not given")
     parser.add_argument("--seed", type=int, default=UNSEEN_SEED)
+    parser.add_argument(
+        "--photographs", type=Path, help="folder of photographs; if not given, those in installed packages"
+    )
     parser.add_argument("--workdir", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -360,6 +381,7 @@ def main() -> None:
             options.count,
             read=options.read,
             seed=options.seed,
+            photographs=find_photographs(options.photographs),
             workdir=options.workdir or Path(folder),
         )
     print(msgspec.json.format(msgspec.json.encode(scores), indent=1).decode())

@@ -25,6 +25,7 @@ from stages.devices import (
     synchronize,
 )
 from stages.options import read_options
+from stages.pretrained.familiarity import load_familiarity
 from stages.yolo.descriptor import Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases, fill_with_kernel
 from stages.yolo.network import (
@@ -67,6 +68,7 @@ class YoloStage(Stage):
         with device_errors():
             self.model = model.fuse(verbose=False).to(self.device, dtype, memory_format=torch.channels_last)
         self.dtype, self.end2end = dtype, bool(model.end2end)
+        self.familiarity = load_familiarity(self.spec, self.device, self.lock)
         if dtype != torch.float32:
             decode_in_float32(model.model[-1])
             if self.device.startswith("cuda") and has_kernels(torch.device(self.device)):
@@ -89,6 +91,9 @@ class YoloStage(Stage):
                     candidates = self._forward(pixels, [boxes[place] for place in batch])
                 for place, found in zip(batch, self._suppress(candidates), strict=True):
                     results[place] = self._describe(found, canvas, images[place])
+        for place, unknown in enumerate(self.familiarity.find_unfamiliar(images)):
+            if unknown:
+                results[place] = describe([], [], [], images[place])
         return [results[place] for place in range(len(images))]
 
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:

@@ -215,6 +215,9 @@ SCORES = {
     "read": 4,
     "map50": 0.876,
     "bins": None,
+    "scenes_known": 0.995,
+    "photographs": 5,
+    "photographs_unknown": 0.8,
     "by_kind": {"photo of 1 group": {"captions_true": 0.95}, "receipt": {"captions_true": 1.0}},
 }
 
@@ -227,6 +230,9 @@ def test_the_card_states_scores_sizes_and_limits(pack: Pack, tmp_path: Path) -> 
     assert "knows only its toy world" in text
     assert "| blip | 1,234 | 1 | 150 | 12 | 1,800 |" in text
     assert "alike in kind and color: 0.95 of 1 group." in text
+    assert "; 5 photographs from Python packages" in text
+    assert "| scenes that no stage calls unfamiliar | 0.995 | ≥ 0.99 |" in text
+    assert "| photographs that every stage calls unfamiliar | 0.800 | ≥ 0.95 |" in text
     verify(pack)
     draw_curves({"blip": log}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -11,9 +11,19 @@ from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip, Tag
 from stages.clip.embeddings import encode_embedding
 from stages.ocr.descriptor import Line, Ocr
+from stages.pretrained.familiarity import UNFAMILIAR
+from stages.scenes.strange import find_photographs
 from stages.scenes.truth import Truth
 from stages.training.cache import draw
-from stages.training.score import choose_bin, count_read, groups_are_true, mark, pick_captions, score_pack
+from stages.training.score import (
+    choose_bin,
+    count_read,
+    groups_are_true,
+    is_unknown,
+    mark,
+    pick_captions,
+    score_pack,
+)
 from stages.weights.packs import MINI
 from stages.yolo.descriptor import Detection, Objects
 
@@ -102,8 +112,21 @@ def test_a_caption_is_picked_only_where_it_is_nearest(photo: Truth) -> None:
     assert pick_captions(torch.eye(2).flip(0), texts, [photo, other]) == [False, False]
 
 
+def test_an_image_is_unknown_only_if_every_stage_says_so(photo: Truth) -> None:
+    known = answer(photo, photo.captions[0], photo.tags[0])
+    unknown = answer(photo, UNFAMILIAR, UNFAMILIAR) | {"yolo": Objects([], 0, 0, 0.0)}
+    assert (is_unknown(known), is_unknown(unknown)) == ({False}, {True})
+    for stage in ("yolo", "clip", "blip"):
+        assert is_unknown(unknown | {stage: known[stage]}) == {True, False}
+    assert mark(photo, unknown)[0]["captions_true"] is False
+
+
 def test_the_pack_is_scored_on_files_and_read_where_it_is_asked_to(tmp_path: Path) -> None:
-    scores = score_pack(MINI, 12, workdir=tmp_path, read=5, say=lambda line: None)
+    photographs = find_photographs()[:3]
+    scores = score_pack(MINI, 12, workdir=tmp_path, read=5, photographs=photographs, say=lambda line: None)
+    assert (scores.photographs, scores.photographs_unknown) == (3, 1.0)
+    assert scores.scenes_known is not None
+    assert scores.scenes_known > 0.9
     assert (scores.scenes, scores.read) == (12, 5)
     assert scores.map50 > 0.9
     assert scores.captions_true is not None

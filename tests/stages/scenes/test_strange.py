@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from stages.scenes import strange
+from stages.scenes.strange import draw_strange, find_photographs, write_strange
+
+
+def test_a_seed_and_an_index_always_make_the_same_picture() -> None:
+    first, again = draw_strange(3, 5), draw_strange(3, 5)
+    assert np.array_equal(first, again)
+    assert first.dtype == np.uint8
+    other = draw_strange(3, 6)
+    assert first.shape != other.shape or not np.array_equal(first, other)
+
+
+def test_pictures_are_written_as_files(tmp_path: Path) -> None:
+    files = write_strange(tmp_path / "new", 3, seed=3)
+    assert [file.name for file in files] == ["3-000000.jpg", "3-000001.jpg", "3-000002.jpg"]
+    for index, file in enumerate(files):
+        assert cv2.imread(str(file)).shape == draw_strange(3, index).shape
+
+
+def test_photographs_are_those_of_a_folder_or_of_installed_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b.jpg").touch()
+    (tmp_path / "a.jpg").touch()
+    assert [path.name for path in find_photographs(tmp_path)] == ["a.jpg", "b.jpg"]
+    assert {"bus.jpg", "zidane.jpg", "grace_hopper.jpg"} <= {path.name for path in find_photographs()}
+    monkeypatch.setattr(strange, "PHOTOGRAPHS", {("no_such_package", "data"): ("a.jpg",)})
+    assert find_photographs() == []
