@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -171,7 +172,8 @@ def bound() -> Iterator[None]:
     """A daemon with one station binds its own process, here that of the tests."""
     yield
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), HERE)
+        with contextlib.suppress(ProcessLookupError):  # one of the daemon's that ends just now
+            os.sched_setaffinity(int(thread), HERE)
 
 
 @several_cores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -64,6 +65,11 @@ def images() -> list[Image]:
         draw_image(height, width, seed)
         for seed, (height, width) in enumerate([(90, 120), (64, 48), (80, 80)])
     ]
+
+
+def on_gpu(image: Image) -> Image:
+    assert image.pixels is not None
+    return dataclasses.replace(image, pixels=image.pixels.cuda())
 
 
 def load(
@@ -196,7 +202,8 @@ def test_a_gpu_answers_with_float8_weights(
     ]
     assert small
     assert {layer.weight.qdata.dtype for layer in small} == {torch.float8_e4m3fn}
-    assert [type(answer) for answer in loaded.run(images)] == [STAGES[stage].result] * len(images)
+    answers = loaded.run([on_gpu(image) for image in images])
+    assert [type(answer) for answer in answers] == [STAGES[stage].result] * len(images)
 
 
 @pytest.mark.gpu
@@ -204,12 +211,14 @@ def test_a_gpu_answers_with_float8_weights(
 def test_only_the_language_model_has_int4_weights(
     tmp_path: Path, images: list[Image], monkeypatch: Any
 ) -> None:
-    monkeypatch.setitem(captioners.TEXT, "hidden_size", 128)
-    captioners.CAPTIONERS["qwen2_vl"](folder := tmp_path / "qwen")
+    monkeypatch.setitem(captioners.TEXT, "hidden_size", 128)  # these weights are packed by 128
+    vision = {"embed_dim": 32, "hidden_size": 128, "mlp_ratio": 2}
+    captioners.make_qwen("Qwen2VL", vision, {"mrope_section": [8, 4, 4]})(folder := tmp_path / "qwen")
     loaded = load("blip", folder, "int4", "cuda:0")
     small = [
         name for name, layer in linear_layers(loaded.model).items() if type(layer.weight) is not nn.Parameter
     ]
     assert small
     assert all(LANGUAGE_MODEL in name.split(".") for name in small)
-    assert [type(answer) for answer in loaded.run(images)] == [BLIP.result] * len(images)
+    answers = loaded.run([on_gpu(image) for image in images])
+    assert [type(answer) for answer in answers] == [BLIP.result] * len(images)

@@ -1,0 +1,63 @@
+"""Lanczos resizing in transformers' image processors, with the same pixels on every device.
+
+torchvision has that filter since 0.27, and only for the CPU. Without it transformers takes a processor that works
+with Pillow on the host, or a bicubic filter on a GPU, and other pixels make other words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL.Image import Resampling
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from transformers.utils import is_torchvision_greater_or_equal
+
+from stages.devices import split_batches
+from stages.resizing.resize import PIXELS_AT_ONCE, Filter, Floats, prepare_axis, resize_in_torch
+
+ON_CPU = is_torchvision_greater_or_equal("0.27")  # whether torchvision has the filter there
+NAMES = (Resampling.LANCZOS, InterpolationMode.LANCZOS)
+
+
+def lanczos(distance: Floats) -> Floats:
+    """A sinc in the window of a wider one (Duchon, "Lanczos filtering in one and two dimensions", 1979); zero for
+    distances from 3 on."""
+    return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
+
+
+LANCZOS = Filter("lanczos", 3, lanczos)
+
+
+def resize_by_lanczos(images: Tensor, height: int, width: int) -> Tensor:
+    """uint8 [images, 3, any height, any width] to uint8 [images, 3, height, width], in the integer arithmetic of
+    torchvision's filter."""
+    rows, columns = (
+        prepare_axis(size, resized, 0, resized, str(images.device), LANCZOS)
+        for size, resized in zip(images.shape[-2:], (height, width), strict=True)
+    )
+    largest = max(math.prod(images.shape[-2:]), height * width)
+    parts = split_batches(range(len(images)), max(PIXELS_AT_ONCE // largest, 1))
+    return torch.cat([resize_in_torch(images[part[0] : part[-1] + 1], rows, columns) for part in parts])
+
+
+def make_exact(processor: Any) -> None:
+    """Let an image processor of transformers (its torchvision version), if its filter is Lanczos, resize on every
+    device as on the CPU."""
+    if processor.resample in NAMES:
+        processor.resize = keep_filter(processor.resize)
+
+
+def keep_filter(resize: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def resize_exactly(image: Tensor, size: Any, resample: Any = None, **kwargs: Any) -> Tensor:
+        if ON_CPU and image.device.type == "cpu":
+            return resize(image, size, resample=resample, **kwargs)
+        # Each processor has its own rule for the size; a tensor without pixels shows it.
+        shape = resize(image.to("meta"), size, resample=Resampling.BICUBIC, **kwargs).shape
+        return resize_by_lanczos(image, *shape[-2:])
+
+    return resize_exactly
