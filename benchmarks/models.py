@@ -1,0 +1,104 @@
+"""The rates of models in visiond and in transformers itself, on the first GPU (or the CPU).
+
+    python -m benchmarks.models --folder /tmp/models
+    python -m benchmarks.models --folder /tmp/models --only clip-b32,qwen3-vl-2b --seconds 1
+
+The models have the sizes of the published ones and random weights: weights only decide how long a text is, and captions
+have exactly 20 tokens here, and pages 256. Each is measured as by `visiond bench --models`, and then as transformers'
+documentation runs it: its processor on the host, the model in half precision, the whole batch at once, the boxes or
+texts at the end. Images are decoded before the clock starts. Prints a table in Markdown, a line as soon as it is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.architectures import ARCHITECTURES
+from daemon.bench.job import Place, make_once, run_module
+from daemon.bench.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Measurement, Order, measure
+from daemon.errors import VisiondError
+from daemon.layout import natural_dtype
+from daemon.system.gpus import list_gpus
+from stages.base import StageSpec
+from stages.weights.packs import open_pack, resolve
+
+OPTIONS = {"blip": {"force_tokens": 20}, "ocr": {"max_new_tokens": 256}}
+MAKERS = 4  # processes that make weights at once
+HEAD = "| model | images/s | at batch | transformers | times | GB | load, s |\n|---|---|---|---|---|---|---|"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("bench-models"), help="for weights and images")
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--batches", type=int, nargs="*", help="sizes to try")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each measurement, at least")
+    parser.add_argument("--dtype", default="", help="for example int8")
+    given = parser.parse_args()
+    only = set(filter(None, given.only.split(",")))
+    makers = {
+        (stage, name): make
+        for stage, models in ARCHITECTURES.items()
+        for name, make in models.items()
+        if not only or name in only
+    }
+    gpus = list_gpus()[:1]
+    device = gpus[0].device if gpus else "cpu"
+    images = [str(path) for path in Place(given.folder).make_images(IMAGES)]
+    sizes = tuple(given.batches or (GPU_BATCHES if gpus else CPU_BATCHES))
+    print(HEAD, flush=True)
+    with ProcessPoolExecutor(MAKERS, get_context("spawn")) as pool:
+        made = {key: pool.submit(make_model, key[0], key[1], given.folder / key[1]) for key in makers}
+        for (stage, name), folder in made.items():
+            spec = describe(stage, folder.result(), given.folder, given.dtype or natural_dtype(gpus))
+            order = Order(spec, device, images, sizes, given.seconds)
+            print(compare(name, order), flush=True)
+
+
+def make_model(stage: str, name: str, folder: Path) -> Path:
+    return make_once(folder, ARCHITECTURES[stage][name])
+
+
+def describe(stage: str, folder: Path, models: Path, dtype: str) -> StageSpec:
+    settings = {"dtype": dtype, "options": OPTIONS.get(stage, {})}
+    if stage == "clip":
+        settings["options"] = {"labels": [f"thing {number}" for number in range(100)]}
+    return resolve(open_pack(folder, models), stage, settings)
+
+
+def compare(name: str, order: Order) -> str:
+    ours = measure(order)
+    if not (best := ours.best):
+        return f"| {name} | {ours.problem} | | | | | |"
+    theirs = measure_stock(msgspec.structs.replace(order, batch_sizes=(best.batch_size,)))
+    stock = theirs.best.images_per_second if theirs.best else None
+    cells = [
+        name,
+        f"{best.images_per_second:,.4g}",
+        f"{best.batch_size}",
+        f"{stock:,.4g}" if stock else theirs.problem,
+        f"{best.images_per_second / stock:.1f}" if stock else "",
+        f"{ours.memory_bytes / 1e9:.1f}",
+        f"{ours.load_seconds:.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def measure_stock(order: Order) -> Measurement:
+    """The rate of transformers' own way, at the one batch size of the order."""
+    try:
+        printed = run_module("benchmarks.stock", task=msgspec.msgpack.encode(order))
+        return msgspec.json.decode(printed.splitlines()[-1], type=Measurement)
+    except VisiondError as error:
+        return Measurement(problem=str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The child process of `python -m benchmarks.models` that measures a model as transformers' documentation runs it.
+
+It reads an Order from standard input; the last line of its standard output is a Measurement.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+from torch import Tensor
+from transformers.models.smolvlm import processing_smolvlm
+
+from daemon.bench.models import Measurement, Order, Rate
+from stages.blip.florence import TASKS
+from stages.devices import dtype_of, synchronize
+from stages.pretrained.language import ask
+from stages.training.score import read_batches
+from stages.yolo.network import load_network
+
+Call = Callable[[Sequence[Tensor]], object]
+REHEARSALS = 2
+
+
+def main() -> None:
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    [size] = order.batch_sizes
+    [images] = read_batches(list(map(Path, order.images)), len(order.images), "cpu")
+    batch = [image.pixels for image in islice(cycle(images), size)]
+    call = choose(order)
+    with torch.inference_mode():
+        for _ in range(REHEARSALS):
+            call(batch)
+        synchronize(order.device)
+        started, calls, spent = time.perf_counter(), 0, 0.0
+        while spent < order.seconds:
+            call(batch)
+            synchronize(order.device)
+            calls, spent = calls + 1, time.perf_counter() - started
+    print(msgspec.json.encode(Measurement([Rate(size, calls * size / spent)])).decode())
+
+
+def detect_with_ultralytics(order: Order) -> Call:
+    from ultralytics import YOLO
+
+    network, config = load_network(order.spec.files)
+    detector = YOLO("yolov8n.yaml", verbose=False)
+    detector.model = network
+    options = {"imgsz": config["imgsz"], "device": order.device, "verbose": False, "half": is_half(order)}
+
+    def detect(batch: Sequence[Tensor]) -> object:
+        arrays = [
+            image.permute(1, 2, 0).flip(2).contiguous().numpy() for image in batch
+        ]  # BGR, as OpenCV reads
+        return [found.boxes.cpu() for found in detector.predict(arrays, batch=len(arrays), **options)]
+
+    return detect
+
+
+def detect_with_transformers(order: Order) -> Call:
+    model = load(transformers.AutoModelForObjectDetection, order)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder_of(order))
+
+    def detect(batch: Sequence[Tensor]) -> object:
+        inputs = processor(images=list(batch), return_tensors="pt").to(order.device, model.dtype)
+        sizes = [tuple(image.shape[1:]) for image in batch]
+        found = processor.post_process_object_detection(model(**inputs), threshold=0.25, target_sizes=sizes)
+        return [{name: tensor.cpu() for name, tensor in boxes.items()} for boxes in found]
+
+    return detect
+
+
+def embed(order: Order) -> Call:
+    model = load(transformers.AutoModel, order)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder_of(order))
+
+    def run(batch: Sequence[Tensor]) -> object:
+        inputs = processor(images=list(batch), return_tensors="pt").to(order.device, model.dtype)
+        return model.get_image_features(**inputs).pooler_output.float().cpu()
+
+    return run
+
+
+def write(order: Order) -> Call:
+    model = load(transformers.AutoModelForImageTextToText, order)
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # it is for videos
+    processor = transformers.AutoProcessor.from_pretrained(folder_of(order))
+    tokens = order.spec.options.get("force_tokens")
+    limits = {"min_new_tokens": tokens, "max_new_tokens": tokens} if tokens else dict(order.spec.options)
+    asked: dict[str, Any] = {}
+    if question := find_question(order, processor):
+        asked = {"text": question, "padding": True, "padding_side": "left"}
+
+    def run(batch: Sequence[Tensor]) -> object:
+        given = {**asked, "text": [question] * len(batch)} if asked else {}
+        images = [[image] for image in batch] if processor.chat_template else list(batch)
+        inputs = processor(images=images, **given, return_tensors="pt").to(order.device, model.dtype)
+        answers = model.generate(**inputs, **limits, do_sample=False, num_beams=1)
+        return processor.batch_decode(answers, skip_special_tokens=True)
+
+    return run
+
+
+def find_question(order: Order, processor: Any) -> str:
+    if order.spec.backend == "florence":
+        return TASKS["caption"]
+    if not processor.chat_template:
+        return ""
+    prompt = "" if order.spec.name == "ocr" else "Describe this image in one sentence."
+    return ask(processor, prompt, folder_of(order))
+
+
+def load(kind: Any, order: Order) -> Any:
+    return kind.from_pretrained(folder_of(order), dtype=dtype_of(order.spec)).eval().to(order.device)
+
+
+def folder_of(order: Order) -> str:
+    return order.spec.files["model"]
+
+
+def is_half(order: Order) -> bool:
+    return dtype_of(order.spec) != torch.float32
+
+
+def choose(order: Order) -> Call:
+    match order.spec.name, order.spec.backend:
+        case "yolo", "ultralytics":
+            return detect_with_ultralytics(order)
+        case "yolo", _:
+            return detect_with_transformers(order)
+        case "clip", _:
+            return embed(order)
+    return write(order)
+
+
+if __name__ == "__main__":
+    main()
