@@ -247,7 +247,7 @@ def make_qwen(folder: Path) -> None:
 
 def make_lighton(folder: Path) -> None:
     """LightOnOCR 1B, whose sizes are transformers' defaults; a page has at most 1540 pixels on its longer side."""
-    named = {
+    named: Any = {
         "image_token": "<|image_pad|>",
         "image_break_token": "<|vision_pad|>",
         "image_end_token": "<|vision_end|>",

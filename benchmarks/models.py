@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", help="sizes to try")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each measurement, at least")
     parser.add_argument("--dtype", default="", help="for example int8")
+    parser.add_argument("--alone", action="store_true", help="without transformers' own")
     given = parser.parse_args()
     only = set(filter(None, given.only.split(",")))
     makers = {
@@ -59,7 +60,7 @@ def main() -> None:
         for (stage, name), folder in made.items():
             spec = describe(stage, folder.result(), given.folder, given.dtype or natural_dtype(gpus))
             order = Order(spec, device, images, sizes, given.seconds)
-            print(compare(name, order), flush=True)
+            print(describe_rates(name, order, alone=given.alone), flush=True)
 
 
 def make_model(stage: str, name: str, folder: Path) -> Path:
@@ -73,22 +74,18 @@ def describe(stage: str, folder: Path, models: Path, dtype: str) -> StageSpec:
     return resolve(open_pack(folder, models), stage, settings)
 
 
-def compare(name: str, order: Order) -> str:
+def describe_rates(name: str, order: Order, *, alone: bool) -> str:
+    """A line of the table."""
     ours = measure(order)
     if not (best := ours.best):
         return f"| {name} | {ours.problem} | | | | | |"
-    theirs = measure_stock(msgspec.structs.replace(order, batch_sizes=(best.batch_size,)))
-    stock = theirs.best.images_per_second if theirs.best else None
-    cells = [
-        name,
-        f"{best.images_per_second:,.4g}",
-        f"{best.batch_size}",
-        f"{stock:,.4g}" if stock else theirs.problem,
-        f"{best.images_per_second / stock:.1f}" if stock else "",
-        f"{ours.memory_bytes / 1e9:.1f}",
-        f"{ours.load_seconds:.1f}",
-    ]
-    return f"| {' | '.join(cells)} |"
+    stock, times = "", ""
+    if not alone:
+        theirs = measure_stock(msgspec.structs.replace(order, batch_sizes=(best.batch_size,)))
+        stock = f"{theirs.best.images_per_second:,.4g}" if theirs.best else theirs.problem
+        times = f"{best.images_per_second / theirs.best.images_per_second:.1f}" if theirs.best else ""
+    own = f"{best.images_per_second:,.4g} | {best.batch_size}"
+    return f"| {name} | {own} | {stock} | {times} | {ours.memory_bytes / 1e9:.1f} | {ours.load_seconds:.1f} |"
 
 
 def measure_stock(order: Order) -> Measurement:

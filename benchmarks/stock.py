@@ -20,7 +20,7 @@ from transformers.models.smolvlm import processing_smolvlm
 
 from daemon.bench.models import Measurement, Order, Rate
 from stages.blip.florence import TASKS
-from stages.devices import dtype_of, synchronize
+from stages.devices import dtype_of, pixels_of, synchronize
 from stages.pretrained.language import ask
 from stages.training.score import read_batches
 from stages.yolo.network import load_network
@@ -33,7 +33,7 @@ def main() -> None:
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     [size] = order.batch_sizes
     [images] = read_batches(list(map(Path, order.images)), len(order.images), "cpu")
-    batch = [image.pixels for image in islice(cycle(images), size)]
+    batch = list(islice(cycle(pixels_of(images)), size))
     call = choose(order)
     with torch.inference_mode():
         for _ in range(REHEARSALS):

@@ -16,6 +16,7 @@ from stages.base import Image
 from stages.devices import hold_device
 from stages.options import read_options
 from stages.yolo.candidates import Candidates, CandidateStage, corners_of
+from stages.yolo.convolutions import speed_up_convolutions
 from stages.yolo.descriptor import DETECTORS, DetrOptions, Objects
 from stages.yolo.objects import describe
 
@@ -26,13 +27,15 @@ class DetrStage(CandidateStage):
     def load(self) -> None:
         self.options = read_options(self.spec, DetrOptions)
         self.model = self.load_vision_model()
+        speed_up_convolutions(self.model)
         self.labels = self.model.config.id2label
         with hold_device(self.lock):
             self.warm_up()
 
     def forward(self, pixels: Sequence[Tensor]) -> Candidates:
         """The best candidates, the highest score first. Corners are shares of the image's sides."""
-        output = self.model(pixel_values=self.prepare(pixels))
+        prepared = self.prepare(pixels).contiguous(memory_format=torch.channels_last)
+        output = self.model(pixel_values=prepared)
         scores = output.logits.float().sigmoid()
         _, queries, classes = scores.shape
         best, places = scores.flatten(1).topk(min(self.options.max_det, queries))
