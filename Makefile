@@ -26,7 +26,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types faults mutants bench gpu-test gpu-bench gpu-tune lock audit docs picture clean
+.PHONY: help setup demo test lint types faults mutants bench gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,9 @@ gpu-test: $(STAMP)  ## run the tests that need a CUDA device
 
 gpu-bench: $(STAMP)  ## run the standard benchmark on this machine (BENCH="--count 2000 --memory 10" for options)
 	$(BIN)/visiond bench $(BENCH)
+
+gpu-models: $(STAMP)  ## measure models of published sizes, beside transformers' own way (MODELS="--only clip-b32" for options)
+	$(BIN)/python -m benchmarks.models $(MODELS)
 
 gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs (TUNE="--gpus 1 2" for options)
 	$(BIN)/python -m benchmarks.tuning $(TUNE)

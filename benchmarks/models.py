@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, default=Path("bench-models"), help="for weights and images")
+    parser.add_argument("--folder", type=Path, default=Path("bench"), help="for weights and images")
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--batches", type=int, nargs="*", help="sizes to try")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each measurement, at least")

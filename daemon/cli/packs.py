@@ -15,6 +15,7 @@ from daemon.layout import pack_errors
 from stages import registry
 from stages.weights import catalog, names, packs
 from stages.weights.families import Entry
+from stages.weights.measured import GPU, RATES
 from stages.weights.packs import Pack
 
 
@@ -126,7 +127,7 @@ def print_packs_json(config: Config, stages: Sequence[str] | None) -> list[str]:
 
 def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
     """Print a table of the models that can be pulled."""
-    columns = ("model", "stage", "license", "parameters", "published quality", "here")
+    columns = ("model", "stage", "license", "parameters", "published quality", f"images/s, {GPU}", "here")
     rows = (
         (
             entry.name,
@@ -134,6 +135,7 @@ def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
             entry.license or "-",
             count_parameters(entry),
             entry.quality or "-",
+            f"{RATES[entry.name].images_per_second:,g}" if entry.name in RATES else "-",
             "yes" if find_folder(entry, config) else "-",
         )
         for entry in choose_entries(stages)
@@ -145,7 +147,10 @@ def print_catalog_json(config: Config, stages: Sequence[str] | None) -> None:
     rows = []
     for entry in choose_entries(stages):
         folder = find_folder(entry, config)
-        rows.append(asdict(entry) | {"here": folder is not None, "folder": str(folder or "")})
+        measured = {GPU: RATES[entry.name]} if entry.name in RATES else {}
+        rows.append(
+            asdict(entry) | {"measured": measured, "here": folder is not None, "folder": str(folder or "")}
+        )
     print_json(rows)
 
 

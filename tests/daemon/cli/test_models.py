@@ -127,6 +127,12 @@ def test_the_list_shows_what_is_here_and_below_it_what_can_be_pulled(place: Plac
         "Roboflow/rf-detr-nano",
         False,
     )
+    assert models["clip-b32"]["measured"]["H100"].keys() == {
+        "images_per_second",
+        "batch_size",
+        "memory_bytes",
+    }
+    assert nano["measured"] == {}
     assert {row["stage"] for row in list_rows(place, "--catalog", "--stage", "clip")} == {"clip"}
     text = place.command("models", "list", "--stage", "yolo").stdout
     assert text.index("used for") < text.index("published quality") < text.index("yolo26n")

@@ -4,11 +4,13 @@ import dataclasses
 
 import pytest
 
+from benchmarks.architectures import ARCHITECTURES
 from stages import registry
 from stages.descriptor import Model
 from stages.recognition import make_backend
 from stages.weights import catalog, ppocr
 from stages.weights.catalog import CATALOG, ULTRALYTICS, find_backend, find_published, offered
+from stages.weights.measured import RATES
 from stages.weights.names import parse
 
 
@@ -83,3 +85,10 @@ def test_a_repository_is_found_whatever_the_case_of_its_letters() -> None:
     assert find_published("GOOGLE/siglip2-base-patch16-224") == CATALOG["siglip2-b16-224"]
     assert find_published("Ultralytics/YOLOv8", "yolov8s.pt") == CATALOG["yolov8s"]
     assert find_published("Ultralytics/YOLOv8") is None
+
+
+def test_measured_models_are_those_of_the_benchmark() -> None:
+    published = {name: entry.stage for name, entry in CATALOG.items()}
+    benchmarked = {name: stage for stage, models in ARCHITECTURES.items() for name in models}
+    assert benchmarked.items() <= published.items()
+    assert RATES.keys() <= benchmarked.keys()
