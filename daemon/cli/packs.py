@@ -127,7 +127,7 @@ def print_packs_json(config: Config, stages: Sequence[str] | None) -> list[str]:
 
 def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
     """Print a table of the models that can be pulled."""
-    columns = ("model", "stage", "license", "parameters", "published quality", f"images/s, {GPU}", "here")
+    columns = ("model", "stage", "license", "parameters", "published quality", f"images/s, {GPU}", "GB", "here")
     rows = (
         (
             entry.name,
@@ -135,7 +135,7 @@ def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
             entry.license or "-",
             count_parameters(entry),
             entry.quality or "-",
-            f"{RATES[entry.name].images_per_second:,g}" if entry.name in RATES else "-",
+            *describe_rate(entry),
             "yes" if find_folder(entry, config) else "-",
         )
         for entry in choose_entries(stages)
@@ -152,6 +152,13 @@ def print_catalog_json(config: Config, stages: Sequence[str] | None) -> None:
             asdict(entry) | {"measured": measured, "here": folder is not None, "folder": str(folder or "")}
         )
     print_json(rows)
+
+
+def describe_rate(entry: Entry) -> tuple[str, str]:
+    """Images/s and the gigabytes that they need on the GPU; "-" if they were not measured."""
+    if not (rate := RATES.get(entry.name)):
+        return "-", "-"
+    return f"{rate.images_per_second:,g}", f"{rate.memory_bytes / 1e9:g}"
 
 
 def count_parameters(entry: Entry) -> str:
