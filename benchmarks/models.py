@@ -3,10 +3,11 @@
     python -m benchmarks.models --folder /tmp/models
     python -m benchmarks.models --folder /tmp/models --only clip-b32,qwen3-vl-2b --seconds 1
 
-The models have the sizes of the published ones and random weights: weights only decide how long a text is, and captions
-have exactly 20 tokens here, and pages 256. Each is measured as by `visiond bench --models`, and then as transformers'
-documentation runs it: its processor on the host, the model in half precision, the whole batch at once, the boxes or
-texts at the end. Images are decoded before the clock starts. Prints a table in Markdown, a line as soon as it is known.
+The models have the sizes of the published ones and random weights. Captions have exactly 20 tokens, and pages up to 256.
+Each model is measured as by `visiond bench --models`, and then as transformers' documentation runs it: its processor on the
+host, the model in half precision, the whole batch at once, then boxes or texts. Images are decoded before the clock starts:
+for visiond to the device, as its decoder leaves them, and for transformers to the host. Prints a table in Markdown, a line as
+soon as it is known.
 """
 
 from __future__ import annotations
@@ -44,23 +45,22 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without transformers' own")
     given = parser.parse_args()
     only = set(filter(None, given.only.split(",")))
-    makers = {
-        (stage, name): make
-        for stage, models in ARCHITECTURES.items()
-        for name, make in models.items()
-        if not only or name in only
-    }
     gpus = list_gpus()[:1]
     device = gpus[0].device if gpus else "cpu"
     images = [str(path) for path in Place(given.folder).make_images(IMAGES)]
     sizes = tuple(given.batches or (GPU_BATCHES if gpus else CPU_BATCHES))
+    with ProcessPoolExecutor(MAKERS, get_context("spawn")) as pool:  # before anything is measured
+        made = {
+            (stage, name): pool.submit(make_model, stage, name, given.folder / name)
+            for stage, models in ARCHITECTURES.items()
+            for name in models
+            if not only or name in only
+        }
     print(HEAD, flush=True)
-    with ProcessPoolExecutor(MAKERS, get_context("spawn")) as pool:
-        made = {key: pool.submit(make_model, key[0], key[1], given.folder / key[1]) for key in makers}
-        for (stage, name), folder in made.items():
-            spec = describe(stage, folder.result(), given.folder, given.dtype or natural_dtype(gpus))
-            order = Order(spec, device, images, sizes, given.seconds)
-            print(describe_rates(name, order, alone=given.alone), flush=True)
+    for (stage, name), folder in made.items():
+        spec = describe(stage, folder.result(), given.folder, given.dtype or natural_dtype(gpus))
+        order = Order(spec, device, images, sizes, given.seconds)
+        print(describe_rates(name, order, alone=given.alone), flush=True)
 
 
 def make_model(stage: str, name: str, folder: Path) -> Path:

@@ -127,7 +127,16 @@ def print_packs_json(config: Config, stages: Sequence[str] | None) -> list[str]:
 
 def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
     """Print a table of the models that can be pulled."""
-    columns = ("model", "stage", "license", "parameters", "published quality", f"images/s, {GPU}", "GB", "here")
+    columns = (
+        "model",
+        "stage",
+        "license",
+        "parameters",
+        "published quality",
+        f"images/s, {GPU}",
+        "GB",
+        "here",
+    )
     rows = (
         (
             entry.name,
@@ -158,7 +167,8 @@ def describe_rate(entry: Entry) -> tuple[str, str]:
     """Images/s and the gigabytes that they need on the GPU; "-" if they were not measured."""
     if not (rate := RATES.get(entry.name)):
         return "-", "-"
-    return f"{rate.images_per_second:,g}", f"{rate.memory_bytes / 1e9:g}"
+    memory = "-" if rate.memory_bytes is None else f"{rate.memory_bytes / 1e9:g}"
+    return f"{rate.images_per_second:,g}", memory
 
 
 def count_parameters(entry: Entry) -> str:

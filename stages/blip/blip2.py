@@ -37,7 +37,6 @@ class Blip2Stage(GenerateStage):
         self.prompt = torch.tensor([ids], device=self.device)
         self.before = 1 if config.is_encoder_decoder else len(ids)
         self.check_length(self.before)
-        self.speed_up_steps()
         with hold_device(self.lock):
             self.warm_up()
 

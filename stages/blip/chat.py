@@ -31,7 +31,6 @@ class ChatStage(GenerateStage):
         self.load_captioner(options.max_new_tokens, options.force_tokens)
         self.check_length(0)
         self.question = ask(self.prepare, options.prompt, self.spec.files["model"])
-        self.speed_up_steps()
         with hold_device(self.lock):
             self.warm_up()
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import AutoProcessor
+from transformers import AutoImageProcessor, AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 
 from stages.base import StageUnusable
 from stages.devices import dtype_of
 from stages.pretrained.checkpoints import first_line, load_part
-from stages.pretrained.decoding import Decoder, is_steady
 from stages.pretrained.vision import VisionStage
 from stages.resizing.lanczos import make_exact
 
@@ -26,7 +25,6 @@ class LanguageStage(VisionStage[Tensor]):
     text_name: ClassVar[str] = "text"  # what the model writes, in errors
     limits: dict[str, int]  # of new tokens, as `generate` names them
     model: Any
-    decoder: Decoder | None = None
 
     def check_length(self, before: int) -> None:
         """before: the tokens before the first new one. Raises StageUnusable if the model has too few positions: a
@@ -39,17 +37,9 @@ class LanguageStage(VisionStage[Tensor]):
                 f"{positions} positions; lower max_new_tokens."
             )
 
-    def speed_up_steps(self) -> None:
-        """Let full batches on a GPU be written faster. Call it when the limits are known."""
-        if self.device.startswith("cuda") and is_steady(self.model):
-            self.decoder = Decoder(self.model, self.limits["max_new_tokens"])
-
     def generate(self, inputs: Mapping[str, Any], before: int) -> Tensor:
         """New tokens on the host, [images, tokens]. before: the number of tokens that `generate` repeats first."""
-        options: dict[str, Any] = {**self.limits, "do_sample": False, "num_beams": 1}
-        if self.decoder and len(inputs["input_ids"]) == self.spec.batch_size:
-            options["past_key_values"] = self.decoder.clear_cache(inputs["input_ids"].shape[1])
-        tokens: Tensor = self.model.generate(**inputs, **options)
+        tokens: Tensor = self.model.generate(**inputs, **self.limits, do_sample=False, num_beams=1)
         return tokens[:, before:].cpu()
 
     def answer(self, question: str, pixels: Sequence[Tensor]) -> Tensor:
@@ -70,7 +60,11 @@ def load_processor(folder: str, kind: Any = AutoProcessor) -> Any:
     """A model's processor for images and text, which works on any device. kind: its class. Raises StageUnusable."""
     # SmolVLM's processor refuses to start without the package num2words, which only videos need.
     processing_smolvlm.num2words = processing_smolvlm.num2words or str
-    processor = load_part("processor", kind, folder, trust_remote_code=False, backend="torchvision")
+    processor = load_part("processor", kind, folder, trust_remote_code=False)
+    if processor.image_processor.backend == "pil":  # it takes images on the host only
+        processor.image_processor = load_part(
+            "image processor", AutoImageProcessor, folder, trust_remote_code=False, backend="torchvision"
+        )
     make_exact(processor.image_processor)
     return processor
 

@@ -46,7 +46,6 @@ class ReaderStage(LanguageStage):
         read_in_parts(self.model)
         self.limits = {"max_new_tokens": options.max_new_tokens}
         self.check_length(0)
-        self.speed_up_steps()
         self.question = self._ask(options.prompt)
         self.ends = list_ends(self.model.generation_config.eos_token_id)
         with hold_device(self.lock):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torchvision.transforms import InterpolationMode
 from transformers.utils import is_torchvision_greater_or_equal
 
 from stages.devices import split_batches
-from stages.resizing.resize import PIXELS_AT_ONCE, Filter, Floats, prepare_axis, resize_in_torch
+from stages.resizing.resize import CACHED_AXES, PIXELS_AT_ONCE, Filter, Floats, prepare_axis, resize_in_torch
 
 ON_CPU = is_torchvision_greater_or_equal("0.27")  # whether torchvision has the filter there
 NAMES = (Resampling.LANCZOS, InterpolationMode.LANCZOS)
@@ -31,13 +32,14 @@ def lanczos(distance: Floats) -> Floats:
 
 
 LANCZOS = Filter("lanczos", 3, lanczos)
+make_axis = lru_cache(CACHED_AXES)(prepare_axis)
 
 
 def resize_by_lanczos(images: Tensor, height: int, width: int) -> Tensor:
     """uint8 [images, 3, any height, any width] to uint8 [images, 3, height, width], in the integer arithmetic of
     torchvision's filter."""
     rows, columns = (
-        prepare_axis(size, resized, 0, resized, str(images.device), LANCZOS)
+        make_axis(size, resized, 0, resized, str(images.device), LANCZOS)
         for size, resized in zip(images.shape[-2:], (height, width), strict=True)
     )
     largest = max(math.prod(images.shape[-2:]), height * width)
@@ -49,12 +51,12 @@ def make_exact(processor: Any) -> None:
     """Let an image processor of transformers (its torchvision version), if its filter is Lanczos, resize on every
     device as on the CPU."""
     if processor.resample in NAMES:
-        processor.resize = keep_filter(processor.resize)
+        processor.resize = with_lanczos(processor.resize)
 
 
-def keep_filter(resize: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def with_lanczos(resize: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def resize_exactly(image: Tensor, size: Any, resample: Any = None, **kwargs: Any) -> Tensor:
-        if ON_CPU and image.device.type == "cpu":
+        if resample not in NAMES or (ON_CPU and image.device.type == "cpu"):
             return resize(image, size, resample=resample, **kwargs)
         # Each processor has its own rule for the size; a tensor without pixels shows it.
         shape = resize(image.to("meta"), size, resample=Resampling.BICUBIC, **kwargs).shape

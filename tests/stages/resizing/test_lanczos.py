@@ -25,6 +25,15 @@ def test_pixels_are_torchvisions(size: tuple[int, int], resized: tuple[int, int]
     assert torch.equal(lanczos.resize_by_lanczos(images, *resized), theirs)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_has_the_same_pixels() -> None:
+    images = torch.randint(0, 256, (3, 3, 300, 500), dtype=torch.uint8)
+    for resized in ((64, 48), (512, 884)):
+        there = lanczos.resize_by_lanczos(images.cuda(), *resized).cpu()
+        assert torch.equal(there, lanczos.resize_by_lanczos(images, *resized))
+
+
 def test_large_images_are_resized_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randint(0, 256, (3, 3, 40, 50), dtype=torch.uint8)
     together = lanczos.resize_by_lanczos(images, 60, 70)

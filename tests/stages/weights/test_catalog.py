@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from benchmarks.architectures import ARCHITECTURES
 from stages import registry
 from stages.descriptor import Model
 from stages.recognition import make_backend
@@ -87,8 +86,5 @@ def test_a_repository_is_found_whatever_the_case_of_its_letters() -> None:
     assert find_published("Ultralytics/YOLOv8") is None
 
 
-def test_measured_models_are_those_of_the_benchmark() -> None:
-    published = {name: entry.stage for name, entry in CATALOG.items()}
-    benchmarked = {name: stage for stage, models in ARCHITECTURES.items() for name in models}
-    assert benchmarked.items() <= published.items()
-    assert RATES.keys() <= benchmarked.keys()
+def test_measured_models_are_in_the_catalog() -> None:
+    assert CATALOG.keys() >= RATES.keys()
