@@ -35,7 +35,7 @@ from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.web.app import listen, load_certificate, read_token, risks
 from daemon.workers.tryout import Tryout
 from stages.registry import PROBLEMS, SOURCES
-from stages.weights.packs import open_pack
+from stages.weights.layouts import describe_weights
 
 LEAST_FREE_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
@@ -262,21 +262,19 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     except VisiondError as error:
         yield from (Finding("error", line) for line in str(error).splitlines())
         return
-    if any(spec.backend != "fake" for spec in layout.specs.values()):
-        pack = open_pack(config.models.pack, config.models.folder, base=config.folder)
-        yield Finding(
-            "ok",
-            f"models: pack {pack.name} in {pack.folder}; the digests of all files in use are as recorded.",
-        )
-    for name in layout.specs:
-        if (section := getattr(config.stages, name)).model and section.backend != "fake":
-            yield Finding("ok", f"models: the weights of {name} are from {section.model}, not from the pack.")
+    real = {name: spec for name, spec in layout.specs.items() if spec.backend != "fake"}
+    for name, spec in real.items():
+        source = getattr(config.stages, name).model or f"the pack {config.models.pack}"
+        labels = f", tags from {spec.files['labels']}" if "labels" in spec.files else ""
+        yield Finding("ok", f"models: {name}: {describe_weights(spec)}, from {source}{labels}.")
+    if real:
+        yield Finding("ok", "models: the digests of all files in use are as recorded.")
     yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
     for library, license_ in layout.licenses().items():
         yield Finding("ok", f"models: {library} is in use, which is under {license_}.")
     yield Finding("ok", f"placement: {layout.placement.why}.")
     for look in looks:
-        yield Finding("ok", f"{look.segment.name}: {look.describe()}.")
+        yield Finding("ok", f"{look.segment.name}: {look.describe()}; {describe_weights(look.spec)}.")
         if look.spec.notice:
             yield Finding("warning", f"{look.segment.name}: {look.spec.notice}.")
     if quick:

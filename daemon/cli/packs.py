@@ -208,9 +208,12 @@ def explain_use(name: str, pack: Pack) -> None:
 
 
 def verify_named(config: Config, wanted: Sequence[str] | None) -> None:
-    """Compare files with their digests, and print how many. Raises ModelsUnusable."""
+    """Compare the files of these packs, or of all that the configuration uses, with their digests, and print how many.
+    Raises ModelsUnusable."""
     with pack_errors():
-        for name in wanted or [config.models.pack]:
-            pack = packs.open_pack(name, config.models.folder)
+        looks = (look.model for look in config.second_look if look.model)
+        used = dict.fromkeys([*name_weights(config), *looks]) or [config.models.pack]
+        for name in wanted or used:
+            pack = packs.open_pack(name, config.models.folder, base=config.folder)
             packs.verify(pack)
             print(f"{pack.name}: {quantity(len(pack.manifest.digests), 'file')} unchanged")

@@ -26,7 +26,8 @@ from daemon.ledger.record import Model
 from daemon.placement import Placement, Segment, working_bytes
 from daemon.system.gpus import Gpu
 from stages.base import StageSpec
-from stages.registry import check_options, find_backend
+from stages.manifest import PackError
+from stages.registry import UnknownName, check_options, find_backend
 from stages.weights import packs
 
 GPU_BATCH = 32  # of a look whose batch_size is 0
@@ -89,7 +90,11 @@ def resolve_looks(
         section["batch_size"] = table.batch_size or (GPU_BATCH if on else CPU_BATCH)
         with pack_errors():
             pack = open_pack(config, [section])
-            spec = packs.resolve_beside(pack, table.stage, section, specs)
+            try:
+                spec = packs.resolve_beside(pack, table.stage, section, specs)
+            except (PackError, UnknownName) as error:
+                packs.name_place(error, f"second_look {table.name}")
+                raise
         if problems := check_options([spec]):
             raise ConfigError([f"second_look {table.name}: {problem}" for problem in problems])
         if spec.fingerprint == specs[table.stage].fingerprint:

@@ -8,8 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stages import recognition, registry
+from stages.base import StageSpec
 from stages.descriptor import Backend
 from stages.manifest import MANIFEST, PackError, StageEntry
+
+
+class Unrecognized(PackError):
+    """A folder or file with nothing that any stage takes."""
 
 
 def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, StageEntry]:
@@ -41,7 +46,7 @@ def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, Stage
         name: StageEntry(by, files) for name, (by, _, files) in found.items() if stage in ("", name)
     }
     if not recognized and not stage:
-        raise next(iter(problems.values()), None) or PackError(describe_unknown(path))
+        raise next(iter(problems.values()), None) or Unrecognized(describe_unknown(path))
     if not stage:
         for problem in problems.values():
             warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
@@ -82,20 +87,49 @@ def plugin_errors(stage: str, path: Path) -> Iterator[None]:
         raise PackError(f"{plugin} cannot use {path}: {what.rstrip('.')}.") from error
 
 
-def describe_unknown(path: Path) -> str:
+def describe_unknown(path: Path, stage: str = "") -> str:
+    """stage: for which it was named, if for one."""
     if path.is_file():
         return f"{path} must be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
     if (path / "config.json").is_file():
         model_type, name = recognition.name_model(path)
-        taken = {
-            stage: [model.name for backend in kind.backends.values() for model in backend.models]
-            for stage, kind in registry.STAGES.items()
-        }
-        wanted = ", ".join(f"{' or '.join(names)} for {stage}" for stage, names in taken.items() if names)
-        return f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json); visiond takes {wanted}.'
+        wanted = "; ".join(
+            f"for {one}: {names}"
+            for one, kind in registry.STAGES.items()
+            if stage in ("", one) and (names := describe_families(kind.backends))
+        )
+        return (
+            f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json), which visiond does not take. '
+            f"It takes, {wanted}. `visiond models list{f' --stage {stage}' if stage else ''}` shows models by name."
+        )
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
     return (
         f"{path} has no weights that visiond knows: it must have a {MANIFEST}, or clip/, blip/, yolo.safetensors with "
         "yolo.json, or det/ and rec/ of PP-OCR."
     )
+
+
+def describe_families(backends: Mapping[str, Backend]) -> str:
+    """What the backends of a stage take, in words."""
+    models = dict.fromkeys(model.description for backend in backends.values() for model in backend.models)
+    others = [
+        f"files of {name}"
+        for name, backend in backends.items()
+        if backend.needs_weights and not backend.models
+    ]
+    return ", ".join([*models, *others])
+
+
+def describe_weights(spec: StageSpec) -> str:
+    """What the weights of a stage were taken for: "D-FINE (DFineForObjectDetection), backend transformers, float32"."""
+    backend = registry.find_backend(spec.name, spec.backend)
+    found = []
+    for role, file in spec.files.items():
+        kind, _ = recognition.name_model(Path(file)) if (Path(file) / "config.json").is_file() else ("", "")
+        found += [
+            f"{model.description} ({model.name})"
+            for model in backend.models
+            if (model.role, model.type) == (role, kind)
+        ]
+    return ", ".join([*found, f"backend {spec.backend}", spec.dtype])

@@ -33,7 +33,7 @@ from stages.manifest import (
 )
 from stages.weights import names, pulling
 from stages.weights.hub import Hub, pull
-from stages.weights.layouts import plugin_errors, recognize, shared_files
+from stages.weights.layouts import Unrecognized, describe_unknown, plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
 
 MINI = Path(__file__).parents[1] / "mini"
@@ -105,9 +105,13 @@ def open_pack(
     path = path.absolute()
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder, base=base)
+    asked = stage
     if not backend or is_default(path, models_folder, stage, backend):
         stage = backend = ""  # whichever backend can use it
-    plain = open_plain(path, models_folder, record=record, stage=stage, backend=backend)
+    try:
+        plain = open_plain(path, models_folder, record=record, stage=stage, backend=backend)
+    except Unrecognized as error:
+        raise PackError(describe_unknown(path, asked)) from error
     return replace(plain, base=base)
 
 
@@ -275,9 +279,25 @@ def resolve_all(
     """Every stage in turn. Where a stage shares files with an earlier one, as the captions' CLIP does,
     it gets the earlier stage's, so that the answers of both can be compared."""
     specs: dict[str, StageSpec] = {}
+    errors: list[PackError | registry.UnknownName] = []
     for stage in stages:
-        specs[stage] = resolve_beside(pack, stage, overrides.get(stage), specs)
+        try:
+            specs[stage] = resolve_beside(pack, stage, overrides.get(stage), specs)
+        except (PackError, registry.UnknownName) as error:
+            if overrides.get(stage, {}).get("model"):
+                name_place(error, f"stages.{stage}.model")
+            errors.append(error)
+    if len(errors) > 1:
+        raise PackError("\n".join(dict.fromkeys(map(str, errors))))
+    if errors:
+        raise errors[0]
     return list(specs.values())
+
+
+def name_place(error: Exception, place: str) -> None:
+    """Begin an error's message with the key of the configuration whose value is wrong, unless it does."""
+    if not str(error).startswith(place.split(".", maxsplit=1)[0]):
+        error.args = (f"{place}: {error}",)
 
 
 def resolve_beside(

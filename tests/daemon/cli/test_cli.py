@@ -432,11 +432,11 @@ def test_every_wrong_option_of_a_stage_is_reported_before_any_worker_starts(
     assert "worker" not in told.stderr
 
 
-def test_check_names_the_pack_and_that_its_digests_hold(tmp_path: Path) -> None:
+def test_check_names_what_the_weights_of_each_stage_are_and_that_their_digests_hold(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
-    assert f"models: pack mini in {MINI}; the digests of all files in use are as recorded." in say(
-        place, "check", "--quick"
-    )
+    told = say(place, "check", "--quick")
+    assert "models: yolo: backend ultralytics, float32, from the pack mini." in told
+    assert "models: the digests of all files in use are as recorded." in told
 
 
 def test_models_list_names_an_invalid_manifest(tmp_path: Path) -> None:

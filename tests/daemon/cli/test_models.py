@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import transformers
 
 from daemon.config.loading import load
 from daemon.errors import ModelsUnusable
@@ -19,6 +20,7 @@ from tests.daemon_process import Place
 from tests.stages import checkpoints
 from tests.stages.weights.hubs import serve
 
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 SIGLIP2 = "google/siglip2-base-patch16-224"
 
 
@@ -156,7 +158,8 @@ def test_a_path_is_a_path_and_a_model_of_another_stage_is_refused(place: Place) 
     shutil.copytree(MINI / "clip", place.folder / "me" / "mine")
     place.configure({"stages": {"clip": {"backend": "", "model": "me/mine"}}})
     checked = place.command("check", "--quick")
-    assert f"the weights of clip are from {place.folder / 'me/mine'}" in checked.stdout
+    taken = "models: clip: CLIP with both its halves (CLIPModel), backend transformers, float32, from"
+    assert f"{taken} {place.folder / 'me/mine'}, tags from {MINI / 'labels.txt'}." in checked.stdout
     for name, message in (
         ("yolo11n", "yolo11n is a model for the stage yolo, not for clip."),
         (
@@ -169,6 +172,44 @@ def test_a_path_is_a_path_and_a_model_of_another_stage_is_refused(place: Place) 
         place.configure({"stages": {"clip": {"backend": "", "model": name}}})
         refused = place.command("check", "--quick")
         assert (refused.returncode, message in refused.stdout) == (os.EX_CONFIG, True), refused.stdout
+
+
+def test_all_models_that_cannot_be_used_are_named_with_their_keys(place: Place) -> None:
+    checkpoints.make_model("YolosForObjectDetection", transformers.YolosConfig(**SMALL)).save_pretrained(
+        place.folder / "yolos"
+    )
+    place.configure(
+        {
+            "stages": {
+                "yolo": {"backend": "", "model": "./yolos"},
+                "clip": {"backend": "", "model": "siglip2-b16-22"},
+            },
+            "second_look": [{"name": "again", "stage": "clip", "when": "A", "model": "./none"}],
+        }
+    )
+    told = place.command("check", "--quick").stdout
+    assert "stages.yolo.model: " in told
+    assert "holds YolosForObjectDetection" in told
+    assert "It takes, for yolo: RT-DETR, RT-DETRv2, " in told
+    assert "BLIP" not in told, "what other stages take"
+    assert 'stages.clip.model: there is no pack or model "siglip2-b16-22"; did you mean' in told
+    place.configure({"stages": {"yolo": {"backend": "", "model": ""}, "clip": {"backend": "fake", "model": ""}}})
+    assert (
+        f"second_look again: there is no folder {place.folder / 'none'}"
+        in place.command("check", "--quick").stdout
+    )
+
+
+def test_verify_without_names_compares_what_the_configuration_uses(place: Place) -> None:
+    shutil.copytree(MINI / "clip", place.folder / "mine")
+    place.configure({"stages": {"clip": {"backend": "", "model": "./mine"}}})
+    place.command("check", "--quick")
+    whole = place.command("models", "verify")
+    assert [line.split(":")[0] for line in whole.stdout.splitlines()] == ["mini", "mine"]
+    with (place.folder / "mine" / "config.json").open("a") as file:
+        file.write(" ")
+    changed = place.command("models", "verify")
+    assert (changed.returncode, "mine" in changed.stderr) == (os.EX_CONFIG, True), changed.stderr
 
 
 def test_a_path_is_relative_to_the_folder_of_the_configuration_also_if_it_looks_like_a_repository(
