@@ -30,6 +30,12 @@ class NotPulled(PackError):
         self.name = name
 
 
+def name_place(error: Exception, place: str) -> None:
+    """Begin an error's message with the key of the configuration whose value is wrong, unless it does."""
+    if not str(error).startswith(place.split(".", maxsplit=1)[0]):
+        error.args = (f"{place}: {error}",)
+
+
 class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A stage as a pack provides it."""
 

@@ -26,7 +26,7 @@ from daemon.ledger.record import Model
 from daemon.placement import Placement, Segment, working_bytes
 from daemon.system.gpus import Gpu
 from stages.base import StageSpec
-from stages.manifest import PackError
+from stages.manifest import PackError, name_place
 from stages.registry import UnknownName, check_options, find_backend
 from stages.weights import packs
 
@@ -93,7 +93,7 @@ def resolve_looks(
             try:
                 spec = packs.resolve_beside(pack, table.stage, section, specs)
             except (PackError, UnknownName) as error:
-                packs.name_place(error, f"second_look {table.name}")
+                name_place(error, f"second_look {table.name}")
                 raise
         if problems := check_options([spec]):
             raise ConfigError([f"second_look {table.name}: {problem}" for problem in problems])

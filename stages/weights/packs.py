@@ -28,6 +28,7 @@ from stages.manifest import (
     StageEntry,
     digest_file,
     list_files,
+    name_place,
     read_manifest,
     write_manifest,
 )
@@ -292,12 +293,6 @@ def resolve_all(
     if errors:
         raise errors[0]
     return list(specs.values())
-
-
-def name_place(error: Exception, place: str) -> None:
-    """Begin an error's message with the key of the configuration whose value is wrong, unless it does."""
-    if not str(error).startswith(place.split(".", maxsplit=1)[0]):
-        error.args = (f"{place}: {error}",)
 
 
 def resolve_beside(

@@ -193,7 +193,9 @@ def test_all_models_that_cannot_be_used_are_named_with_their_keys(place: Place) 
     assert "It takes, for yolo: RT-DETR, RT-DETRv2, " in told
     assert "BLIP" not in told, "what other stages take"
     assert 'stages.clip.model: there is no pack or model "siglip2-b16-22"; did you mean' in told
-    place.configure({"stages": {"yolo": {"backend": "", "model": ""}, "clip": {"backend": "fake", "model": ""}}})
+    place.configure(
+        {"stages": {"yolo": {"backend": "", "model": ""}, "clip": {"backend": "fake", "model": ""}}}
+    )
     assert (
         f"second_look again: there is no folder {place.folder / 'none'}"
         in place.command("check", "--quick").stdout
