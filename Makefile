@@ -72,7 +72,7 @@ gpu-test: $(STAMP)  ## run the tests that need a CUDA device
 gpu-bench: $(STAMP)  ## run the standard benchmark on this machine (BENCH="--count 2000 --memory 10" for options)
 	$(BIN)/visiond bench $(BENCH)
 
-gpu-models: $(STAMP)  ## measure models of published sizes, beside transformers' own way (MODELS="--only clip-b32" for options)
+gpu-models: $(STAMP)  ## measure models of published sizes, compared with the original library (MODELS="--only clip-b32" for options)
 	$(BIN)/python -m benchmarks.models $(MODELS)
 
 gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs (TUNE="--gpus 1 2" for options)

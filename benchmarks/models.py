@@ -1,13 +1,13 @@
-"""The rates of models in visiond and in transformers itself, on the first GPU (or the CPU).
+"""The rates of models in visiond and in the original library, on the first GPU (or the CPU).
 
     python -m benchmarks.models --folder /tmp/models
     python -m benchmarks.models --folder /tmp/models --only clip-b32,qwen3-vl-2b --seconds 1
 
 The models have the sizes of the published ones and random weights. Captions have exactly 20 tokens, and pages up to 256.
-Each model is measured as by `visiond bench --models`, and then as transformers' documentation runs it: its processor on the
-host, the model in half precision, the whole batch at once, then boxes or texts. Images are decoded before the clock starts:
-for visiond to the device, as its decoder leaves them, and for transformers to the host. Prints a table in Markdown, a line as
-soon as it is known.
+Each model is measured as by `visiond bench --models`, and then with the original library: transformers, or ultralytics for
+YOLO, used as its documentation shows, with the image processor on the CPU and the whole batch at once. Images are decoded
+before the clock starts: for visiond to the device, because its decoder puts them there, and for the original library to host
+memory. Prints a Markdown table, one row as soon as each model is measured.
 """
 
 from __future__ import annotations
@@ -30,19 +30,23 @@ from stages.weights.packs import open_pack, resolve
 
 OPTIONS = {"blip": {"force_tokens": 20}, "ocr": {"max_new_tokens": 256}}
 MAKERS = 4  # processes that make weights at once
-HEAD = "| model | images/s | at batch | transformers | times | GB | load, s |\n|---|---|---|---|---|---|---|"
+HEAD = "| model | images/s | at batch | original library | times as fast | GB | load, s |\n|---|---|---|---|---|---|---|"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, default=Path("bench"), help="for weights and images")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("bench"), help="folder where weights and images are created"
+    )
     parser.add_argument("--only", default="", help="names, separated by commas")
-    parser.add_argument("--batches", type=int, nargs="*", help="sizes to try")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each measurement, at least")
+    parser.add_argument("--batches", type=int, nargs="*", help="batch sizes to try")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="minimum duration of each measurement, in seconds"
+    )
     parser.add_argument("--dtype", default="", help="for example int8")
-    parser.add_argument("--alone", action="store_true", help="without transformers' own")
+    parser.add_argument("--alone", action="store_true", help="measure only visiond")
     given = parser.parse_args()
     only = set(filter(None, given.only.split(",")))
     gpus = list_gpus()[:1]
@@ -89,7 +93,7 @@ def describe_rates(name: str, order: Order, *, alone: bool) -> str:
 
 
 def measure_stock(order: Order) -> Measurement:
-    """The rate of transformers' own way, at the one batch size of the order."""
+    """The rate of the original library, at the one batch size of the order."""
     try:
         printed = run_module("benchmarks.stock", task=msgspec.msgpack.encode(order))
         return msgspec.json.decode(printed.splitlines()[-1], type=Measurement)

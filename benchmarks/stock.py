@@ -1,4 +1,4 @@
-"""The child process of `python -m benchmarks.models` that measures a model as transformers' documentation runs it.
+"""The child process of `python -m benchmarks.models` that measures a model with the original library.
 
 It reads an Order from standard input; the last line of its standard output is a Measurement.
 """

@@ -30,8 +30,15 @@ class NotPulled(PackError):
         self.name = name
 
 
+def explain(error: Exception) -> str:
+    """An error's message, with the command that downloads what was not pulled."""
+    if not isinstance(error, NotPulled):
+        return str(error)
+    return f"{error} `{' '.join(filter(None, ['visiond models pull', error.name]))}` downloads it."
+
+
 def name_place(error: Exception, place: str) -> None:
-    """Begin an error's message with the key of the configuration whose value is wrong, unless it does."""
+    """Put the configuration key before an error's message, unless the message already starts with it."""
     if not str(error).startswith(place.split(".", maxsplit=1)[0]):
         error.args = (f"{place}: {error}",)
 

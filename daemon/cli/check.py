@@ -34,7 +34,8 @@ from daemon.system.host import Host
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.web.app import listen, load_certificate, read_token, risks
 from daemon.workers.tryout import Tryout
-from stages.registry import PROBLEMS, SOURCES
+from stages.base import StageSpec
+from stages.registry import PROBLEMS, SOURCES, find_backend
 from stages.weights.layouts import describe_weights
 
 LEAST_FREE_BYTES = 1 << 30
@@ -264,9 +265,7 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
         return
     real = {name: spec for name, spec in layout.specs.items() if spec.backend != "fake"}
     for name, spec in real.items():
-        source = getattr(config.stages, name).model or f"the pack {config.models.pack}"
-        labels = f", tags from {spec.files['labels']}" if "labels" in spec.files else ""
-        yield Finding("ok", f"models: {name}: {describe_weights(spec)}, from {source}{labels}.")
+        yield Finding("ok", f"models: {name}: {describe_weights(spec)}, {_source(config, spec)}.")
     if real:
         yield Finding("ok", "models: the digests of all files in use are as recorded.")
     yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
@@ -284,6 +283,16 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     for look in looks:
         for tryout in try_stages(look.layout):
             yield from _findings(look.segment.name, tryout)
+
+
+def _source(config: Config, spec: StageSpec) -> str:
+    """Where the weights of a stage are from, and its tags if it has any."""
+    model = getattr(config.stages, spec.name).model
+    bundled = find_backend(spec.name, spec.backend).bundled and not model
+    source = "included" if bundled else f"from {model or f'the pack {config.models.pack}'}"
+    if spec.options.get("labels") is not None:
+        return f"{source}, tags from stages.{spec.name}.options.labels"
+    return f"{source}, tags from {spec.files['labels']}" if "labels" in spec.files else source
 
 
 def _findings(what: str, tryout: Tryout) -> Iterator[Finding]:

@@ -164,7 +164,7 @@ def print_catalog_json(config: Config, stages: Sequence[str] | None) -> None:
 
 
 def describe_rate(entry: Entry) -> tuple[str, str]:
-    """Images/s and the gigabytes that they need on the GPU; "-" if they were not measured."""
+    """The rate of a model and its GPU memory in GB; "-" if not measured."""
     if not (rate := RATES.get(entry.name)):
         return "-", "-"
     memory = "-" if rate.memory_bytes is None else f"{rate.memory_bytes / 1e9:g}"
@@ -208,8 +208,8 @@ def explain_use(name: str, pack: Pack) -> None:
 
 
 def verify_named(config: Config, wanted: Sequence[str] | None) -> None:
-    """Compare the files of these packs, or of all that the configuration uses, with their digests, and print how many.
-    Raises ModelsUnusable."""
+    """Check the files of these packs, or of all that the configuration uses, against their digests; print the number of
+    files of each. Raises ModelsUnusable."""
     with pack_errors():
         looks = (look.model for look in config.second_look if look.model)
         used = dict.fromkeys([*name_weights(config), *looks]) or [config.models.pack]

@@ -1,7 +1,7 @@
 """Lanczos resizing in transformers' image processors, with the same pixels on every device.
 
-torchvision has that filter since 0.27, and only for the CPU. Without it transformers takes a processor that works
-with Pillow on the host, or a bicubic filter on a GPU, and other pixels make other words.
+torchvision has had this filter since 0.27, on the CPU only. Without it, transformers uses a processor that works with Pillow on
+the host, or a bicubic filter on a GPU, and different pixels can change the text.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def resize_by_lanczos(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def make_exact(processor: Any) -> None:
-    """Let an image processor of transformers (its torchvision version), if its filter is Lanczos, resize on every
-    device as on the CPU."""
+    """Make an image processor of transformers (its torchvision version) that uses Lanczos give the same pixels on every
+    device."""
     if processor.resample in NAMES:
         processor.resize = with_lanczos(processor.resize)
 

@@ -14,7 +14,7 @@ from stages.manifest import MANIFEST, PackError, StageEntry
 
 
 class Unrecognized(PackError):
-    """A folder or file with nothing that any stage takes."""
+    """A folder or file that no stage can use."""
 
 
 def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, StageEntry]:
@@ -88,7 +88,7 @@ def plugin_errors(stage: str, path: Path) -> Iterator[None]:
 
 
 def describe_unknown(path: Path, stage: str = "") -> str:
-    """stage: for which it was named, if for one."""
+    """stage: the stage that the configuration names it for, if any."""
     if path.is_file():
         return f"{path} must be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
     if (path / "config.json").is_file():
@@ -99,8 +99,8 @@ def describe_unknown(path: Path, stage: str = "") -> str:
             if stage in ("", one) and (names := describe_families(kind.backends))
         )
         return (
-            f'{path} holds {name or "a model"} (model_type "{model_type}" in its config.json), which visiond does not take. '
-            f"It takes, {wanted}. `visiond models list{f' --stage {stage}' if stage else ''}` shows models by name."
+            f'{path} contains {name or "a model"} (model_type "{model_type}" in config.json), which visiond cannot use. It can '
+            f"use these models {wanted}. `visiond models list{f' --stage {stage}' if stage else ''}` lists them by name."
         )
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
@@ -111,7 +111,7 @@ def describe_unknown(path: Path, stage: str = "") -> str:
 
 
 def describe_families(backends: Mapping[str, Backend]) -> str:
-    """What the backends of a stage take, in words."""
+    """The models that the backends of a stage can use, in words."""
     models = dict.fromkeys(model.description for backend in backends.values() for model in backend.models)
     others = [
         f"files of {name}"
@@ -122,7 +122,7 @@ def describe_families(backends: Mapping[str, Backend]) -> str:
 
 
 def describe_weights(spec: StageSpec) -> str:
-    """What the weights of a stage were taken for: "D-FINE (DFineForObjectDetection), backend transformers, float32"."""
+    """How the weights of a stage were recognized: "D-FINE (DFineForObjectDetection), backend transformers, float32"."""
     backend = registry.find_backend(spec.name, spec.backend)
     found = []
     for role, file in spec.files.items():

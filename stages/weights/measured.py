@@ -7,7 +7,8 @@ import msgspec
 
 class Rate(msgspec.Struct, frozen=True):
     """Images/s at a batch size, in half precision, of images of 1280×960 pixels; captions of 20 tokens. memory_bytes: the
-    most that PyTorch reserved on the GPU while batches up to that size were tried; None if it was not measured."""
+    most that PyTorch reserved on the GPU during the measurement, perhaps for a larger batch that was not faster; None if
+    it was not measured."""
 
     images_per_second: float
     batch_size: int
@@ -31,6 +32,6 @@ RATES = {
         ("blip-large", 925, 128, 7.2),
         ("florence2-base", 212, 128, 33.1),
         ("smolvlm2-500m", 27.6, 32, None),
-        ("qwen3-vl-2b", 17.3, 32, None),
+        ("qwen3-vl-2b", 23.2, 128, None),
     )
 }

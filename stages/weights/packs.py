@@ -27,6 +27,7 @@ from stages.manifest import (
     PackError,
     StageEntry,
     digest_file,
+    explain,
     list_files,
     name_place,
     read_manifest,
@@ -289,7 +290,7 @@ def resolve_all(
                 name_place(error, f"stages.{stage}.model")
             errors.append(error)
     if len(errors) > 1:
-        raise PackError("\n".join(dict.fromkeys(map(str, errors))))
+        raise PackError("\n".join(dict.fromkeys(map(explain, errors))))
     if errors:
         raise errors[0]
     return list(specs.values())

@@ -1,4 +1,4 @@
-"""Convolutional networks of transformers in the form in which a GPU computes them fastest."""
+"""Makes convolutional networks of transformers faster on GPUs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NAMES = (("convolution", "normalization"), ("conv", "norm"))  # of such a pair, 
 
 
 def speed_up_convolutions(model: nn.Module) -> None:
-    """Make each batch norm a part of the convolution before it, and let weights lie with their channels last: the
-    order in which tensor cores read them. Inputs must lie so, too."""
+    """Fuse each batch norm into the convolution before it, and store weights channels-last, the order that tensor cores
+    read. Inputs must be channels-last, too."""
     for owner, first, second in list(find_pairs(model)):
         fuse(getattr(owner, first), getattr(owner, second))
         setattr(owner, second, nn.Identity())
@@ -35,12 +35,12 @@ def find_pairs(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Also of the frozen ones, of which each model of transformers has a class of its own."""
+    """True also for frozen batch norms: each model of transformers has its own class for them."""
     return "BatchNorm" in type(module).__name__
 
 
 def fuse(convolution: Any, norm: Any) -> None:
-    """Sums are in float32, also of weights in half precision."""
+    """Fuse a batch norm into its convolution. Computes in float32 even if the weights are in half precision."""
     eps = getattr(norm, "eps", FROZEN_EPS)
     scale = norm.weight.float() * (norm.running_var.float() + eps).rsqrt()
     shift = norm.bias.float() - norm.running_mean.float() * scale

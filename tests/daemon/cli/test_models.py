@@ -174,7 +174,7 @@ def test_a_path_is_a_path_and_a_model_of_another_stage_is_refused(place: Place) 
         assert (refused.returncode, message in refused.stdout) == (os.EX_CONFIG, True), refused.stdout
 
 
-def test_all_models_that_cannot_be_used_are_named_with_their_keys(place: Place) -> None:
+def test_each_stage_whose_model_cannot_be_used_is_reported_with_its_key(place: Place) -> None:
     checkpoints.make_model("YolosForObjectDetection", transformers.YolosConfig(**SMALL)).save_pretrained(
         place.folder / "yolos"
     )
@@ -189,10 +189,12 @@ def test_all_models_that_cannot_be_used_are_named_with_their_keys(place: Place) 
     )
     told = place.command("check", "--quick").stdout
     assert "stages.yolo.model: " in told
-    assert "holds YolosForObjectDetection" in told
-    assert "It takes, for yolo: RT-DETR, RT-DETRv2, " in told
+    assert "contains YolosForObjectDetection" in told
+    assert "It can use these models for yolo: RT-DETR, RT-DETRv2, " in told
     assert "BLIP" not in told, "what other stages take"
     assert 'stages.clip.model: there is no pack or model "siglip2-b16-22"; did you mean' in told
+    place.configure({"stages": {"clip": {"model": "siglip2-b16-224"}}})
+    assert "`visiond models pull siglip2-b16-224` downloads it." in place.command("check", "--quick").stdout
     place.configure(
         {"stages": {"yolo": {"backend": "", "model": ""}, "clip": {"backend": "fake", "model": ""}}}
     )

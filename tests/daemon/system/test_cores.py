@@ -172,7 +172,7 @@ def bound() -> Iterator[None]:
     """A daemon with one station binds its own process, here that of the tests."""
     yield
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # one of the daemon's that ends just now
+        with contextlib.suppress(ProcessLookupError):  # a thread may have ended since listdir
             os.sched_setaffinity(int(thread), HERE)
 
 
