@@ -20,9 +20,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.architectures import ARCHITECTURES
-from daemon.bench.job import Place, make_once, run_module
-from daemon.bench.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Measurement, Order, measure
-from daemon.errors import VisiondError
+from daemon.bench.job import Place, make_once
+from daemon.bench.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Order, measure
 from daemon.layout import natural_dtype
 from daemon.system.gpus import list_gpus
 from stages.base import StageSpec
@@ -85,20 +84,11 @@ def describe_rates(name: str, order: Order, *, alone: bool) -> str:
         return f"| {name} | {ours.problem} | | | | | |"
     stock, times = "", ""
     if not alone:
-        theirs = measure_stock(msgspec.structs.replace(order, batch_sizes=(best.batch_size,)))
+        theirs = measure(msgspec.structs.replace(order, batch_sizes=(best.batch_size,)), "benchmarks.stock")
         stock = f"{theirs.best.images_per_second:,.4g}" if theirs.best else theirs.problem
         times = f"{best.images_per_second / theirs.best.images_per_second:.1f}" if theirs.best else ""
     own = f"{best.images_per_second:,.4g} | {best.batch_size}"
     return f"| {name} | {own} | {stock} | {times} | {ours.memory_bytes / 1e9:.1f} | {ours.load_seconds:.1f} |"
-
-
-def measure_stock(order: Order) -> Measurement:
-    """The rate of the original library, at the one batch size of the order."""
-    try:
-        printed = run_module("benchmarks.stock", task=msgspec.msgpack.encode(order))
-        return msgspec.json.decode(printed.splitlines()[-1], type=Measurement)
-    except VisiondError as error:
-        return Measurement(problem=str(error))
 
 
 if __name__ == "__main__":

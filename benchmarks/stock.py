@@ -53,7 +53,8 @@ def detect_with_ultralytics(order: Order) -> Call:
     network, config = load_network(order.spec.files)
     detector = YOLO("yolov8n.yaml", verbose=False)
     detector.model = network
-    options = {"imgsz": config["imgsz"], "device": order.device, "verbose": False, "half": is_half(order)}
+    half = dtype_of(order.spec) != torch.float32
+    options = {"imgsz": config["imgsz"], "device": order.device, "verbose": False, "half": half}
 
     def detect(batch: Sequence[Tensor]) -> object:
         arrays = [
@@ -94,14 +95,14 @@ def write(order: Order) -> Call:
     processor = transformers.AutoProcessor.from_pretrained(folder_of(order))
     tokens = order.spec.options.get("force_tokens")
     limits = {"min_new_tokens": tokens, "max_new_tokens": tokens} if tokens else dict(order.spec.options)
-    asked: dict[str, Any] = {}
-    if question := find_question(order, processor):
-        asked = {"text": question, "padding": True, "padding_side": "left"}
+    question = find_question(order, processor)
 
     def run(batch: Sequence[Tensor]) -> object:
-        given = {**asked, "text": [question] * len(batch)} if asked else {}
+        asked: dict[str, Any] = {"text": [question] * len(batch), "padding": True, "padding_side": "left"}
         images = [[image] for image in batch] if processor.chat_template else list(batch)
-        inputs = processor(images=images, **given, return_tensors="pt").to(order.device, model.dtype)
+        inputs = processor(images=images, **(asked if question else {}), return_tensors="pt").to(
+            order.device, model.dtype
+        )
         answers = model.generate(**inputs, **limits, do_sample=False, num_beams=1)
         return processor.batch_decode(answers, skip_special_tokens=True)
 
@@ -123,10 +124,6 @@ def load(kind: Any, order: Order) -> Any:
 
 def folder_of(order: Order) -> str:
     return order.spec.files["model"]
-
-
-def is_half(order: Order) -> bool:
-    return dtype_of(order.spec) != torch.float32
 
 
 def choose(order: Order) -> Call:

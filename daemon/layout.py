@@ -45,7 +45,7 @@ from daemon.workers.slab import Slab
 from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.descriptor import SHARES
-from stages.manifest import Manifest, NotPulled, PackError, list_files
+from stages.manifest import Manifest, NotPulled, PackError, PackErrors, list_files
 from stages.registry import UnknownName, check_options, find_backend
 from stages.weights import packs
 
@@ -208,11 +208,15 @@ def pack_errors() -> Iterator[None]:
     """Turn errors of packs into ModelsUnusable."""
     try:
         yield
-    except NotPulled as error:
-        pull = command("models", "pull", *filter(None, [error.name]))
-        raise ModelsUnusable(f"{error} `{pull}` downloads it.") from error
     except (PackError, UnknownName) as error:
-        raise ModelsUnusable(str(error)) from error
+        errors = error.errors if isinstance(error, PackErrors) else [error]
+        raise ModelsUnusable("\n".join(dict.fromkeys(map(explain, errors)))) from error
+
+
+def explain(error: Exception) -> str:
+    """The message, with the command that downloads what was not pulled."""
+    pull = isinstance(error, NotPulled) and command("models", "pull", *filter(None, [error.name]))
+    return f"{error} `{pull}` downloads it." if pull else str(error)
 
 
 def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ class NotPulled(PackError):
         self.name = name
 
 
-def explain(error: Exception) -> str:
-    """An error's message, with the command that downloads what was not pulled."""
-    if not isinstance(error, NotPulled):
-        return str(error)
-    return f"{error} `{' '.join(filter(None, ['visiond models pull', error.name]))}` downloads it."
+class PackErrors(PackError):
+    """What is wrong with several stages."""
+
+    def __init__(self, errors: Sequence[Exception]) -> None:
+        super().__init__("\n".join(map(str, errors)))
+        self.errors = errors
 
 
 def name_place(error: Exception, place: str) -> None:

@@ -111,9 +111,10 @@ def find_specs(names: Sequence[str], models_folder: Path, dtype: str) -> Iterato
                     yield name, packs.resolve(mini, stage, {"backend": name, "dtype": dtype})
 
 
-def measure(order: Order) -> Measurement:
+def measure(order: Order, module: str = "daemon.bench.alone") -> Measurement:
+    """What a module prints that reads the order in a process of its own."""
     try:
-        printed = run_module("daemon.bench.alone", task=msgspec.msgpack.encode(order))
+        printed = run_module(module, task=msgspec.msgpack.encode(order))
         return msgspec.json.decode(printed.splitlines()[-1], type=Measurement)
     except VisiondError as error:
         return Measurement(problem=str(error))

@@ -6,11 +6,8 @@ of a line, as ppocr.Recognizer does, so only lines of one padded width may share
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from stages.ocr.levels import PLAIN, Levels, blank_right
 
@@ -48,22 +45,3 @@ class GenericRecognizer(GenericNetwork):
         """padded: not used, because it is the width of the tensor."""
         probabilities, classes = self.run(blank_right(self.normalize(lines), resized)).max(dim=-1)
         return classes, probabilities
-
-
-def fold_norms(network: nn.Module) -> None:
-    """Fold each batch norm into the convolution before it, which takes less time and rounds less."""
-    for module in list(network.modules()):
-        children = dict(module.named_children())
-        convolution = children.get("convolution")
-        for name in ("normalization", "norm"):
-            norm = children.get(name)
-            if isinstance(norm, nn.BatchNorm2d) and isinstance(convolution, nn.Conv2d | nn.ConvTranspose2d):
-                fold(convolution, norm)
-                setattr(module, name, nn.Identity())
-
-
-def fold(convolution: Any, norm: nn.BatchNorm2d) -> None:
-    is_transposed = isinstance(convolution, nn.ConvTranspose2d)
-    fused: Any = fuse_conv_bn_eval(convolution, norm, transpose=is_transposed)
-    convolution.weight = nn.Parameter(fused.weight.detach(), requires_grad=False)
-    convolution.bias = nn.Parameter(fused.bias.detach(), requires_grad=False)

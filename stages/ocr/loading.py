@@ -14,7 +14,7 @@ import torch
 
 from stages.base import StageUnusable
 from stages.ocr.files import MODELS
-from stages.ocr.generic import GenericDetector, GenericRecognizer, fold_norms
+from stages.ocr.generic import GenericDetector, GenericRecognizer
 from stages.ocr.graph import Graph
 from stages.ocr.levels import Levels
 from stages.ocr.onnxfile import WeightsError, read_characters, read_onnx
@@ -27,6 +27,7 @@ from stages.ocr.ppocr import (
     fill_recognizer,
     finish,
 )
+from stages.pretrained.convolutions import fold_norms
 
 STEM_STRIDES = [2, 1, 1, 2, 1]
 HEAD_KERNELS = [3, 2, 2]

@@ -13,16 +13,13 @@ from stages.descriptor import Backend
 from stages.manifest import MANIFEST, PackError, StageEntry
 
 
-class Unrecognized(PackError):
-    """A folder or file that no stage can use."""
-
-
-def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, StageEntry]:
+def recognize(path: Path, stage: str = "", backend: str = "", *, asked: str = "") -> dict[str, StageEntry]:
     """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors,
     or one model by itself.
 
     stage: look for this one alone, and return {} if the folder does not provide it. backend: use this
-    backend's rule alone. A plug-in that fails on the folder is left out with a warning, unless its stage is
+    backend's rule alone. asked: the stage that the configuration names the folder for, if any; the message says what
+    that stage can use. A plug-in that fails on the folder is left out with a warning, unless its stage is
     the one that is looked for. Raises PackError when no stage is found, or a model that no stage takes.
     """
     folder = path if path.is_dir() else path.parent
@@ -46,7 +43,7 @@ def recognize(path: Path, stage: str = "", backend: str = "") -> dict[str, Stage
         name: StageEntry(by, files) for name, (by, _, files) in found.items() if stage in ("", name)
     }
     if not recognized and not stage:
-        raise next(iter(problems.values()), None) or Unrecognized(describe_unknown(path))
+        raise next(iter(problems.values()), None) or PackError(describe_unknown(path, asked))
     if not stage:
         for problem in problems.values():
             warnings.warn(str(problem), RuntimeWarning, stacklevel=2)

@@ -25,9 +25,9 @@ from stages.manifest import (
     Manifest,
     NotPulled,
     PackError,
+    PackErrors,
     StageEntry,
     digest_file,
-    explain,
     list_files,
     name_place,
     read_manifest,
@@ -35,7 +35,7 @@ from stages.manifest import (
 )
 from stages.weights import names, pulling
 from stages.weights.hub import Hub, pull
-from stages.weights.layouts import Unrecognized, describe_unknown, plugin_errors, recognize, shared_files
+from stages.weights.layouts import plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
 
 MINI = Path(__file__).parents[1] / "mini"
@@ -110,10 +110,7 @@ def open_pack(
     asked = stage
     if not backend or is_default(path, models_folder, stage, backend):
         stage = backend = ""  # whichever backend can use it
-    try:
-        plain = open_plain(path, models_folder, record=record, stage=stage, backend=backend)
-    except Unrecognized as error:
-        raise PackError(describe_unknown(path, asked)) from error
+    plain = open_plain(path, models_folder, record=record, stage=stage, backend=backend, asked=asked)
     return replace(plain, base=base)
 
 
@@ -149,15 +146,17 @@ def find_packs(models_folder: Path) -> dict[str, Path]:
     return {folder.name: folder for folder in folders if not folder.name.startswith(".")}
 
 
-def open_plain(path: Path, models_folder: Path, *, record: bool, stage: str = "", backend: str = "") -> Pack:
+def open_plain(
+    path: Path, models_folder: Path, *, record: bool, stage: str = "", backend: str = "", asked: str = ""
+) -> Pack:
     """A folder or file of weights without a manifest: recognize it and record its digests, unless that is done.
 
-    stage, backend: as in `recognize`. What is recognized for these alone has a separate lock.
+    stage, backend, asked: as in `recognize`. What is recognized for these alone has a separate lock.
     """
     lock = lock_of(path, models_folder, stage, backend)
     folder = path if path.is_dir() else path.parent
     if not lock.is_file():
-        stages = recognize(path, stage, backend)
+        stages = recognize(path, stage, backend, asked=asked)
         if not record or not stages:
             return Pack(folder, Manifest(name=path.name, stages=stages), lock, models_folder, path)
         named = [folder / file for entry in stages.values() for file in entry.files.values()]
@@ -289,10 +288,8 @@ def resolve_all(
             if overrides.get(stage, {}).get("model"):
                 name_place(error, f"stages.{stage}.model")
             errors.append(error)
-    if len(errors) > 1:
-        raise PackError("\n".join(dict.fromkeys(map(explain, errors))))
     if errors:
-        raise errors[0]
+        raise PackErrors(errors) if len(errors) > 1 else errors[0]
     return list(specs.values())
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from stages.base import Image
 from stages.devices import hold_device
 from stages.options import read_options
+from stages.pretrained.convolutions import fold_norms
 from stages.yolo.candidates import Candidates, CandidateStage, corners_of
-from stages.yolo.convolutions import speed_up_convolutions
 from stages.yolo.descriptor import DETECTORS, DetrOptions, Objects
 from stages.yolo.objects import describe
 
@@ -27,7 +27,8 @@ class DetrStage(CandidateStage):
     def load(self) -> None:
         self.options = read_options(self.spec, DetrOptions)
         self.model = self.load_vision_model()
-        speed_up_convolutions(self.model)
+        fold_norms(self.model)
+        self.model.to(memory_format=torch.channels_last)  # the order that tensor cores read
         self.labels = self.model.config.id2label
         with hold_device(self.lock):
             self.warm_up()

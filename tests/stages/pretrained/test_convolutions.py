@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.models.d_fine.modeling_d_fine import DFineFrozenBatchNorm2d
 
-from stages.yolo.convolutions import speed_up_convolutions
+from stages.pretrained.convolutions import fold_norms
 
 
 class Named(nn.Module):
@@ -40,7 +40,7 @@ def test_a_convolution_with_its_batch_norm_in_it_gives_the_same(
     pixels = torch.randn(2, 3, 16, 20)
     with torch.inference_mode():
         expected = model(pixels)
-        speed_up_convolutions(model)
+        fold_norms(model)
         assert torch.allclose(
             model(pixels.contiguous(memory_format=torch.channels_last)), expected, atol=1e-5
         )
