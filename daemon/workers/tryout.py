@@ -18,6 +18,7 @@ import msgspec
 
 from daemon.messages import Batch, Item, Setup
 from daemon.workers.chain import Answers, Chain, Input, Tally, draw_page
+from stages import registry
 from stages.base import DeviceLost, Limits, OutOfMemory, StageSpec, StageUnusable
 from stages.processes import die_with
 
@@ -29,6 +30,7 @@ class Tryout(msgspec.Struct, frozen=True):
 
     stage: str
     device: str = ""
+    import_seconds: float = 0.0  # of its libraries, as far as no stage before it has imported them
     load_seconds: float = 0.0
     run_seconds: float = 0.0
     problem: str = ""  # a sentence: it cannot be built, or fails on an image
@@ -37,7 +39,9 @@ class Tryout(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        return f"loads in {self.load_seconds:.1f} s and processes two test images in {self.run_seconds:.1f} s"
+        libraries = f"{self.import_seconds:.1f}"
+        after = "" if libraries == "0.0" else f", after {libraries} s for importing libraries,"
+        return f"loads in {self.load_seconds:.1f} s{after} and processes two test images in {self.run_seconds:.1f} s"
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -83,6 +87,9 @@ def try_stage(
     offsets = [sum(map(len, images[:number])) for number in range(len(images))]
     items = [Item(*item) for item in zip(offsets, map(len, images), known, strict=True)]
     try:
+        started = time.perf_counter()
+        registry.find_class(spec)
+        import_seconds = time.perf_counter() - started
         load_seconds = chain.load()[spec.name]
         started = time.perf_counter()
         outcomes = chain.run(Batch(0, items)).outcomes
@@ -99,6 +106,7 @@ def try_stage(
             return Tryout(spec.name, problem=problem)
     return Tryout(
         spec.name,
+        import_seconds=round(import_seconds, 3),
         load_seconds=round(load_seconds, 3),
         run_seconds=round(time.perf_counter() - started, 3),
         warning=chain.warning,

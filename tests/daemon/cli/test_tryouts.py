@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from daemon.layout import Layout
 from daemon.messages import Setup
 from daemon.workers.tryout import Tryout, draw_images, try_stage
 from stages import registry
-from stages.base import Image, ImageError, Limits, Result, StageSpec
+from stages.base import Image, ImageError, Limits, Result, Stage, StageSpec
 from stages.decoding.images import inspect
 from stages.fake import FakeStage
 from stages.registry import ORDER
@@ -107,6 +108,24 @@ def test_a_stage_that_works_only_on_images_of_one_size_is_a_warning(
     assert [
         finding.text for finding in findings if finding.grade == "warning" and "stage ocr" in finding.text
     ] == [f"stage ocr on cpu: {tried.warning}"]
+
+
+def test_importing_the_libraries_of_a_stage_is_not_counted_as_loading_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find, first = registry.find_class, [True]
+
+    def find_slowly(spec: StageSpec) -> type[Stage]:
+        if first:
+            time.sleep(0.3 * first.pop())
+        return find(spec)
+
+    monkeypatch.setattr(registry, "find_class", find_slowly)
+    spec = StageSpec("ocr", "fake")
+    setup = Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["ocr"])
+    tried = [try_stage(setup, spec, draw_images(setup.limits), [{}, {}]) for _ in range(2)]
+    assert [trial.import_seconds >= 0.3 > trial.load_seconds for trial in tried] == [True, False]
+    assert ["for importing libraries, and" in trial.summary for trial in tried] == [True, False]
 
 
 @pytest.mark.parametrize("pixels", [1, 10_000, 100_000_000])
