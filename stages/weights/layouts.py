@@ -121,12 +121,18 @@ def describe_families(backends: Mapping[str, Backend]) -> str:
 def describe_weights(spec: StageSpec) -> str:
     """How the weights of a stage were recognized: "D-FINE (DFineForObjectDetection), backend transformers, float32"."""
     backend = registry.find_backend(spec.name, spec.backend)
+    found = name_models(backend, {role: Path(file) for role, file in spec.files.items()})
+    return ", ".join([*found, f"backend {spec.backend}", spec.dtype])
+
+
+def name_models(backend: Backend, files: Mapping[str, Path]) -> list[str]:
+    """The models of transformers among a stage's files: "D-FINE (DFineForObjectDetection)"."""
     found = []
-    for role, file in spec.files.items():
-        kind, _ = recognition.name_model(Path(file)) if (Path(file) / "config.json").is_file() else ("", "")
+    for role, file in files.items():
+        kind, _ = recognition.name_model(file) if (file / "config.json").is_file() else ("", "")
         found += [
             f"{model.description} ({model.name})"
             for model in backend.models
             if (model.role, model.type) == (role, kind)
         ]
-    return ", ".join([*found, f"backend {spec.backend}", spec.dtype])
+    return found

@@ -18,7 +18,7 @@ import msgspec
 
 from stages import registry
 from stages.base import StageSpec
-from stages.descriptor import SMALL, find_nothing
+from stages.descriptor import find_nothing
 from stages.manifest import (
     LATER,
     MANIFEST,
@@ -34,6 +34,7 @@ from stages.manifest import (
     write_manifest,
 )
 from stages.weights import names, pulling
+from stages.weights.dtypes import choose_dtype
 from stages.weights.hub import Hub, pull
 from stages.weights.layouts import plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
@@ -250,16 +251,9 @@ def resolve(
     for role in backend.vocabulary:
         if role not in paths and options.get(role) is None and (words := find_words(configured, stage, role)):
             paths[role], digests[role] = words, check_files(configured, words)
-    dtype = wanted.get("dtype") or entry.dtype or "float32"
-    if dtype == "half":
-        dtype = backend.half or registry.find_stage(stage).half
-    if dtype in SMALL and dtype not in backend.small:
-        able = f"; it has {', '.join(backend.small)}" if backend.small else ""
-        raise PackError(
-            f'stages.{stage}.dtype: the backend {name} has no weights in "{dtype}"{able}. Set dtype = "auto".'
-        )
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
+    dtype = choose_dtype(stage, name, paths, wanted.get("dtype") or entry.dtype or "float32")
     return StageSpec(
         name=stage,
         backend=name,

@@ -162,12 +162,16 @@ def test_a_cpu_is_refused_where_it_has_no_kernels(dtype: str, make_folder: Make)
         (
             "yolo",
             "int8",
-            'stages.yolo.dtype: the backend ultralytics has no weights in "int8". Set dtype = "auto".',
+            'stages.yolo.dtype: the model of the backend ultralytics cannot have weights in "int8". It takes "float32", '
+            '"float16", "bfloat16", "half" and "auto". Write dtype = "auto" under [stages.yolo].',
         ),
-        ("clip", "int4", 'the backend transformers has no weights in "int4"; it has int8, float8. Set'),
+        ("blip", "int8", '(BlipForConditionalGeneration) cannot have weights in "int8". It takes "float32", '),
+        ("clip", "int4", '(CLIPModel) cannot have weights in "int4". It takes "int8", "float8", "float32", '),
     ],
 )
-def test_smaller_weights_of_a_model_that_has_none_are_refused(stage: str, dtype: str, reason: str) -> None:
+def test_smaller_weights_of_a_model_that_has_none_are_refused_with_the_dtypes_that_it_takes(
+    stage: str, dtype: str, reason: str
+) -> None:
     with pytest.raises(PackError) as refused:
         resolve(open_pack("mini", Path("none")), stage, {"dtype": dtype})
     assert reason in str(refused.value)

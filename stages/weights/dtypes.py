@@ -1,0 +1,30 @@
+"""Chooses the dtype of a stage's weights. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stages import registry
+from stages.descriptor import SMALL
+from stages.manifest import PackError
+from stages.weights.layouts import name_models
+
+LARGE = ("float32", "float16", "bfloat16", "half")  # every model takes them
+
+
+def choose_dtype(stage: str, backend: str, files: Mapping[str, Path], wanted: str) -> str:
+    """The dtype of StageSpec for a wanted one, which may be "half": the half precision of the backend.
+    Raises PackError if the model cannot have such weights."""
+    kind = registry.find_backend(stage, backend)
+    if wanted == "half":
+        return kind.half or registry.find_stage(stage).half
+    if wanted in SMALL and wanted not in kind.small:
+        found = name_models(kind, files)
+        model = found[0] if found else f"the model of the backend {backend}"
+        taken = ", ".join(f'"{dtype}"' for dtype in (*kind.small, *LARGE))
+        raise PackError(
+            f'stages.{stage}.dtype: {model} cannot have weights in "{wanted}". It takes {taken} and "auto". '
+            f'Write dtype = "auto" under [stages.{stage}].'
+        )
+    return wanted
