@@ -207,9 +207,13 @@ class Chain:
             payload = msgspec.json.encode(answer)
             registry.decode(stage.name, payload)
         except (msgspec.DecodeError, TypeError, ValueError) as error:
-            entry.error = ImageError(
-                Reason.STAGE, f"{stage.name} returned a result that cannot be stored: {error}"
-            )
+            what = f"{stage.name} returned a result that cannot be stored: {error}"
+            if "Expected `float`, got `null`" in what:  # how JSON writes NaN
+                what += (
+                    f". That value is NaN or infinite: its weights are damaged, or too large for {stage.spec.dtype}; set "
+                    f'dtype = "float32" under [stages.{stage.name}], or take another model'
+                )
+            entry.error = ImageError(Reason.STAGE, what)
             return
         image.results[stage.name] = answer
         entry.payloads[stage.name] = payload

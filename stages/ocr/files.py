@@ -49,7 +49,8 @@ NAMES = {"det": "text detector", "rec": "text recognizer"}
 
 def find(path: Path) -> dict[str, str]:
     """The networks in a folder, or in an ONNX file, by role: "det", "rec", and "dict" for the dictionary of a
-    recognizer in an ONNX file that lacks it. Raises PackError if there are two of one role."""
+    recognizer in an ONNX file that lacks it. Raises PackError if there are two of one role, or a file is damaged: the
+    rapidocr package's would be used instead, without a word."""
     if path.is_file():
         if path.suffix != ".onnx":
             return {}
@@ -65,6 +66,8 @@ def find(path: Path) -> dict[str, str]:
                     f"{path} has two {NAMES[role]}s, {found[role]} and {file}; remove one, or name the file itself."
                 )
             found[role] = file
+    if found and (damage := describe_damage(path)):
+        raise PackError(damage)
     return found
 
 
@@ -74,8 +77,21 @@ def find_in(folder: Path) -> Iterator[tuple[str, str]]:
             yield role, "."
         return
     for file in sorted(folder.glob("*.onnx")):
-        with suppress(PackError):  # it may be of another stage
+        try:
             yield from find_in_file(file)
+        except PackError:
+            if folder.name in ("ocr", *NAMES):  # elsewhere it may be of another stage
+                raise
+
+
+def describe_damage(folder: Path) -> str:
+    """What is wrong with the first ONNX file of a folder that cannot be read; "" if there is none."""
+    for file in sorted(folder.glob("*.onnx")):
+        try:
+            list(find_in_file(file))
+        except PackError as error:
+            return str(error)
+    return ""
 
 
 def find_in_file(file: Path) -> Iterator[tuple[str, str]]:
@@ -91,15 +107,18 @@ def find_in_file(file: Path) -> Iterator[tuple[str, str]]:
             return
         classes = count_classes(opened.graph)
         for dictionary in sorted(file.parent.glob("*.txt")):
-            if len(read_dictionary(dictionary)) in (classes - 1, classes - 2):
-                yield "dict", dictionary.name
-                return
+            with suppress(WeightsError):  # another text, not in UTF-8
+                if len(read_dictionary(dictionary)) in (classes - 1, classes - 2):
+                    yield "dict", dictionary.name
+                    return
     except WeightsError as error:
         raise PackError(str(error)) from error
 
 
 def check(files: Files, *, allow_pickle: bool) -> None:
     """Raises PackError if a file is damaged, or is not what PP-OCR has."""
+    from stages.ocr.onnxfile import is_bundled
+
     for role in NAMES:
         if role not in files:
             continue
@@ -138,10 +157,3 @@ def check_onnx(role: str, files: Files) -> None:
             read_characters(file, files[role], files.get("dict"))
     except WeightsError as error:
         raise PackError(str(error)) from error
-
-
-def is_bundled(file: Path) -> bool:
-    """Whether a file is part of the rapidocr package: then it was checked when that was made."""
-    from stages.ocr.onnxfile import WHEEL, WHEEL_FILES
-
-    return file.name in WHEEL_FILES.values() and file.parent.parent.name == WHEEL

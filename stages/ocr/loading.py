@@ -28,6 +28,7 @@ from stages.ocr.ppocr import (
     finish,
 )
 from stages.pretrained.convolutions import fold_norms
+from stages.pretrained.soundness import refuse_nan
 
 STEM_STRIDES = [2, 1, 1, 2, 1]
 HEAD_KERNELS = [3, 2, 2]
@@ -42,7 +43,11 @@ def load_networks(
     files: paths of "det" and "rec", and of the "dict" of a recognizer in an ONNX file that lacks it. Raises
     WeightsError or StageUnusable if they do not hold such networks.
     """
-    return open_detector(files["det"]), *open_recognizer(files["rec"], files.get("dict"))
+    detector = open_detector(files["det"])
+    recognizer, characters = open_recognizer(files["rec"], files.get("dict"))
+    refuse_nan(detector, files["det"])
+    refuse_nan(recognizer, files["rec"])
+    return detector, recognizer, characters
 
 
 def open_detector(path: str) -> Detector | GenericDetector:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stages.base import StageUnusable
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -20,7 +22,7 @@ FEWEST_CLASSES = 10
 WHEEL_FILES = {"det": "PP-OCRv6_det_small.onnx", "rec": "PP-OCRv6_rec_small.onnx"}
 
 
-class WeightsError(Exception):
+class WeightsError(StageUnusable):
     """A file of weights is missing, or has the weights of another network."""
 
 
@@ -38,6 +40,11 @@ def weight_files() -> dict[str, Path]:
         if not path.is_file():
             raise WeightsError(f"{path} is missing: install {WHEEL} again, or name the files in [stages.ocr]")
     return files
+
+
+def is_bundled(file: Path) -> bool:
+    """Whether a file is part of the rapidocr package: then it was checked when that was made."""
+    return file.name in WHEEL_FILES.values() and file.parent.parent.name == WHEEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +80,15 @@ def read_onnx(path: Path | str) -> OnnxFile:
     because exporters change the names."""
     import onnx
 
+    fix = f"Install {WHEEL} again" if is_bundled(Path(path)) else "Copy it again"
     try:
         model = onnx.load(str(path))
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror or error}. {fix}.") from error
     except Exception as error:  # the type of protobuf's error depends on its version
-        raise WeightsError(f"{path} cannot be read as ONNX: {error}") from error
+        raise WeightsError(f"{path} is cut short or damaged: it is not an ONNX file. {fix}.") from error
     if not model.graph.node:
-        raise WeightsError(f"{path} cannot be read as ONNX: it has no operations.")
+        raise WeightsError(f"{path} is cut short or damaged: as an ONNX file it has no operations. {fix}.")
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     return OnnxFile(list(walk_layers(model.graph)), metadata, model.graph)
 

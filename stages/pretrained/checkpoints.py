@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +17,14 @@ from stages.base import StageUnusable
 from stages.descriptor import Model as Known
 from stages.devices import device_errors
 from stages.pretrained.quantizing import check_small, make_smaller, refuse_quantized
+from stages.pretrained.soundness import refuse_nan
 from stages.pretrained.spreading import (
     finish_spreading,
     map_layers,
     name_for_transformers,
     quiet_about_parameters,
 )
-from stages.recognition import name_model, read_config
+from stages.recognition import read_config
 
 # No progress bars and configurations in a worker's log; real problems are raised below.
 logging.set_verbosity_error()
@@ -41,20 +42,24 @@ def load_model(
     device: str,
     spread: Sequence[str] = (),
     small: str = "",
+    config: Mapping[str, Any] | None = None,
 ) -> Model:
     """A model in eval mode. Reads safetensors only: no pickle, no remote code, no network.
 
     spread: the devices on which its layers are to lie, instead of all on one device; `device` is the first.
     small: the dtype of its linear layers' weights: "int8", "float8" or "int4"; empty: as all else.
-    Raises StageUnusable if the folder has no weights, or those of another model; OutOfMemory and DeviceLost.
+    config: the content of its config.json, if that has been read.
+    Raises StageUnusable if the folder has no weights, those of another model, or some that are NaN; OutOfMemory and
+    DeviceLost.
     """
     model: Model
-    if strange := list_attentions(read_config(Path(folder) / "config.json")) - ATTENTIONS:
+    config = config or read_config(Path(folder) / "config.json")
+    if strange := list_attentions(config) - ATTENTIONS:
         raise StageUnusable(
             f"{folder}/config.json asks for the attention {min(strange)}, which may be code of the model hub; remove "
             "attn_implementation from it."
         )
-    refuse_quantized(folder)
+    refuse_quantized(folder, config)
     if small:
         check_small(small, device)
     try:
@@ -78,6 +83,7 @@ def load_model(
             f"{wrong[0]} first. Copy the whole folder again, or name another model."
         )
     with device_errors():
+        refuse_nan(model, folder)
         if small:
             make_smaller(model, small, None if places else device)
         if places:
@@ -104,13 +110,14 @@ def load_known(
 ) -> Any:
     """A model of the class that the folder's config.json names, which must be one of these. The rest is as of
     load_model."""
-    model_type, _ = name_model(Path(folder))
+    config = read_config(Path(folder) / "config.json")
+    model_type = str(config.get("model_type"))
     names = {model.type: model.loaded_as or model.name for model in models}
     if model_type not in names:
         raise StageUnusable(
             f'{folder} holds a model of the type "{model_type}", not one of {", ".join(names)}; name another model.'
         )
-    return load_model(getattr(transformers, names[model_type]), folder, dtype, device, spread, small)
+    return load_model(getattr(transformers, names[model_type]), folder, dtype, device, spread, small, config)
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -6,15 +6,14 @@ All else stays in bfloat16, in which layers also exchange their values: embeddin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from stages.base import StageUnusable
-from stages.recognition import read_config
 
 GROUP = 64  # inputs of an int4 layer that share a scale
 # The least compute capability of a GPU for whose kernels torch has. int8 also runs on a CPU.
@@ -81,9 +80,9 @@ def make_config(dtype: str) -> Any:
     )
 
 
-def refuse_quantized(folder: str) -> None:
-    """Raises StageUnusable if the weights in a folder are quantized: they need more libraries, or code from the model hub."""
-    config = read_config(Path(folder) / "config.json")
+def refuse_quantized(folder: str, config: Mapping[str, Any]) -> None:
+    """Raises StageUnusable if the weights in a folder are quantized: they need more libraries, or code from the model hub.
+    config: the content of its config.json."""
     if method := (config.get("quantization_config") or {}).get("quant_method"):
         raise StageUnusable(
             f"the weights in {folder} are quantized ({method}), which visiond does not read; take the model's version "

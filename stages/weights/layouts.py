@@ -11,6 +11,7 @@ from stages import recognition, registry
 from stages.base import StageSpec
 from stages.descriptor import Backend
 from stages.manifest import MANIFEST, PackError, StageEntry
+from stages.ocr.files import describe_damage
 
 
 def recognize(path: Path, stage: str = "", backend: str = "", *, asked: str = "") -> dict[str, StageEntry]:
@@ -101,6 +102,8 @@ def describe_unknown(path: Path, stage: str = "") -> str:
         )
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
+    if damage := describe_damage(path):
+        return damage
     return (
         f"{path} has no weights that visiond knows: it must have a {MANIFEST}, or clip/, blip/, yolo.safetensors with "
         "yolo.json, or det/ and rec/ of PP-OCR."

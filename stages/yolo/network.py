@@ -32,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stages.base import StageUnusable
+from stages.pretrained.soundness import check_shapes, refuse_nan
 from stages.recognition import YOLO_CLASSES, YOLO_HEADS, YOLO_MODELS, YOLO_TAKEN, explain_pickle
 
 _SETTINGS = {
@@ -82,13 +83,17 @@ def load_network(
         state, config = read_files(Path(weights), Path(files["config"]))
     try:
         model = build_network(config)
+        check_shapes(model, state, weights, "Copy the two files of one model again.")
         model.load_state_dict(state)
+    except StageUnusable:
+        raise
     # Whatever ultralytics raises for a wrong config.
     except (RuntimeError, LookupError, TypeError, ValueError, OSError) as error:
         what = " ".join(str(error).split())
         raise StageUnusable(
             f"{weights} does not hold the weights of the model in its config: {what}"
         ) from error
+    refuse_nan(model, weights)
     return take_detection_model(model, weights), config
 
 

@@ -146,7 +146,7 @@ def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, si
         ),
         (
             lambda images: [Ocr([], 0, math.nan)] * len(images),
-            "ocr returned a result that cannot be stored: ",
+            "ocr returned a result that cannot be stored: Expected `float`, got `null` - at `$.area_ratio`. That value is NaN",
         ),
     ],
 )

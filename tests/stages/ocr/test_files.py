@@ -118,8 +118,21 @@ def test_another_onnx_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"turn\.onnx is not a text detector or a text recognizer"):
         spec_of(tmp_path / "turn.onnx", tmp_path / "models")
     (tmp_path / "turn.onnx").write_bytes(b"<html>not found</html>")
-    with pytest.raises(PackError, match=r"turn\.onnx cannot be read as ONNX"):
+    with pytest.raises(
+        PackError, match=r"turn\.onnx is cut short or damaged: it is not an ONNX file\. Copy it again"
+    ):
         spec_of(tmp_path / "turn.onnx", tmp_path / "models")
+
+
+@pytest.mark.parametrize("place", ["rec/rec.onnx", "rec.onnx", "alone/rec.onnx"])
+def test_a_cut_onnx_file_is_named_and_never_replaced_without_a_word(tmp_path: Path, place: str) -> None:
+    copy(WHEEL["det"], tmp_path / "det" / "det.onnx")
+    copy(WHEEL["rec"], tmp_path / place)
+    with (tmp_path / place).open("r+b") as file:
+        file.truncate(1_000_000)
+    folder = tmp_path / "alone" if place.startswith("alone") else tmp_path
+    with pytest.raises(PackError, match=r"rec\.onnx is cut short or damaged: .* Copy it again"):
+        spec_of(folder, tmp_path / "models")
 
 
 def test_an_onnx_file_of_another_stage_is_left_alone(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_onnx_is_named(tmp_path: Path) -> None:
     (tmp_path / "rec.onnx").write_bytes(b"<html>not found</html>")
-    with pytest.raises(WeightsError, match=r"rec\.onnx cannot be read as ONNX"):
+    with pytest.raises(WeightsError, match=r"rec\.onnx is cut short or damaged: it is not an ONNX file"):
         read_onnx(tmp_path / "rec.onnx")
 
 

@@ -165,7 +165,11 @@ def test_a_cpu_is_refused_where_it_has_no_kernels(dtype: str, make_folder: Make)
             'stages.yolo.dtype: the model of the backend ultralytics cannot have weights in "int8". It takes "float32", '
             '"float16", "bfloat16", "half" and "auto". Write dtype = "auto" under [stages.yolo].',
         ),
-        ("blip", "int8", '(BlipForConditionalGeneration) cannot have weights in "int8". It takes "float32", '),
+        (
+            "blip",
+            "int8",
+            '(BlipForConditionalGeneration) cannot have weights in "int8". It takes "float32", ',
+        ),
         ("clip", "int4", '(CLIPModel) cannot have weights in "int4". It takes "int8", "float8", "float32", '),
     ],
 )
