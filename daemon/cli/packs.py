@@ -13,36 +13,87 @@ from daemon.errors import ModelsUnusable, NotWritable
 from daemon.hints import quantity
 from daemon.layout import pack_errors
 from stages import registry
+from stages.manifest import PackError
 from stages.weights import catalog, names, packs
 from stages.weights.families import Entry
+from stages.weights.layouts import plugin_errors
 from stages.weights.measured import GPU, RATES
 from stages.weights.packs import Pack
 
 
 @dataclass(frozen=True)
+class Listed:
+    """A pack or other weights, and the stages that use it. problem: why it cannot be used, or empty.
+    pack: None if not even its content can be read."""
+
+    name: str
+    folder: Path
+    pack: Pack | None
+    used: list[str]
+    problem: str = ""
+
+    @property
+    def stages(self) -> list[str]:
+        return list(self.pack.manifest.stages) if self.pack else []
+
+    @property
+    def note(self) -> str:
+        return "cannot be used: see below" if self.problem else self.pack.notice if self.pack else ""
+
+
+@dataclass(frozen=True)
 class Shelf:
-    packs: list[tuple[Pack, list[str]]]  # each with the stages that use it
-    problems: list[str]  # a sentence for each configured pack that cannot be used
+    packs: list[Listed]
+    missing: list[str]  # a sentence for each configured model or pack that is not here
+
+    @property
+    def problems(self) -> list[str]:
+        return list(
+            dict.fromkeys([*(listed.problem for listed in self.packs if listed.problem), *self.missing])
+        )
 
 
 def list_shelf(config: Config) -> Shelf:
-    """Raises ModelsUnusable when a pack in the models folder has an invalid manifest."""
-    found: dict[tuple[Path, str], tuple[Pack, list[str]]] = {}
-    with pack_errors():
-        for name in packs.list_packs(config.models.folder):
-            pack = packs.open_pack(name, config.models.folder)
-            found[pack.folder, pack.name] = pack, []
-    problems = []
-    for name, stages in name_weights(config).items():
-        try:
-            with pack_errors():
-                pack = packs.open_pack(name, config.models.folder, record=False, base=config.folder)
-        except ModelsUnusable as error:
-            problems.append(str(error))
+    """What is damaged is listed too, with its problem."""
+    found: dict[tuple[Path, str], Listed] = {}
+    missing = []
+    named = name_weights(config)
+    for name in dict.fromkeys([*packs.list_packs(config.models.folder), *named]):
+        listed = open_listed(config, name)
+        if not listed.pack and not listed.folder.exists():
+            missing.append(listed.problem)
             continue
-        _, used = found.setdefault((pack.folder, pack.name), (pack, []))
-        used += [stage for stage in stages if stage in pack.manifest.stages]
-    return Shelf(list(found.values()), problems)
+        listed = found.setdefault((listed.folder, listed.name), listed)
+        used = named.get(name, [])
+        listed.used.extend(stage for stage in used if stage in listed.stages or not listed.pack)
+    return Shelf(list(found.values()), missing)
+
+
+def open_listed(config: Config, name: str) -> Listed:
+    """Weights by name or path, with what is wrong with them."""
+    try:
+        with pack_errors():
+            pack = packs.open_pack(name, config.models.folder, record=False, base=config.folder)
+    except ModelsUnusable as error:
+        folder = packs.find_packs(config.models.folder).get(name, config.folder / Path(name).expanduser())
+        return Listed(folder.name, folder.absolute(), None, [], str(error))
+    return Listed(pack.name, pack.folder, pack, [], find_damage(pack))
+
+
+def find_damage(pack: Pack) -> str:
+    """What is wrong with a pack, as far as the headers of its files show: `visiond models verify` reads all of them."""
+    try:
+        with pack_errors():
+            for stage, entry in pack.manifest.stages.items():
+                files = {role: pack.folder / file for role, file in entry.files.items()}
+                for file in files.values():
+                    if not file.exists():
+                        raise PackError(f"{file} is missing. Copy or pull the pack again.")
+                with plugin_errors(stage, pack.folder):
+                    registry.find_backend(stage, entry.backend).check(files, allow_pickle=True)
+    except ModelsUnusable as error:
+        return str(error)
+    return ""
 
 
 def name_weights(config: Config) -> dict[str, list[str]]:
@@ -70,12 +121,12 @@ def choose_entries(stages: Sequence[str] | None) -> list[Entry]:
     return [entry for entry in catalog.offered().values() if stages is None or entry.stage in stages]
 
 
-def choose_packs(shelf: Shelf, stages: Sequence[str] | None) -> list[tuple[Pack, list[str]]]:
-    """The packs with one of these stages, or all."""
+def choose_packs(shelf: Shelf, stages: Sequence[str] | None) -> list[Listed]:
+    """The packs with one of these stages, or all; and those whose stages cannot be read."""
     return [
-        (pack, used)
-        for pack, used in shelf.packs
-        if stages is None or any(stage in pack.manifest.stages for stage in stages)
+        listed
+        for listed in shelf.packs
+        if stages is None or not listed.pack or any(stage in listed.stages for stage in stages)
     ]
 
 
@@ -91,15 +142,15 @@ def print_packs(config: Config, stages: Sequence[str] | None) -> list[str]:
         ("pack", "folder", "MiB", "stages", "used for", "license", "note"),
         (
             (
-                pack.name,
-                pack.folder,
-                pack.size_bytes >> 20,
-                ", ".join(pack.manifest.stages),
-                ", ".join(used) or "-",
-                license_of(pack) or "-",
-                pack.notice,
+                listed.name,
+                listed.folder,
+                listed.pack.size_bytes >> 20 if listed.pack else "-",
+                ", ".join(listed.stages) or "-",
+                ", ".join(listed.used) or "-",
+                (license_of(listed.pack) if listed.pack else "") or "-",
+                listed.note,
             )
-            for pack, used in choose_packs(shelf, stages)
+            for listed in choose_packs(shelf, stages)
         ),
     )
     return shelf.problems
@@ -110,16 +161,17 @@ def print_packs_json(config: Config, stages: Sequence[str] | None) -> list[str]:
     shelf = list_shelf(config)
     rows = [
         {
-            "name": pack.name,
-            "folder": str(pack.folder),
-            "bytes": pack.size_bytes,
-            "stages": list(pack.manifest.stages),
-            "used_for": used,
-            "notice": pack.notice,
-            "license": license_of(pack),
-            "revision": pack.manifest.revision,
+            "name": listed.name,
+            "folder": str(listed.folder),
+            "bytes": listed.pack.size_bytes if listed.pack else 0,
+            "stages": listed.stages,
+            "used_for": listed.used,
+            "notice": listed.pack.notice if listed.pack else "",
+            "license": license_of(listed.pack) if listed.pack else "",
+            "revision": listed.pack.manifest.revision if listed.pack else {},
+            "problem": listed.problem,
         }
-        for pack, used in choose_packs(shelf, stages)
+        for listed in choose_packs(shelf, stages)
     ]
     print_json(rows)
     return shelf.problems

@@ -439,12 +439,27 @@ def test_check_names_what_the_weights_of_each_stage_are_and_that_their_digests_h
     assert "models: the digests of all files in use are as recorded." in told
 
 
-def test_models_list_names_an_invalid_manifest(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    (tmp_path / "models" / "broken").mkdir(parents=True)
-    (tmp_path / "models" / "broken" / "manifest.json").write_text("{")
+def test_models_list_marks_what_is_damaged_and_lists_the_others(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"stages": {"ocr": {"backend": "", "model": "./own"}, "clip": {"backend": ""}}})
+    for file in ("models/broken/manifest.json", "own/rec/rec.onnx"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text("{")
+    shutil.copytree(MINI, tmp_path / "models" / "gone")
+    (tmp_path / "models" / "gone" / "clip" / "model.safetensors").unlink()
     done = place.command("models", "list")
-    assert (done.returncode, "manifest.json is not the manifest" in done.stderr) == (os.EX_CONFIG, True)
+    assert done.returncode == 0
+    marked = [line.split()[1] for line in done.stdout.splitlines() if "cannot be used: see below" in line]
+    assert marked == [str(tmp_path / name) for name in ("models/broken", "models/gone", "own")]
+    for told in (
+        "broken/manifest.json is not the manifest",
+        "gone/clip has no weights",
+        "own/rec/rec.onnx is cut short",
+    ):
+        assert done.stderr.count(told) == 1
+    listed = json.loads(place.command("models", "list", "--json").stdout)
+    used = {pack["folder"]: pack["used_for"] for pack in listed}
+    assert (used[str(tmp_path / "own")], used[str(MINI)]) == (["ocr"], ["clip"])
+    assert [pack["folder"] for pack in listed if not pack["problem"]] == [str(MINI)]
 
 
 def test_models_list_shows_which_weights_the_configuration_uses_wherever_they_are(tmp_path: Path) -> None:
