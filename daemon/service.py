@@ -59,6 +59,7 @@ from daemon.web.app import serve
 from daemon.web.status import Status
 from daemon.workers.kernels import compile_for_workers
 from stages.registry import PROBLEMS
+from stages.weights.layouts import describe_words
 
 log = structlog.get_logger()
 
@@ -174,6 +175,8 @@ class Service:
             announce(layout)
             for plan in plans:
                 log.info(plan.segment.name, what=plan.describe())
+                if words := describe_words(plan.spec, plan.name):
+                    log.warning(words)
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
@@ -362,6 +365,8 @@ def announce(layout: Layout) -> None:
         log.info("workers run on the cores of their GPU's NUMA node", cores=near)
     for line in list_notices(layout.notices().items()):
         log.warning("models have a notice", notice=line)
+    for words in filter(None, map(describe_words, layout.specs.values())):
+        log.warning(words)
     for library, license_ in layout.licenses().items():
         log.info("a library has a license with conditions", library=library, license=license_)
     for problem in PROBLEMS.values():

@@ -36,7 +36,7 @@ from daemon.web.app import listen, load_certificate, read_token, risks
 from daemon.workers.tryout import Tryout
 from stages.base import StageSpec
 from stages.registry import PROBLEMS, SOURCES, find_backend
-from stages.weights.layouts import describe_weights
+from stages.weights.layouts import describe_weights, describe_words
 
 LEAST_FREE_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
@@ -266,6 +266,9 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     real = {name: spec for name, spec in layout.specs.items() if spec.backend != "fake"}
     for name, spec in real.items():
         yield Finding("ok", f"models: {name}: {describe_weights(spec)}, {_source(config, spec)}.")
+    for spec in real.values():
+        if words := describe_words(spec):
+            yield Finding("warning", f"models: {words}")
     if real:
         yield Finding("ok", "models: the digests of all files in use are as recorded.")
     yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
@@ -274,6 +277,8 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     yield Finding("ok", f"placement: {layout.placement.why}.")
     for look in looks:
         yield Finding("ok", f"{look.segment.name}: {look.describe()}; {describe_weights(look.spec)}.")
+        if words := describe_words(look.spec, look.name):
+            yield Finding("warning", f"{look.segment.name}: {words}")
         if look.spec.notice:
             yield Finding("warning", f"{look.segment.name}: {look.spec.notice}.")
     if quick:

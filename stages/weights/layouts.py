@@ -10,7 +10,7 @@ from pathlib import Path
 from stages import recognition, registry
 from stages.base import StageSpec
 from stages.descriptor import Backend
-from stages.manifest import MANIFEST, PackError, StageEntry
+from stages.manifest import MANIFEST, PackError, StageEntry, read_manifest
 from stages.ocr.files import describe_damage
 
 
@@ -139,3 +139,20 @@ def name_models(backend: Backend, files: Mapping[str, Path]) -> list[str]:
             if (model.role, model.type) == (role, kind)
         ]
     return found
+
+
+def describe_words(spec: StageSpec, look: str = "") -> str:
+    """A sentence if a model uses the words of the demonstration pack, which it did not come with, as its labels; else
+    empty. look: the name of the second look that runs it, if one does."""
+    place = f"in the options of [[second_look]] {look}" if look else f"under [stages.{spec.name}.options]"
+    for role in registry.find_backend(spec.name, spec.backend).vocabulary:
+        words, model = (Path(spec.files.get(file, "")) for file in (role, "model"))
+        if role not in spec.files or model.is_relative_to(words.parent):
+            continue
+        pack = read_manifest(words.parent / MANIFEST) if (words.parent / MANIFEST).is_file() else None
+        if pack and "demonstration" in pack.notice_of(spec.name):
+            return (
+                f"{spec.name}: the tags are still the words of the demonstration pack {pack.name} ({words}), which are unlikely "
+                f'to suit your images. Write your own {place}, for example {role} = ["invoice", "street"].'
+            )
+    return ""

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.weights.layouts import describe_words
+from stages.weights.packs import MINI, open_pack, resolve
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A CLIP model of the user's own, without labels."""
+    return shutil.copytree(MINI / "clip", tmp_path / "own")
+
+
+def warn(models: Path, section: dict[str, Any], look: str = "") -> str:
+    return describe_words(resolve(open_pack("mini", models), "clip", section), look)
+
+
+def test_an_own_model_with_the_words_of_the_demonstration_pack_is_told_what_to_write(
+    own: Path, tmp_path: Path
+) -> None:
+    warning = warn(tmp_path, {"model": str(own)})
+    assert warning.startswith("clip: the tags are still the words of the demonstration pack mini (")
+    assert 'under [stages.clip.options], for example labels = ["invoice", "street"].' in warning
+    assert "in the options of [[second_look]] big, for" in warn(tmp_path, {"model": str(own)}, "big")
+
+
+def test_the_words_of_the_pack_that_the_model_is_in_or_of_the_user_are_no_warning(
+    own: Path, tmp_path: Path
+) -> None:
+    assert warn(tmp_path, {}) == ""
+    for labels in (["invoice"], []):
+        assert warn(tmp_path, {"model": str(own), "options": {"labels": labels}}) == ""
+    (own / "labels.txt").write_text("invoice\n")
+    assert warn(tmp_path / "other", {"model": str(own)}) == ""
